@@ -1,0 +1,50 @@
+"""Full model digests at the two ends of an epoch: ours, the peers', and who disagrees.
+
+The reference never exchanged a hash of its weights, so replicas could drift unseen (its defect 9.1-1).
+"""
+
+from __future__ import annotations
+
+from psyche_core.wire.messages import ModelDigest
+
+
+class DigestBook:
+    """Digests by slot for the epoch being played, before its first round and after its last apply."""
+
+    def __init__(self) -> None:
+        self.ours = bytes(32)
+        self._own: dict[bool, bytes] = {}
+        self._peers: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
+        self._told: set[tuple[bool, int]] = set()
+
+    def add(self, slot: int, message: ModelDigest) -> None:
+        """Note a peer's digest; the first one counts."""
+        self._peers[message.ended].setdefault(slot, message.digest)
+
+    def note_own(self, slot: int | None, *, ended: bool) -> None:
+        """Fix our own digest at one end of the epoch."""
+        self._own[ended] = self.ours
+        if slot is not None:
+            self._peers[ended].pop(slot, None)
+
+    def disagreements(self) -> list[tuple[int, bytes]]:
+        """Peers whose digest differs from ours at the same moment, each told once."""
+        found = []
+        for ended, ours in self._own.items():
+            for slot, theirs in self._peers[ended].items():
+                if theirs != ours and (ended, slot) not in self._told:
+                    self._told.add((ended, slot))
+                    found.append((slot, theirs))
+        return found
+
+    def outvoted(self, members: int) -> bool:
+        """Whether more than half of all members share one digest that is not ours."""
+        for ended, ours in self._own.items():
+            votes: dict[bytes, int] = {}
+            for theirs in self._peers[ended].values():
+                if theirs != ours:
+                    votes[theirs] = votes.get(theirs, 0) + 1
+            if any(count * 2 > members for count in votes.values()):
+                return True
+
+        return False

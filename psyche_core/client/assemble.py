@@ -1,0 +1,148 @@
+"""Puts a client together from settings and plugins, and runs it.
+
+Everything is chosen by name through the registry that is handed in; nothing is imported that the run does not use. Refuses
+nothing by itself: each room says what is wrong in its own sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from psyche_core.client import report
+from psyche_core.client.runtime import ClientRuntime
+from psyche_core.client.workshop import Bench
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import ConfigError
+from psyche_core.hookspecs import BackendContext, DataContext, TransportContext
+from psyche_core.interfaces import DataProvider
+from psyche_core.interfaces.data import Samples
+from psyche_core.plugins import PluginRegistry, validate_settings
+from psyche_core.settings import ClientSettings
+from psyche_core.types import BatchId
+from psyche_core.wire.signing import SecretKey
+
+READ_TIMEOUT = 60.0
+
+
+async def train_client(settings: ClientSettings, registry: PluginRegistry, tell: report.Report) -> report.Ended:
+    """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave.
+
+    Raises UserError for what the user can mend, BackendError, DataError and ModelError for what stops the client.
+    """
+    path = settings.identity_secret_key_path
+    key = SecretKey.load(path) if path is not None else SecretKey.generate()
+    create_backend = registry.load("backend", settings.backend).create
+    create_transport = registry.load("transport", settings.transport).create
+    async with AsyncExitStack() as stack:
+        backend = await stack.enter_async_context(
+            create_backend(BackendContext(run_id=settings.run_id, address=settings.server_addr, key=key))
+        )
+        interface = settings.bind_p2p_interface
+        if interface == "auto":
+            interface = _interface_towards(settings.server_addr)
+        transport = await stack.enter_async_context(
+            create_transport(TransportContext(run_id=settings.run_id, key=key, interface=interface, port=settings.bind_p2p_port))
+        )
+        runtime = ClientRuntime(
+            run_id=settings.run_id,
+            key=key,
+            backend=backend,
+            transport=transport,
+            build=bench_builder(settings, registry, key=key, stack=stack),
+            report=tell,
+        )
+        tell(report.Started("client", backend.identity.signer.hex(), settings.run_id, settings.server_addr))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_leave_on_signal, runtime)
+            ended = await runtime.run()
+            tasks.cancel_scope.cancel()
+        return ended
+
+
+def bench_builder(
+    settings: ClientSettings, registry: PluginRegistry, *, key: SecretKey, stack: AsyncExitStack
+) -> Callable[[CoordinatorState], Awaitable[Bench]]:
+    """A function that opens model, optimizer, data and held-out data for a run's state; `stack` closes them."""
+
+    async def build(state: CoordinatorState) -> Bench:
+        from psyche_core.training.build import build_trainer  # torch comes in here, not with the command line
+
+        llm = state.model.LLM
+        trainer = await anyio.to_thread.run_sync(
+            lambda: build_trainer(
+                registry_load=registry.load,
+                model_config=state.model,
+                run_id=state.run_id,
+                device=settings.device,
+                micro_batch_size=settings.micro_batch_size,
+                base=settings.base,
+                torch_threads=settings.torch_threads,
+            )
+        )
+
+        async def provider(name: str, table: dict[str, Any] | None, base: Path) -> DataProvider:
+            registration = registry.load("data", name)
+            checked = validate_settings(registration, table, where=f"model.LLM.data_location.{name}")
+            context = DataContext(settings=checked, sequence_length=llm.max_seq_len, key=key, base=base)
+            return await stack.enter_async_context(registration.create(context))
+
+        data = await provider(llm.data_location.name, llm.data_location.settings, settings.base)
+        validation = None
+        if settings.validation_data is not None:
+            held_out = await provider("Local", {"location": str(settings.validation_data)}, Path.cwd())
+            validation = await _first_samples(held_out, settings.validation_sequences)
+        return Bench(
+            trainer,
+            data,
+            validation=validation,
+            checkpoints=settings.checkpoint_dir,
+            keep_checkpoints=_keeper(settings, state.run_id),
+        )
+
+    return build
+
+
+async def _first_samples(provider: DataProvider, count: int) -> Samples:
+    if provider.num_sequences < 1:
+        message = "the validation data holds no whole sequence"
+        raise ConfigError(message)
+
+    return await provider.read([BatchId(0, min(count, provider.num_sequences) - 1)], timeout=READ_TIMEOUT)
+
+
+def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:
+    def keep(directory: Path) -> None:
+        from psyche_core.training.checkpoint import keep_last
+
+        keep_last(directory.parent, run_id, settings.keep_steps)
+
+    return keep
+
+
+def _interface_towards(address: str) -> str:
+    """The local address from which `host:port` is reached; loopback when that cannot be told. Sends nothing."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return "127.0.0.1"
+
+
+async def _leave_on_signal(runtime: ClientRuntime) -> None:
+    """Leave in order at the first SIGINT or SIGTERM; the second one ends the process the usual way."""
+    with contextlib.suppress(NotImplementedError), anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            runtime.leave()
+            return

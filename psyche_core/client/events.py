@@ -1,0 +1,260 @@
+"""What the client machine is told (events) and what it asks for (actions). Values only.
+
+The runtime turns I/O into events and actions into I/O; the simulator does the same without I/O. One piece of trainer work is
+outstanding at a time: a `Work` action is answered by exactly one of the events named in its docstring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psyche_core.client.report import Event as ReportEvent
+from psyche_core.coordinator.commands import Command
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import BatchId, NodeIdentity
+from psyche_core.wire.messages import Message
+
+Share = tuple[BatchId, ...]
+
+# ------------------------------------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class StateSeen:
+    """A newer coordinator state."""
+
+    state: CoordinatorState
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSeen:
+    """A message whose envelope was verified. origin: p2p key of who signed it."""
+
+    origin: bytes
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PeersSeen:
+    """The p2p keys connected now."""
+
+    peers: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadChecked:
+    """A fetched payload matched its hash; valid: whether it fits our parameter table."""
+
+    payload_hash: bytes
+    valid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadMissing:
+    """Nobody asked had the payload in time."""
+
+    payload_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReady:
+    """Model, optimizer and data are open. digest: full digest of the masters. max_payload_bytes: of any valid payload."""
+
+    digest: bytes
+    max_payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Our share is trained and its payload published under its hash."""
+
+    height: int
+    loss: float
+    tokens: int
+    seconds: float
+    payload_hash: bytes
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainFailed:
+    """Our share could not be trained; nothing was sent. reason: one sentence."""
+
+    height: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A round's accepted results are in the masters."""
+
+    height: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """The sampled digest of the masters for a round."""
+
+    height: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClosed:
+    """The epoch-end work (full digest, evaluation, checkpoint) is done."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswered:
+    """A command was taken (code None) or refused."""
+
+    command: Command
+    code: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """The user asked us to leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing happened for a moment."""
+
+
+Event = (
+    StateSeen
+    | MessageSeen
+    | PeersSeen
+    | PayloadChecked
+    | PayloadMissing
+    | ModelReady
+    | Trained
+    | TrainFailed
+    | Applied
+    | Digested
+    | EpochClosed
+    | CommandAnswered
+    | LeaveAsked
+    | TimePassed
+)
+
+# ------------------------------------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Ask the backend for membership of the next epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a command to the coordinator; answered by CommandAnswered."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class SetPeers:
+    """These are the members to talk to."""
+
+    members: tuple[NodeIdentity, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Seal a message and give it to all members until its tag expires."""
+
+    message: Message
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPayload:
+    """Get a payload and check it; answered by PayloadChecked or PayloadMissing. sources: p2p keys, best first."""
+
+    payload_hash: bytes
+    sources: tuple[bytes, ...]
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Forget messages and payloads with older tags."""
+
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Start reading the samples of our share; the Train work for the same share follows."""
+
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Work: build model, optimizer and data for this state; answered by ModelReady."""
+
+    state: CoordinatorState
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Work: train a share and publish the payload; answered by Trained or TrainFailed."""
+
+    height: int
+    step: int
+    share: Share
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Work: apply these payloads, all fetched and checked; answered by Applied. The order carries no meaning."""
+
+    height: int
+    step: int
+    payload_hashes: tuple[bytes, ...]
+    own_accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Work: sampled digest of the masters; answered by Digested. seed: the round's."""
+
+    height: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseEpoch:
+    """Work: full digest, evaluation and checkpoint after the last apply; answered by EpochClosed. step: last step applied."""
+
+    epoch: int
+    step: int
+    final: bool
+
+
+Work = Load | Train | Apply | Digest | CloseEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Show this to people."""
+
+    event: ReportEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """We are done. reason: one sentence."""
+
+    reason: str
+    success: bool
+
+
+Action = Join | Send | SetPeers | Broadcast | FetchPayload | Expire | Prefetch | Work | Tell | Stop

@@ -1,0 +1,205 @@
+"""One stream of typed events that every display is fed from: progress, JSON lines, the summary.
+
+A `Report` fans events out to sinks in the order they happen. A sink that raises is dropped with one warning: a broken display
+must never stop training. Refuses to carry anything but plain values, so that every event is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+logger = logging.getLogger("psyche.report")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The program is up. role: `client` or `server`; id: signer in hex; address: where it listens or which server it uses."""
+
+    role: str
+    id: str
+    run_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """The coordinator's phase as seen here. step: next step to train; clients: healthy members of the epoch."""
+
+    phase: str
+    epoch: int
+    step: int
+    clients: int
+    height: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoaded:
+    """parameters: number of trainable values; seconds: wall time of building or loading."""
+
+    parameters: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrained:
+    """Our share of a step. loss in nats per token; tokens: in our share; seconds: wall time; payload_bytes: of our result."""
+
+    epoch: int
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepApplied:
+    """Results of a step were applied. accepted of trained: trainers' shares accepted by the witnesses, and handed out."""
+
+    epoch: int
+    step: int
+    accepted: int
+    trained: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessSent:
+    """Our witness statement of a round was taken by the coordinator."""
+
+    epoch: int
+    height: int
+    opportunistic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTotals:
+    """Bytes since start on our side of the transport, and peers connected now."""
+
+    bytes_sent: int
+    bytes_received: int
+    peers: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochDigest:
+    """SHA-256 (hex) over all float32 parameters at the end of an epoch, after everything trained in it was applied."""
+
+    epoch: int
+    step: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasDiffer:
+    """A peer reported another digest for the same epoch end."""
+
+    epoch: int
+    ours: str
+    theirs: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """Loss on held-out text, in nats per token, of the weights after `step` trained and applied steps."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A complete checkpoint lies at path."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something people should know; the run goes on. level: `warning` or `error`."""
+
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The program is done. reason: one sentence; success: whether the run (or our part in it) ended as planned."""
+
+    reason: str
+    success: bool
+
+
+Event = (
+    Started
+    | PhaseChanged
+    | ModelLoaded
+    | StepTrained
+    | StepApplied
+    | WitnessSent
+    | NetworkTotals
+    | EpochDigest
+    | ReplicasDiffer
+    | Validated
+    | CheckpointSaved
+    | Problem
+    | Ended
+)
+
+_CLASSES: tuple[type[Any], ...] = Event.__args__
+_BY_NAME = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in _CLASSES}
+_NAMES = {cls: name for name, cls in _BY_NAME.items()}
+
+Sink = Callable[[Event], None]
+
+
+def to_json(event: Event) -> str:
+    """One line: `{"event": "step_trained", "time": <unix seconds>, ...fields}`."""
+    return json.dumps({"event": _NAMES[type(event)], "time": round(time.time(), 3), **asdict(event)}, allow_nan=False)
+
+
+def from_json(line: str) -> tuple[float, Event] | None:
+    """Read such a line back as (time, event); None for anything else."""
+    try:
+        fields = json.loads(line)
+        cls = _BY_NAME[fields.pop("event")]
+        moment = float(fields.pop("time"))
+        event: Event = cls(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+    return moment, event
+
+
+class Report:
+    """Fans events out to sinks. Sinks are called in the emitter's thread and must return quickly."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = list(sinks)
+
+    def __call__(self, event: Event) -> None:
+        """Give an event to every sink."""
+        for sink in tuple(self._sinks):
+            try:
+                sink(event)
+            except Exception as error:  # a display must never stop training
+                self._sinks.remove(sink)
+                logger.warning("a report sink failed and was removed: %r", error)
+
+
+def json_lines(stream: TextIO) -> Sink:
+    """A sink that writes one JSON line per event and flushes it."""
+
+    def write(event: Event) -> None:
+        stream.write(to_json(event) + "\n")
+        stream.flush()
+
+    return write

@@ -1,0 +1,123 @@
+"""What one client knows about one round: who owes which share, which results it saw, what it did itself.
+
+Decided here: announcements are kept per slot by commitment, at most four of them, whatever order they came in; a result that
+arrived counts once its payload was fetched, matched its hash and passed our optimizer's check. Refuses to decide what is
+applied: that is the coordinator's statements' business (`verdict`), evaluated the same way by everybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from psyche_core.coordinator import assignment, committee, witness
+from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.types import BatchId, WitnessStatement, bitmap
+from psyche_core.wire.messages import Result
+
+MAX_CANDIDATES = 4
+NO_DIGEST = bytes(32)
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """Mutable notes of one round of the epoch being played."""
+
+    epoch: int
+    round: Round
+    shares: dict[int, tuple[BatchId, ...]]
+    trainers: tuple[int, ...]
+    witnesses: tuple[int, ...]
+    candidates: dict[int, dict[bytes, Result]] = field(default_factory=dict)
+    verified: dict[int, bytes] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    own_started: bool = False
+    own_done: bool = False
+    finished_sent: bool = False
+    statement_sent: bool = False
+    health_sent: bool = False
+    applied: bool = False
+    digest: bytes = NO_DIGEST
+    digest_asked: bool = False
+    digest_judged: bool = False
+    settled_by: CoordinatorState | None = None
+    accepted: frozenset[int] = frozenset()
+    waiting_since: float | None = None
+
+    @classmethod
+    def open(cls, state: CoordinatorState, playing: Round) -> RoundRecord:
+        """Start a record when a round is first seen."""
+        return cls(
+            epoch=state.progress.epoch,
+            round=playing,
+            shares=assignment.shares(state, playing) if playing.batches else {},
+            trainers=committee.trainer_slots(state, playing),
+            witnesses=committee.witness_slots(state, playing),
+        )
+
+    @property
+    def height(self) -> int:
+        """The round's height in its epoch."""
+        return self.round.height
+
+    def add(self, slot: int, result: Result) -> bool:
+        """Keep an announcement; False when it is known already or one too many."""
+        known = self.candidates.setdefault(slot, {})
+        if result.commitment in known or len(known) >= MAX_CANDIDATES:
+            return False
+
+        known[result.commitment] = result
+        return True
+
+    def payload_arrived(self, payload_hash: bytes, valid_hashes: set[bytes]) -> None:
+        """Note a verified payload: the first one of each slot is the one a witness attests to."""
+        for slot, known in self.candidates.items():
+            if slot not in self.verified:
+                for commitment, result in known.items():
+                    if result.payload_hash == payload_hash and payload_hash in valid_hashes:
+                        self.verified[slot] = commitment
+
+    def holds_all(self, healthy: frozenset[int]) -> bool:
+        """Whether every still healthy trainer with a share delivered a result we verified."""
+        return all(slot in self.verified for slot in self.shares if slot in healthy)
+
+    def all_finished(self, healthy: frozenset[int]) -> bool:
+        """Whether every still healthy trainer of the round said Finished."""
+        return all(slot in self.finished for slot in self.trainers if slot in healthy)
+
+    def chosen(self, slot: int) -> Result | None:
+        """The result of an accepted slot that the statements agree on, None while we have not seen it announced."""
+        if self.settled_by is None:
+            return None
+
+        known = self.candidates.get(slot, {})
+        commitment = witness.choose_commitment(self.settled_by, self.round, slot, known)
+        return known[commitment] if commitment is not None else None
+
+    def settle(self, state: CoordinatorState) -> None:
+        """Everything that will be said about the round is in `state`: fix which shares are accepted."""
+        self.settled_by = state
+        if state.round_at(self.height + 1) is not None:
+            self.accepted = witness.accepted_slots(state, self.round) & frozenset(self.shares)
+
+
+def statement_about(record: RoundRecord | None, *, playing: RoundRecord, index: int) -> WitnessStatement:
+    """The statement a witness of `playing` sends about the round before it (None before the first): protocol F6."""
+    bloom = witness.BroadcastBloom(playing.round.seed)
+    leaves: list[tuple[int, bytes]] = []
+    slots: list[int] = []
+    if record is not None:
+        for slot, commitment in record.verified.items():
+            if slot in record.shares:
+                bloom.add(commitment)
+                leaves.append((record.shares[slot][0].first, commitment))
+                slots.append(slot)
+
+    return WitnessStatement(
+        epoch=playing.epoch,
+        height=playing.height,
+        index=index,
+        participants=bitmap(slots),
+        broadcast_bloom=bloom.to_bytes(),
+        merkle_root=witness.merkle_root([commitment for _, commitment in sorted(leaves)]),
+        model_digest=playing.digest,
+    )

@@ -1,0 +1,247 @@
+"""The heavy half of a client: model, optimizer, data and payload bytes, worked in threads so that the event loop never blocks.
+
+Decided here: one trainer thread at a time (the machine never asks for two pieces of work), payload checks beside it, samples of
+the next share read while the trainer is busy with something else. Refuses to decide anything: it does one `Work` and says what
+happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+
+from psyche_core.client import report
+from psyche_core.client.events import (
+    Applied,
+    Apply,
+    CloseEpoch,
+    Digest,
+    Digested,
+    EpochClosed,
+    Event,
+    Load,
+    ModelReady,
+    Train,
+    Trained,
+    TrainFailed,
+    Work,
+)
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import DataError, ModelError, NonFiniteError, PayloadRejected
+from psyche_core.interfaces import DataProvider, Transport
+from psyche_core.interfaces.data import Samples
+from psyche_core.types import BatchId
+
+DATA_TIMEOUT = 120.0
+
+
+class TrainedShare(Protocol):
+    """What training a share gives."""
+
+    @property
+    def loss(self) -> float:
+        """Mean over the share, in nats per token."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the share."""
+
+    @property
+    def seconds(self) -> float:
+        """Wall time."""
+
+    @property
+    def payload(self) -> bytes:
+        """The encoded result."""
+
+
+class TrainerLike(Protocol):
+    """What the workshop needs of a trainer; psyche_core.training.trainer.Trainer is one, the simulator has a cheap one."""
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """No valid payload is longer."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Trainable values."""
+
+    def train(self, step: int, samples: Samples) -> TrainedShare:
+        """Train one share at the look-ahead weights."""
+
+    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool) -> None:
+        """Apply a step's accepted payloads to the masters."""
+
+    def check(self, payload: bytes) -> None:
+        """Raise PayloadRejected for a payload that does not fit; callable beside the others."""
+
+    def sampled_digest(self, seed: int) -> bytes:
+        """SHA-256 over a seeded sample of the masters."""
+
+    def full_digest(self) -> bytes:
+        """SHA-256 over all masters."""
+
+    def evaluate(self, samples: Samples) -> float:
+        """Mean loss at the masters, in nats per token."""
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is needed to work on a run. checkpoints: folder for `{run_id}-step{step}`; None saves nothing."""
+
+    trainer: TrainerLike
+    data: DataProvider
+    validation: Samples | None = None
+    checkpoints: Path | None = None
+    keep_checkpoints: Callable[[Path], None] | None = None
+
+
+class Workshop:
+    """Does work for the machine. build: opens everything for a run's state, called once, may take long."""
+
+    def __init__(
+        self, build: Callable[[CoordinatorState], Awaitable[Bench]], *, transport: Transport, tell: Callable[[report.Event], None]
+    ) -> None:
+        self._build = build
+        self._transport = transport
+        self._tell = tell
+        self._bench: Bench | None = None
+        self._run_id = ""
+        self._payloads: dict[bytes, tuple[int, bytes]] = {}
+        self._reading: dict[tuple[BatchId, ...], _Reading] = {}
+
+    @property
+    def bench(self) -> Bench:
+        """The open bench; the machine never asks for work before ModelReady."""
+        if self._bench is None:
+            message = "the model is not loaded yet"
+            raise RuntimeError(message)
+
+        return self._bench
+
+    async def do(self, work: Work) -> Event:
+        """Carry out one piece of work. ModelError and DataError while loading propagate: nothing can go on then."""
+        match work:
+            case Load():
+                return await self._load(work)
+            case Train():
+                return await self._train(work)
+            case Apply():
+                return await self._apply(work)
+            case Digest():
+                return Digested(work.height, await anyio.to_thread.run_sync(self.bench.trainer.sampled_digest, work.seed))
+            case CloseEpoch():
+                return await self._close(work)
+
+    async def _load(self, work: Load) -> Event:
+        started = perf_counter()
+        bench = self._bench = await self._build(work.state)
+        self._run_id = work.state.run_id
+        digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
+        self._tell(report.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started))
+        await self._validate(work.state.progress.step - 1)
+        return ModelReady(digest, bench.trainer.max_payload_bytes)
+
+    async def prefetch(self, share: tuple[BatchId, ...]) -> None:
+        """Read a share's samples ahead of its Train work."""
+        if share in self._reading or self._bench is None:
+            return
+
+        for stale in [known for known, reading in self._reading.items() if reading.done.is_set()]:
+            del self._reading[stale]
+        reading = self._reading[share] = _Reading()
+        try:
+            reading.samples = await self.bench.data.read(share, timeout=DATA_TIMEOUT)
+        except (DataError, TimeoutError) as error:
+            reading.error = error
+        finally:
+            reading.done.set()
+
+    async def _samples(self, share: tuple[BatchId, ...]) -> Samples:
+        reading = self._reading.get(share)
+        if reading is None:
+            return await self.bench.data.read(share, timeout=DATA_TIMEOUT)
+
+        await reading.done.wait()
+        self._reading.pop(share, None)
+        if reading.samples is None:
+            raise DataError(str(reading.error) or "reading samples was cancelled") from reading.error
+
+        return reading.samples
+
+    async def _train(self, work: Train) -> Event:
+        try:
+            samples = await self._samples(work.share)
+            done = await anyio.to_thread.run_sync(self.bench.trainer.train, work.step, samples)
+        except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
+            return TrainFailed(work.height, f"step {work.step} was not trained: {str(error) or type(error).__name__}")
+
+        payload_hash = await self._transport.publish(done.payload, tag=work.tag)
+        self._payloads[payload_hash] = (work.tag, done.payload)
+        return Trained(work.height, done.loss, done.tokens, done.seconds, payload_hash, len(done.payload))
+
+    async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> bool:
+        """Keep a fetched payload if it fits our parameter table; says whether it does."""
+        try:
+            await anyio.to_thread.run_sync(self.bench.trainer.check, payload)
+        except PayloadRejected as error:
+            self._tell(report.Problem("warning", f"a peer's result was refused: {error}"))
+            return False
+
+        self._payloads[payload_hash] = (tag, payload)
+        return True
+
+    def expire(self, before: int) -> None:
+        """Drop payloads with older tags."""
+        for payload_hash in [known for known, (tag, _) in self._payloads.items() if tag < before]:
+            del self._payloads[payload_hash]
+
+    async def _apply(self, work: Apply) -> Event:
+        payloads = [self._payloads[payload_hash][1] for payload_hash in work.payload_hashes]
+        started = perf_counter()
+
+        def apply() -> None:
+            self.bench.trainer.apply(work.step, payloads, own_accepted=work.own_accepted)
+
+        await anyio.to_thread.run_sync(apply)
+        return Applied(work.height, perf_counter() - started)
+
+    async def _close(self, work: CloseEpoch) -> Event:
+        digest = await anyio.to_thread.run_sync(self.bench.trainer.full_digest)
+        await self._validate(work.step)
+        bench = self.bench
+        if bench.checkpoints is not None:
+            directory = bench.checkpoints / f"{self._run_id}-step{work.step}"
+            try:
+                await anyio.to_thread.run_sync(bench.trainer.save, directory)
+                if bench.keep_checkpoints is not None:
+                    await anyio.to_thread.run_sync(bench.keep_checkpoints, directory)
+            except (ModelError, OSError) as error:
+                self._tell(report.Problem("error", f"the checkpoint of step {work.step} was not saved: {error}"))
+            else:
+                self._tell(report.CheckpointSaved(work.step, str(directory)))
+        return EpochClosed(digest)
+
+    async def _validate(self, step: int) -> None:
+        validation = self.bench.validation
+        if validation is not None:
+            loss = await anyio.to_thread.run_sync(self.bench.trainer.evaluate, validation)
+            self._tell(report.Validated(step, loss))
+
+
+class _Reading:
+    """Samples on their way."""
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.samples: Samples | None = None
+        self.error: Exception | None = None

@@ -1,0 +1,150 @@
+"""The commands `apply` accepts and the events it returns. Values only; meaning is in `transitions`.
+
+Every command that a client sends carries `sender`, the identity the backend authenticated: the coordinator trusts the backend
+for that and for nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psyche_core.run_config import CoordinatorConfig, ModelConfig
+from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Let time pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Ask to be a member of the next epochs."""
+
+    sender: NodeIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Stop being a member: leaves the pending list and turns a healthy slot into a withdrawn one."""
+
+    sender: NodeIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupWitness:
+    """`sender` has loaded the model and is ready. index: its own slot. model_digest: of the loaded model, 32 bytes."""
+
+    sender: NodeIdentity
+    epoch: int
+    index: int
+    model_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """An elected witness's statement."""
+
+    sender: NodeIdentity
+    statement: WitnessStatement
+    metadata: WitnessMetadata | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """A witness of the previous round reports slots whose work a quorum did not see."""
+
+    sender: NodeIdentity
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A designated checkpointer stored the model. location: name and settings as in the run configuration."""
+
+    sender: NodeIdentity
+    location: object
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The run's owner pauses the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The run's owner resumes (or first starts) the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateConfig:
+    """The run's owner replaces configuration; only while halted. None keeps what is there."""
+
+    config: CoordinatorConfig | None = None
+    model: ModelConfig | None = None
+
+
+Command = Tick | Join | Withdraw | WarmupWitness | Witness | HealthCheck | Checkpoint | Pause | Resume | UpdateConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStarted:
+    """Warmup begins with this many clients."""
+
+    epoch: int
+    clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStarted:
+    """A round began."""
+
+    epoch: int
+    height: int
+    step: int
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSettled:
+    """Acceptance of the round's results is decided. accepted, refused: slots with a share."""
+
+    epoch: int
+    height: int
+    step: int
+    accepted: tuple[int, ...]
+    refused: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsExited:
+    """Slots that stopped being healthy."""
+
+    epoch: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CooldownStarted:
+    """The epoch's rounds are over. reason: name of the EndReason, or `Abandoned` when nobody was left."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """success is False for an epoch abandoned in warmup."""
+
+    epoch: int
+    success: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """total_steps were trained and the last cooldown is over."""
+
+    steps: int
+
+
+Event = EpochStarted | RoundStarted | RoundSettled | ClientsExited | CooldownStarted | EpochEnded | RunFinished

@@ -1,0 +1,128 @@
+"""The coordinator's state: frozen values, nothing else.
+
+Decided here: a client keeps its slot (its index in `Epoch.clients`) for the whole epoch (F4); the last four rounds are kept,
+oldest first, the current one last; a round's unit of work is a *share*: all intervals one trainer was given, answered by one
+result (see docs/explanation/protocol.md, "Shares"). Refuses to hold anything derivable: shares, elections and acceptance are
+functions in `assignment`, `committee` and `witness`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from psyche_core.run_config import CoordinatorConfig, ModelConfig
+from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
+
+STORED_ROUNDS = 4
+
+
+class EndReason(IntEnum):
+    """Why an epoch is ending (F1). The first reason met is kept."""
+
+    EpochTime = 1
+    TotalSteps = 2
+    TooFewClients = 3
+    MissedQuorum = 4
+    Pause = 5
+    Rounds = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One slot of the epoch. exited_height: round in which it stopped being healthy, 0 before."""
+
+    id: NodeIdentity
+    state: ClientState = ClientState.Healthy
+    exited_height: int = 0
+    accepted_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of the epoch.
+
+    step: the optimizer step its training belongs to (for a drain round: the step it would have been).
+    seed: u64 drawn when it started. slots: healthy slots when it started, ascending; assignment and elections run over them.
+    batches: the intervals to train, requeued ones first; empty in the drain round. statements: about round `height - 1`.
+    """
+
+    height: int
+    step: int
+    seed: int
+    slots: tuple[int, ...]
+    batches: tuple[BatchId, ...]
+    statements: tuple[WitnessStatement, ...] = ()
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The running (or last) epoch. start_time: unix seconds. ready: slots whose warmup witness arrived."""
+
+    clients: tuple[Client, ...] = ()
+    rounds: tuple[Round, ...] = ()
+    start_step: int = 0
+    start_time: int = 0
+    ending: EndReason | None = None
+    cold_start: bool = False
+    ready: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """epoch: ended epochs. step: the next step to train, from 1. data_index: first sample never yet assigned."""
+
+    epoch: int = 0
+    step: int = 1
+    data_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorState:
+    """Everything the coordinator knows.
+
+    since: unix second at which `run_state` was entered. pending: members who joined, in order of arrival, kept across epochs.
+    minimum_since: unix second at which pending last reached init_min_clients (F13), None below it.
+    requeue: samples to be assigned again before fresh data (F14), oldest first; lost_samples: dropped from a full queue.
+    lost_samples, earned and slashed are totals over the run.
+    """
+
+    run_id: str
+    config: CoordinatorConfig
+    model: ModelConfig
+    run_state: RunState = RunState.Uninitialized
+    progress: Progress = field(default_factory=Progress)
+    epoch: Epoch = field(default_factory=Epoch)
+    since: int = 0
+    pending: tuple[NodeIdentity, ...] = ()
+    minimum_since: int | None = None
+    pending_pause: bool = False
+    requeue: tuple[BatchId, ...] = ()
+    lost_samples: int = 0
+
+    @property
+    def current_round(self) -> Round | None:
+        """The newest round of the epoch, None before the first."""
+        return self.epoch.rounds[-1] if self.epoch.rounds else None
+
+    def round_at(self, height: int) -> Round | None:
+        """A stored round by its height, None when it was never played or is no longer stored."""
+        for stored in self.epoch.rounds:
+            if stored.height == height:
+                return stored
+
+        return None
+
+    def slot_of(self, identity: NodeIdentity) -> int | None:
+        """The slot of a client in this epoch, by its signer, whatever its health."""
+        for slot, client in enumerate(self.epoch.clients):
+            if client.id.signer == identity.signer:
+                return slot
+
+        return None
+
+    @property
+    def healthy_slots(self) -> tuple[int, ...]:
+        """Slots that are healthy now, ascending."""
+        return tuple(slot for slot, client in enumerate(self.epoch.clients) if client.state is ClientState.Healthy)

@@ -1,0 +1,108 @@
+"""Every exception psyche-core raises on purpose.
+
+    PsycheError
+    ├── UserError                 the user can mend it: one sentence, shown without a traceback, exit code 2
+    │   ├── ConfigError           a run configuration, data configuration or setting breaks a rule
+    │   ├── PluginError           a plugin is missing, broken, duplicated or of another API version
+    │   └── IdentityError         a key file is missing or malformed
+    ├── CoordinatorError          a command the coordinator refused; `.name` is the protocol's name for it
+    ├── BackendError              the coordinator backend cannot be used
+    │   ├── BackendClosed         the connection is gone for good (after its retries)
+    │   └── CommandRefused        the backend answered with a code and a sentence
+    ├── TransportError            a peer or blob cannot be reached
+    │   ├── BlobNotFound          nobody asked had it before the deadline
+    │   └── BlobRejected          it was too large or did not match its hash
+    ├── WireError                 bytes from outside do not follow the wire rules
+    ├── PayloadRejected           a peer's training result does not fit our own parameter table
+    ├── DataError                 training data cannot be read
+    ├── ModelError                a model cannot be built, loaded or saved
+    └── NonFiniteError            a gradient, delta or loss is not finite; nothing was sent
+
+Messages say what was got, what was expected and what to do. Programming errors stay TypeError and ValueError.
+"""
+
+from __future__ import annotations
+
+
+class PsycheError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class UserError(PsycheError):
+    """Something the user can mend; the message is one clear sentence."""
+
+
+class ConfigError(UserError):
+    """A configuration breaks a rule; the message names key, value and rule."""
+
+
+class PluginError(UserError):
+    """A plugin is missing, broken, duplicated or was built for another API."""
+
+
+class IdentityError(UserError):
+    """A key file is missing or malformed."""
+
+
+class CoordinatorError(PsycheError):
+    """A command the coordinator refused. The state is unchanged.
+
+    name: one of `psyche_core.coordinator.errors.NAMES`, stable across implementations.
+    """
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+        self.message = message
+
+
+class BackendError(PsycheError):
+    """The coordinator backend cannot be used."""
+
+
+class BackendClosed(BackendError):
+    """The connection to the coordinator is gone for good."""
+
+
+class CommandRefused(BackendError):
+    """The coordinator or its server answered a command with an error.
+
+    code: the coordinator's error name, or a backend code such as `WrongRun`; message: one sentence.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class TransportError(PsycheError):
+    """A peer or blob cannot be reached."""
+
+
+class BlobNotFound(TransportError):
+    """None of the asked peers had the blob before the deadline."""
+
+
+class BlobRejected(TransportError):
+    """A blob was larger than allowed or did not match its hash."""
+
+
+class WireError(PsycheError):
+    """Bytes from outside do not follow the wire rules. Costs the sender its connection, never more."""
+
+
+class PayloadRejected(PsycheError):
+    """A training result does not fit our own parameter table. Costs its sender the round."""
+
+
+class DataError(PsycheError):
+    """Training data cannot be read."""
+
+
+class ModelError(PsycheError):
+    """A model cannot be built, loaded or saved."""
+
+
+class NonFiniteError(PsycheError):
+    """A gradient, delta or loss is NaN or infinite; nothing was sent and no state changed."""

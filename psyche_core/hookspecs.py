@@ -1,0 +1,191 @@
+"""Every hook on one page. A hook is called once, at set-up, and returns registrations; the hot path never comes here.
+
+A plugin is a module with `PSYCHE_PLUGIN_API = "1.0"` and functions decorated with `psyche_core.hookspecs.hookimpl`, named by an
+entry point per thing it registers, in ONE group:
+
+    [project.entry-points."psyche.plugins"]
+    "optimizer.Distro" = "psyche_optim_distro.hooks"
+
+The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model. `Name` is what a run
+configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`, `architecture = "HfLlama"`). Reading names imports
+nothing, so a broken or slow plugin costs nothing to who does not use it. Factories import what is heavy when they are called.
+
+Each registration's `settings` is a pydantic model (or None) that validates the plugin's own table; unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pluggy
+from pydantic import BaseModel
+
+from psyche_core.coordinator.commands import Event
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, Transport
+from psyche_core.wire.signing import SecretKey
+
+PROJECT = "psyche"
+GROUP = "psyche.plugins"
+KINDS = ("backend", "optimizer", "data", "transport", "model")
+PLUGIN_API = (1, 0)
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendContext:
+    """What a client's backend is built from. address: as the user gave it (`host:port`). retry_seconds: give up after."""
+
+    run_id: str
+    address: str
+    key: SecretKey
+    settings: BaseModel | None = None
+    retry_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerContext:
+    """What a hosted coordinator is built from.
+
+    port 0 picks a free one. data_config: parsed data.toml when the server also serves data. on_event: called with the new
+    state and the events of each change, from the event loop; must not block. tick_seconds: at most this long between ticks.
+    """
+
+    state: CoordinatorState
+    host: str = "127.0.0.1"
+    port: int = 0
+    data: DataProvider | None = None
+    data_port: int | None = None
+    withdraw_on_disconnect: bool = True
+    on_event: Callable[[CoordinatorState, tuple[Event, ...]], None] | None = None
+    tick_seconds: float = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendRegistration:
+    """A coordinator backend. create_server is None where nobody hosts it (a chain)."""
+
+    name: str
+    summary: str
+    create: Callable[[BackendContext], Backend]
+    create_server: Callable[[ServerContext], BackendServer] | None = None
+    settings: type[BaseModel] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerRegistration:
+    """A decentralised optimizer. create(settings, model)."""
+
+    name: str
+    summary: str
+    settings: type[BaseModel]
+    create: Callable[[Any, Model], Optimizer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataContext:
+    """What a provider is built from.
+
+    settings: the location's validated settings. sequence_length: the run's max_seq_len in tokens. key: our identity, for
+    servers that ask who we are. base: folder that relative paths start from. cache: folder for files worth keeping.
+    """
+
+    settings: Any
+    sequence_length: int
+    key: SecretKey | None = None
+    base: Path = field(default_factory=Path)
+    cache: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRegistration:
+    """A data location. settings validates `data_location.<Name>`; a bare string `X = "…"` arrives as {"location": "…"}."""
+
+    name: str
+    summary: str
+    settings: type[BaseModel] | None
+    create: Callable[[DataContext], DataProvider]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportContext:
+    """What an endpoint is built from. interface: IP to bind; port 0 picks one."""
+
+    run_id: str
+    key: SecretKey
+    interface: str = "127.0.0.1"
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportRegistration:
+    """A transport."""
+
+    name: str
+    summary: str
+    create: Callable[[TransportContext], Transport]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContext:
+    """What a model is built from.
+
+    source: local directory with config.json and, unless the run starts from random weights, safetensors.
+    seed: 32 bytes for random weights. device: `auto`, `cpu`, `mps`, `cuda`, `cuda:N`. dtype: compute dtype name.
+    """
+
+    source: Path
+    max_seq_len: int
+    seed: bytes
+    device: str = "auto"
+    dtype: str = "float32"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRegistration:
+    """A model architecture."""
+
+    name: str
+    summary: str
+    create: Callable[[ModelContext], Model]
+
+
+Registration = BackendRegistration | OptimizerRegistration | DataRegistration | TransportRegistration | ModelRegistration
+
+
+@hookspec
+def psyche_register_backends() -> list[BackendRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Coordinator backends this plugin brings.
+
+    Example:
+        @hookimpl
+        def psyche_register_backends():
+            from my_plugin.client import MyBackend
+            return [BackendRegistration(name="mine", summary="…", create=MyBackend.from_context)]
+    """
+
+
+@hookspec
+def psyche_register_optimizers() -> list[OptimizerRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Optimizers this plugin brings; the name is the key under `[model.LLM.optimizer]`."""
+
+
+@hookspec
+def psyche_register_data() -> list[DataRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Data locations this plugin brings; the name is the key under `data_location`."""
+
+
+@hookspec
+def psyche_register_transports() -> list[TransportRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Transports this plugin brings; the name is what `--transport` takes."""
+
+
+@hookspec
+def psyche_register_models() -> list[ModelRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Model architectures this plugin brings; the name is `model.LLM.architecture`."""

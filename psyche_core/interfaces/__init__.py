@@ -1,0 +1,25 @@
+"""The contracts plugins implement. No torch, no numpy, no I/O: importing this package costs milliseconds.
+
+Each module is one kind. Hooks (psyche_core.hookspecs) only hand over factories of these objects at set-up; the hot path calls
+the objects. Every contract says what is guaranteed and what is not, and has a conformance class in psyche_core.testing.
+"""
+
+from __future__ import annotations
+
+from psyche_core.interfaces.backend import Backend, BackendServer, StateUpdate
+from psyche_core.interfaces.data import DataProvider
+from psyche_core.interfaces.model import Model
+from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.transport import Incoming, Transport, TransportStats
+
+__all__ = [
+    "Backend",
+    "BackendServer",
+    "DataProvider",
+    "Incoming",
+    "Model",
+    "Optimizer",
+    "StateUpdate",
+    "Transport",
+    "TransportStats",
+]

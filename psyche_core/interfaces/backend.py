@@ -1,0 +1,110 @@
+"""Contract of a coordinator backend: where the shared state lives and how commands reach it.
+
+A backend is a courier: it authenticates senders, carries commands and reports states. It decides nothing; the rules are
+psyche_core.coordinator, whether they run in a server, in this process or on a chain.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from psyche_core.coordinator.commands import Command
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import NodeIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class StateUpdate:
+    """A state of the coordinator as one client sees it.
+
+    addresses: signer (32 bytes) -> the transport address that member published when it joined (opaque, at most 1024 bytes).
+    """
+
+    state: CoordinatorState
+    addresses: Mapping[bytes, bytes] = field(default_factory=dict)
+
+
+class Backend(ABC):
+    """A client's connection to the coordinator. An async context manager: entering connects and authenticates.
+
+    Guaranteed: states arrive in the coordinator's order; the newest state is always delivered in the end; `send` raises for a
+    command the coordinator refused. Not guaranteed: every intermediate state (a slow reader sees only newer ones), nor that
+    a command is applied before a state sent earlier arrives. A lost connection is retried inside until the deadline given at
+    construction, and a join made before is repeated; after that every call raises BackendClosed.
+    """
+
+    @property
+    @abstractmethod
+    def identity(self) -> NodeIdentity:
+        """Who the backend says we are."""
+
+    @abstractmethod
+    async def join(self, address: bytes, *, timeout: float) -> None:
+        """Ask to be a member of the next epochs; idempotent.
+
+        address: our transport address, handed to the other members. Raises CommandRefused (for instance `WrongRun`),
+        BackendClosed, TimeoutError.
+        """
+
+    @abstractmethod
+    async def next_state(self) -> StateUpdate:
+        """Wait for a state newer than the last one returned (the current one at the first call).
+
+        Cancel-safe: a cancelled call loses nothing. Raises BackendClosed.
+        """
+
+    @abstractmethod
+    async def send(self, command: Command, *, timeout: float) -> None:
+        """Send a command and wait for its answer. `command.sender` must be `identity`.
+
+        Raises CommandRefused with the coordinator's error name, BackendClosed, TimeoutError.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close; idempotent. Does not withdraw: send Withdraw first to leave."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class BackendServer(ABC):
+    """A coordinator somebody hosts: applies commands, ticks, tells members what changed.
+
+    Guaranteed: the state changes only through psyche_core.coordinator.apply; nothing a client sends stops the server.
+    """
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where clients connect, for instance `127.0.0.1:20000`."""
+
+    @property
+    @abstractmethod
+    def state(self) -> CoordinatorState:
+        """The state now."""
+
+    @abstractmethod
+    async def serve(self) -> None:
+        """Run until the run is finished and everybody was told, or until cancelled."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Stop listening and close all connections; idempotent."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,70 @@
+"""Contract of a decentralised optimizer: turns gradients into payloads and accepted payloads into updates.
+
+The optimizer owns the float32 master weights of its model and all its own state. Per step s the client calls, in this order:
+
+    apply(s - 2, accepted payloads of step s - 2)        before training s; see protocol section 3
+    load_lookahead()  ->  model.gradients(...)  ->  compress(s) -> payload
+
+Payloads are applied on every replica alike; everything else is private. No torch import here: tensors are opaque.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Optimizer(ABC):
+    """Synchronous and not thread-safe: one worker thread calls it, except `check`, which may run in another thread at any time.
+
+    Guaranteed: `apply` is a function of the masters, the set of payloads and the learning rate; the order of payloads given
+    and what this replica itself trained do not matter. With `exact` True the masters after it are equal bit for bit on all
+    replicas, on any device and number of threads. Not guaranteed: what `compress` returns on another machine.
+    """
+
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """Whether `apply` gives the same bits on every device and thread count."""
+
+    @property
+    @abstractmethod
+    def max_payload_bytes(self) -> int:
+        """No valid payload of this model is longer; longer blobs are refused before they are fetched."""
+
+    @property
+    @abstractmethod
+    def masters(self) -> Mapping[str, Any]:
+        """float32 master weights by parameter name, ascending. Live: valid to read until the next `apply`."""
+
+    @abstractmethod
+    def load_lookahead(self, *, learning_rate: float) -> None:
+        """Write the weights to train at into the model's compute weights. Does not change the masters."""
+
+    @abstractmethod
+    def load_masters(self) -> None:
+        """Write the masters into the model's compute weights (for evaluation)."""
+
+    @abstractmethod
+    def compress(self, step: int, *, learning_rate: float) -> bytes:
+        """Take the model's gradients in and return this replica's payload for `step` (a versioned byte string).
+
+        Remembers what was sent until `apply(step)` settles it. Raises NonFiniteError and changes nothing then.
+        """
+
+    @abstractmethod
+    def check(self, payload: bytes) -> None:
+        """Validate a peer's payload against our own parameter table. Raises PayloadRejected, never anything else."""
+
+    @abstractmethod
+    def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:
+        """Apply the accepted payloads of `step`. With none, the masters stay as they are.
+
+        own_accepted: whether our own payload of that step (if we sent one) is among them; what was sent and not accepted is
+        kept to be sent again. Every payload must have passed `check`. learning_rate: dimensionless step size, > 0.
+        """
+
+    @abstractmethod
+    def load_parameters(self, parameters: Mapping[str, Any]) -> None:
+        """Replace the masters (float32, our names and shapes) and forget all optimizer state. For joining and resync."""

@@ -1,0 +1,170 @@
+"""Frozen values that cross interfaces: identities, batches, phases, witness statements.
+
+Everything here is immutable, hashable where it can be a key, and free of I/O, torch and numpy, so that the coordinator, the
+client machine, plugins and the simulator can all share it. Numeric values of the enumerations are the reference's and are part
+of the wire format: never renumber them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+MAX_CLIENTS = 256
+"""Most clients in one epoch; also the number of bits in `WitnessStatement.participants`."""
+
+MAX_WITNESSES = 32
+"""Most witnesses elected, and statements stored, in one round."""
+
+
+class RunState(IntEnum):
+    """The coordinator's phases, with the reference's numbers."""
+
+    Uninitialized = 0
+    WaitingForMembers = 1
+    Warmup = 2
+    RoundTrain = 3
+    RoundWitness = 4
+    Cooldown = 5
+    Finished = 6
+    Paused = 7
+
+    @property
+    def halted(self) -> bool:
+        """True where nothing moves until somebody acts: uninitialized, finished, paused."""
+        return self in (RunState.Uninitialized, RunState.Finished, RunState.Paused)
+
+    @property
+    def active(self) -> bool:
+        """True while an epoch's rounds or its cooldown are being played."""
+        return self in (RunState.RoundTrain, RunState.RoundWitness, RunState.Cooldown)
+
+
+class ClientState(IntEnum):
+    """Health of one slot of the epoch."""
+
+    Healthy = 0
+    Dropped = 1
+    Withdrawn = 2
+    Ejected = 3
+
+
+class Committee(IntEnum):
+    """Roles drawn from the round's seed."""
+
+    TieBreaker = 0
+    Verifier = 1
+    Trainer = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NodeIdentity:
+    """Who a client is: the key that signs for the backend and the key of its transport endpoint.
+
+    Both are raw 32-byte Ed25519 public keys. On the TCP backend they are the same key; on Solana `signer` is the wallet.
+    """
+
+    signer: bytes
+    p2p: bytes
+
+    def __post_init__(self) -> None:
+        for name in ("signer", "p2p"):
+            value = getattr(self, name)
+            if not isinstance(value, bytes) or len(value) != 32:
+                message = f"{name} must be 32 bytes (an Ed25519 public key), got {value!r}"
+                raise ValueError(message)
+
+    @property
+    def short(self) -> str:
+        """First four bytes of the signer in hex, for people; never a key of a table."""
+        return self.signer[:4].hex()
+
+    def __str__(self) -> str:
+        return self.short
+
+
+_BATCH_TEXT = re.compile(r"^B?\[?\s*(\d+)\s*(?:,\s*(\d+)\s*)?\]?$")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchId:
+    """A closed interval of sample indices, `first..last` inclusive. Samples are sequences of `max_seq_len` tokens."""
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last < 2**64:
+            message = f"a batch is a closed interval 0 <= first <= last < 2**64, got [{self.first}, {self.last}]"
+            raise ValueError(message)
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        return f"B[{self.first}, {self.last}]"
+
+    @classmethod
+    def parse(cls, text: str) -> BatchId:
+        """Read what `str` writes, and the reference's short form `B5` (its own parser could read neither: its B15)."""
+        match = _BATCH_TEXT.match(text.strip())
+        if match is None:
+            message = f"expected a batch like 'B[0, 3]' or 'B5', got {text!r}"
+            raise ValueError(message)
+        first = int(match.group(1))
+        last = int(match.group(2)) if match.group(2) is not None else first
+        return cls(first, last)
+
+
+def total_samples(batches: tuple[BatchId, ...]) -> int:
+    """Number of samples in several intervals."""
+    return sum(len(batch) for batch in batches)
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessStatement:
+    """What an elected witness of round `height` says about the results of round `height - 1` (protocol F6).
+
+    epoch, height: the round in which it is sent; index: the witness's own slot in the epoch.
+    participants: 32 bytes, bit `slot % 8` of byte `slot // 8` set when that slot's result was received and verified.
+    broadcast_bloom: 320 bytes (2560 bits, 8 keys derived from the seed of round `height`) over the accepted commitments.
+    merkle_root: root over the accepted commitments sorted by (batch, hash); 32 zero bytes when there are none.
+    model_digest: SHA-256 over the sampled parameter blocks after the last apply (protocol section 5).
+    """
+
+    epoch: int
+    height: int
+    index: int
+    participants: bytes
+    broadcast_bloom: bytes
+    merkle_root: bytes
+    model_digest: bytes
+
+    def saw(self, slot: int) -> bool:
+        """Whether the witness received and verified the result of `slot`."""
+        return bool(self.participants[slot // 8] >> (slot % 8) & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessMetadata:
+    """Unverified figures a witness attaches to its statement for dashboards. Non-finite values are refused by the sender.
+
+    step; tokens_per_sec (tokens/s over the whole run); bandwidth_per_sec (bytes/s received); loss (nats per token).
+    """
+
+    step: int
+    tokens_per_sec: float
+    bandwidth_per_sec: float
+    loss: float
+
+
+def bitmap(slots: tuple[int, ...] | list[int] | set[int] | frozenset[int]) -> bytes:
+    """The 32-byte participants bitmap with the given slots set."""
+    bits = bytearray(MAX_CLIENTS // 8)
+    for slot in slots:
+        if not 0 <= slot < MAX_CLIENTS:
+            message = f"a slot is 0..{MAX_CLIENTS - 1}, got {slot}"
+            raise ValueError(message)
+        bits[slot // 8] |= 1 << (slot % 8)
+    return bytes(bits)

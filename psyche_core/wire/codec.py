@@ -1,0 +1,123 @@
+"""Canonical CBOR with limits, the only encoding of messages between machines.
+
+`decode` walks the bytes once *before* a decoder sees them and refuses what is too long, too deep, has too many items, an
+indefinite length, a tag, a float that is not finite, a duplicate or unordered map key, or trailing bytes: what passes is
+canonical (decode then encode gives the same bytes), so signatures over encodings are unambiguous. Tensors never go through here.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import cbor2
+
+from psyche_core.errors import WireError
+
+MAX_DEPTH = 16
+MAX_ITEMS = 100_000
+
+
+def encode(value: Any) -> bytes:
+    """Canonical CBOR of None, bool, int, finite float, str, bytes, list/tuple and str- or int-keyed dict."""
+    return bytes(cbor2.dumps(value, canonical=True))
+
+
+def decode(data: bytes, *, max_bytes: int, max_depth: int = MAX_DEPTH, max_items: int = MAX_ITEMS) -> Any:
+    """The value encoded in `data`. Raises WireError and nothing else, without building anything for refused input."""
+    if len(data) > max_bytes:
+        message = f"a message of {len(data)} bytes is over the limit of {max_bytes}"
+        raise WireError(message)
+
+    _Scan(data, max_depth=max_depth, max_items=max_items).run()
+    try:
+        value = cbor2.loads(data)
+        again = encode(value)
+    except Exception as error:  # cbor2 raises several families; all mean the same to us
+        message = f"not valid CBOR: {type(error).__name__}"
+        raise WireError(message) from error
+
+    if again != data:
+        message = "CBOR is not in canonical form (shortest integers and floats, ordered map keys, no duplicates)"
+        raise WireError(message)
+
+    return value
+
+
+class _Scan:
+    """One pass over CBOR heads (RFC 8949, section 3) that counts items and depth without building values."""
+
+    def __init__(self, data: bytes, *, max_depth: int, max_items: int) -> None:
+        self._data = data
+        self._at = 0
+        self._items = 0
+        self._max_depth = max_depth
+        self._max_items = max_items
+
+    def run(self) -> None:
+        self._item(0)
+        if self._at != len(self._data):
+            message = f"{len(self._data) - self._at} bytes follow the CBOR value"
+            raise WireError(message)
+
+    def _take(self, count: int) -> bytes:
+        if count > len(self._data) - self._at:
+            message = "CBOR ends in the middle of a value"
+            raise WireError(message)
+
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def _item(self, depth: int) -> None:
+        if depth > self._max_depth:
+            message = f"CBOR is nested deeper than {self._max_depth}"
+            raise WireError(message)
+
+        self._items += 1
+        if self._items > self._max_items:
+            message = f"CBOR has more than {self._max_items} items"
+            raise WireError(message)
+
+        head = self._take(1)[0]
+        major, low = head >> 5, head & 31
+        if major == 7:
+            self._simple(low)
+            return
+
+        if low > 27:
+            message = "CBOR with indefinite length is refused"
+            raise WireError(message)
+
+        argument = low if low < 24 else int.from_bytes(self._take(1 << (low - 24)), "big")
+        match major:
+            case 0 | 1:
+                pass
+            case 2 | 3:
+                self._take(argument)
+            case 4 | 5:
+                count = argument * (2 if major == 5 else 1)
+                if count > len(self._data) - self._at:
+                    message = "CBOR announces more items than it has bytes"
+                    raise WireError(message)
+
+                for _ in range(count):
+                    self._item(depth + 1)
+            case _:
+                message = "CBOR tags are refused"
+                raise WireError(message)
+
+    def _simple(self, low: int) -> None:
+        if low in (20, 21, 22):
+            return
+
+        formats = {25: ">e", 26: ">f", 27: ">d"}
+        if low not in formats:
+            message = "CBOR simple values other than true, false and null are refused"
+            raise WireError(message)
+
+        form = formats[low]
+        (value,) = struct.unpack(form, self._take(struct.calcsize(form)))
+        if not math.isfinite(value):
+            message = "CBOR floats must be finite"
+            raise WireError(message)

@@ -1,0 +1,181 @@
+"""What clients say to each other, and the signed envelope it travels in.
+
+Decided here: one envelope for all messages, signed by the origin's p2p key over a domain tag and the run id, so that any member
+may pass a message on; positions in fixed lists instead of named maps, versioned by the first element. A result's commitment
+(F7) covers run, epoch, step, the whole share, the trainer and the SHA-256 of the *complete* payload, and is signed on its own so
+that two of them prove equivocation without the envelopes. Refuses anything of a wrong type, length or range with WireError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from psyche_core.errors import WireError
+from psyche_core.types import BatchId
+from psyche_core.wire.codec import decode, encode
+from psyche_core.wire.signing import SecretKey, verify
+
+VERSION = 1
+MAX_ENVELOPE_BYTES = 16 * 1024
+MAX_SHARE_INTERVALS = 512
+_ENVELOPE = "message"
+_COMMITMENT = "commitment"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A trainer announces the result of its share of a round.
+
+    payload_hash: SHA-256 of the payload, its blob address; payload_bytes: its length. signature: 64 bytes over `commitment`.
+    """
+
+    epoch: int
+    height: int
+    step: int
+    share: tuple[BatchId, ...]
+    payload_hash: bytes
+    payload_bytes: int
+    commitment: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The sender has trained `height` and holds every payload of `height - 1` (protocol section 3)."""
+
+    epoch: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDigest:
+    """SHA-256 over all float32 parameters of the sender's replica. ended: after an epoch's last apply, else before its first."""
+
+    epoch: int
+    ended: bool
+    digest: bytes
+
+
+Message = Result | Finished | ModelDigest
+
+
+def commitment_hash(
+    run_id: str, *, epoch: int, step: int, share: tuple[BatchId, ...], trainer: bytes, payload_hash: bytes
+) -> bytes:
+    """The 32-byte commitment of a result (protocol F7). trainer: the signer half of its identity."""
+    fields = ["psyche/commitment/1", run_id, epoch, step, [[b.first, b.last] for b in share], trainer, payload_hash]
+    return hashlib.sha256(encode(fields)).digest()
+
+
+def sign_commitment(key: SecretKey, run_id: str, commitment: bytes) -> bytes:
+    """64-byte signature of a commitment by the trainer's p2p key."""
+    return key.sign(_COMMITMENT, run_id, commitment)
+
+
+def commitment_is_signed(result: Result, *, run_id: str, p2p: bytes) -> bool:
+    """Whether the commitment in a result carries its trainer's signature."""
+    return verify(p2p, result.signature, domain=_COMMITMENT, run_id=run_id, body=result.commitment)
+
+
+def seal(key: SecretKey, run_id: str, message: Message) -> bytes:
+    """The signed envelope of a message: [version, origin, body, signature]."""
+    match message:
+        case Result():
+            body: list[Any] = [
+                1,
+                message.epoch,
+                message.height,
+                message.step,
+                [[batch.first, batch.last] for batch in message.share],
+                message.payload_hash,
+                message.payload_bytes,
+                message.commitment,
+                message.signature,
+            ]
+        case Finished():
+            body = [2, message.epoch, message.height]
+        case ModelDigest():
+            body = [3, message.epoch, message.ended, message.digest]
+
+    encoded = encode(body)
+    return encode([VERSION, key.public, encoded, key.sign(_ENVELOPE, run_id, encoded)])
+
+
+def unseal(data: bytes, *, run_id: str) -> tuple[bytes, Message]:
+    """Origin (p2p key, 32 bytes) and message of an envelope, its signature verified. Raises WireError and nothing else."""
+    envelope = decode(data, max_bytes=MAX_ENVELOPE_BYTES, max_depth=2)
+    if not isinstance(envelope, list) or len(envelope) != 4:
+        message = "an envelope is a list of version, origin, body and signature"
+        raise WireError(message)
+
+    version, origin, body, signature = envelope
+    if version != VERSION:
+        message = f"message version {version!r} is not {VERSION}"
+        raise WireError(message)
+
+    _bytes(origin, 32)
+    _bytes(signature, 64)
+    if not isinstance(body, bytes):
+        message = "an envelope's body is a byte string"
+        raise WireError(message)
+
+    if not verify(origin, signature, domain=_ENVELOPE, run_id=run_id, body=body):
+        message = f"the signature of a message from {origin[:4].hex()} is not valid for this run"
+        raise WireError(message)
+
+    return origin, _message(decode(body, max_bytes=MAX_ENVELOPE_BYTES, max_depth=4))
+
+
+def _message(fields: Any) -> Message:
+    match fields:
+        case [1, epoch, height, step, [*share], payload_hash, payload_bytes, commitment, signature]:
+            if not 1 <= len(share) <= MAX_SHARE_INTERVALS:
+                message = f"a share has 1..{MAX_SHARE_INTERVALS} intervals, got {len(share)}"
+                raise WireError(message)
+
+            return Result(
+                _number(epoch, 32),
+                _number(height, 32),
+                _number(step, 32),
+                tuple(_batch(item) for item in share),
+                _bytes(payload_hash, 32),
+                _number(payload_bytes, 40),
+                _bytes(commitment, 32),
+                _bytes(signature, 64),
+            )
+        case [2, epoch, height]:
+            return Finished(_number(epoch, 32), _number(height, 32))
+        case [3, epoch, bool(ended), digest]:
+            return ModelDigest(_number(epoch, 32), ended, _bytes(digest, 32))
+        case _:
+            message = "unknown message kind or wrong number of fields"
+            raise WireError(message)
+
+
+def _number(value: Any, bits: int) -> int:
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        message = f"expected an unsigned {bits}-bit number, got {value!r:.40}"
+        raise WireError(message)
+
+    return value
+
+
+def _bytes(value: Any, length: int) -> bytes:
+    if not isinstance(value, bytes) or len(value) != length:
+        message = f"expected {length} bytes, got {value!r:.40}"
+        raise WireError(message)
+
+    return value
+
+
+def _batch(value: Any) -> BatchId:
+    if not isinstance(value, list) or len(value) != 2:
+        message = "an interval is a list of first and last"
+        raise WireError(message)
+
+    try:
+        return BatchId(_number(value[0], 64), _number(value[1], 64))
+    except ValueError as error:
+        raise WireError(str(error)) from error

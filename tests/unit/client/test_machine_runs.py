@@ -1,0 +1,232 @@
+"""Whole runs of real client machines against the real coordinator, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psyche_core.client import report
+from psyche_core.types import BatchId, RunState
+from world import World
+
+
+def assert_all_equal(world: World) -> None:
+    weights = {member.weights for member in world.survivors()}
+    assert len(weights) == 1, [m.applied for m in world.survivors()]
+
+
+def sample_numbers(shares: list[tuple[BatchId, ...]]) -> list[int]:
+    return [number for share in shares for batch in share for number in range(batch.first, batch.last + 1)]
+
+
+def accepted_samples(world: World) -> list[int]:
+    """Samples of every accepted share, from what the trainers were given and the coordinator decided."""
+    found: list[int] = []
+    for event in world.settled():
+        for slot in event.accepted:
+            member = next(m for m in world.members if m.machine.identity == world.epoch_clients[event.epoch][slot])
+            found += sample_numbers([share for step, share in member.trained if step == event.step])
+    return found
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 8])
+@pytest.mark.parametrize("witness_nodes", [0, 1])
+def test_a_quiet_run_applies_every_trained_round_on_all_replicas(clients: int, witness_nodes: int) -> None:
+    world = World(clients, witness_nodes=witness_nodes, seed=clients)
+    world.run()
+
+    assert world.state.run_state is RunState.Finished
+    assert all(member.stop is not None and member.stop.success for member in world.members)
+    assert_all_equal(world)
+    for member in world.members:
+        assert [step for step, _ in member.applied] == list(range(1, 10))
+        assert all(len(results) == clients for _, results in member.applied)
+    assert world.state.lost_samples == 0
+    assert world.state.requeue == ()
+
+
+def test_every_epoch_end_is_compared_and_equal() -> None:
+    world = World(3)
+    world.run()
+
+    for member in world.members:
+        ends = [event for event in member.told if isinstance(event, report.EpochDigest)]
+        assert [end.epoch for end in ends] == [0, 1, 2]
+        assert not [event for event in member.told if isinstance(event, report.ReplicasDiffer)]
+    assert len({tuple(e.sha256 for e in m.told if isinstance(e, report.EpochDigest)) for m in world.members}) == 1
+
+
+def test_rounds_end_long_before_their_time_limit() -> None:
+    """Opportunistic witnessing: with everybody present, rounds take as long as training, not max_round_train_time."""
+    world = World(3, total_steps=12, rounds_per_epoch=12)
+    started = world.now
+    world.run()
+
+    assert world.now - started < 12 * 1.2 + 15
+    sent = [event for member in world.members for event in member.told if isinstance(event, report.WitnessSent)]
+    assert sum(event.opportunistic for event in sent) > len(sent) * 0.9
+
+
+def test_no_sample_is_lost_or_applied_twice_when_a_client_dies() -> None:
+    """F2 and F14 with a crash in the middle of a round."""
+    world = World(4, total_steps=12, rounds_per_epoch=6, min_clients=2)
+    victim = world.members[1]
+    world.run(until=lambda: world.state.progress.step == 3 and world.state.run_state is RunState.RoundTrain)
+    world.kill(victim)
+    world.run(limit=900)
+
+    assert world.state.run_state is RunState.Finished
+    assert_all_equal(world)
+    samples = sorted(accepted_samples(world) + sample_numbers([world.state.requeue]))
+    assert samples == sorted(set(samples))
+    assert samples == list(range(len(samples)))
+    assert all(event.slots for event in [e for e in world.coordinator_events if type(e).__name__ == "ClientsExited"])
+
+
+@pytest.mark.parametrize("victims", [(0,), (2,), (0, 1)])
+def test_survivors_stay_equal_and_finish(victims: tuple[int, ...]) -> None:
+    world = World(4, total_steps=10, rounds_per_epoch=5, min_clients=2, seed=7)
+    world.run(until=lambda: world.state.progress.step == 4)
+    for victim in victims:
+        world.kill(world.members[victim])
+    world.run(limit=1200)
+
+    assert world.state.run_state is RunState.Finished
+    assert_all_equal(world)
+
+
+def test_a_slow_trainer_is_waited_for_within_the_round_and_loses_nothing() -> None:
+    world = World(3, total_steps=6, rounds_per_epoch=6)
+    slow = world.members[2]
+    world.train_delay = lambda member: 6.0 if member is slow else 0.3
+    world.run(limit=900)
+
+    assert_all_equal(world)
+    assert all(len(results) == 3 for _, results in slow.applied)
+
+
+def test_a_trainer_slower_than_the_round_is_left_out_not_followed() -> None:
+    """Its samples come again (F14), the others go on, and it stays equal because it still applies what is accepted."""
+    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    slow = world.members[3]
+    world.train_delay = lambda member: 60.0 if member is slow else 0.3
+    world.run(until=lambda: all(m.stop is not None for m in world.members if m is not slow), limit=2000)
+
+    assert world.state.run_state is RunState.Finished
+    others = [member for member in world.members if member is not slow]
+    assert len({member.weights for member in others}) == 1
+    samples = sorted(accepted_samples(world))
+    assert samples == sorted(set(samples))
+
+
+def test_a_payload_missing_at_one_client_is_fetched_from_another_holder() -> None:
+    """F11: client 2 cannot reach client 0 at all, so it needs client 1's copies."""
+    world = World(3, total_steps=6, rounds_per_epoch=3)
+    source, target = world.members[0], world.members[2]
+    world.drop = lambda s, t, payload_hash: s is source and t is target
+    world.run(limit=900)
+
+    assert_all_equal(world)
+    assert world.state.run_state is RunState.Finished
+
+
+def test_a_withheld_payload_everybody_lacks_costs_its_trainer_the_round_only() -> None:
+    world = World(4, total_steps=6, rounds_per_epoch=6, min_clients=2)
+    liar = world.members[0]
+    world.drop = lambda s, t, payload_hash: s is liar
+    world.run(until=lambda: all(m.stop is not None for m in world.members[1:]), limit=2000)
+
+    assert world.state.run_state is RunState.Finished
+    assert len({member.weights for member in world.members[1:]}) == 1
+
+
+def test_a_client_with_another_model_is_noticed_before_the_first_round() -> None:
+    """Reference client 9.1-1: no hash of the weights was ever exchanged."""
+    world = World(3)
+    odd = world.members[1]
+    odd.weights = b"\x01" * 32
+    world.run(until=lambda: odd.stop is not None)
+
+    assert odd.stop is not None
+    assert not odd.stop.success
+    assert "differs from the majority" in odd.stop.reason
+    world.run(until=lambda: world.state.progress.step == 2)
+    assert [event for event in world.members[0].told if isinstance(event, report.ReplicasDiffer)]
+
+
+def test_a_replica_that_drifts_during_an_epoch_is_noticed_by_its_digest() -> None:
+    world = World(4, total_steps=12, rounds_per_epoch=12, min_clients=2)
+    odd = world.members[2]
+    world.run(until=lambda: world.state.progress.step == 5)
+    odd.weights = b"\x02" * 32
+    world.run(until=lambda: odd.stop is not None)
+
+    assert odd.stop is not None
+    assert "differs" in odd.stop.reason
+
+
+def test_leaving_when_asked_withdraws_and_the_others_go_on() -> None:
+    from psyche_core.client import events as ev
+
+    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    leaver = world.members[1]
+    world.run(until=lambda: world.state.progress.step == 3)
+    world._feed(leaver, ev.LeaveAsked())
+    world.run(limit=900)
+
+    assert leaver.stop is not None
+    assert leaver.stop.success
+    others = [member for member in world.members if member is not leaver]
+    assert len({member.weights for member in others}) == 1
+    assert world.state.run_state is RunState.Finished
+
+
+def test_a_late_joiner_is_told_that_it_comes_too_late() -> None:
+    world = World(3, total_steps=6, rounds_per_epoch=6)
+    world.run(until=lambda: world.state.progress.step == 3)
+    late = world.add_member()
+    world.run(until=lambda: late.stop is not None)
+
+    assert late.stop is not None
+    assert "only join a run at its start" in late.stop.reason
+    assert late.machine.identity not in world.state.pending
+
+
+def test_a_client_that_misses_states_follows_all_the_same() -> None:
+    """Reference client 9.1-8: a skipped coordinator state left the step machine in the old round."""
+    world = World(3, total_steps=20, rounds_per_epoch=7, seed=3)
+    world.skip_states = True
+    world.run(limit=1500)
+
+    assert_all_equal(world)
+    assert world.state.run_state is RunState.Finished
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    clients=st.integers(2, 6),
+    witness_nodes=st.integers(0, 2),
+    skip=st.booleans(),
+    kill_at=st.one_of(st.none(), st.integers(1, 8)),
+)
+def test_whatever_the_timing_survivors_are_equal_and_no_sample_is_applied_twice(
+    seed: int, clients: int, witness_nodes: int, skip: bool, kill_at: int | None
+) -> None:
+    world = World(clients, seed=seed, witness_nodes=witness_nodes, min_clients=2)
+    world.skip_states = skip
+    world.train_delay = lambda member: world.random.choice([0.1, 0.5, 3.0])
+    if kill_at is not None and clients > 3:
+        world.run(until=lambda: world.state.progress.step >= kill_at, limit=2000)
+        world.kill(world.members[seed % clients])
+    world.run(until=lambda: world.state.run_state is RunState.Finished, limit=4000)
+    world.run(limit=600)
+
+    finished = [member for member in world.survivors() if member.stop is not None and member.stop.success]
+    assert finished
+    assert len({member.weights for member in finished}) == 1
+    samples = accepted_samples(world)
+    assert len(samples) == len(set(samples))
+    everything = sorted(samples + sample_numbers([world.state.requeue]))
+    assert everything == list(range(len(everything)))

@@ -1,0 +1,274 @@
+"""A small deterministic world for the client machine: real coordinator, real machines, virtual time, one seed.
+
+Trainers are replaced by a hash chain over what was applied: two replicas are equal exactly when they applied the same results of
+the same steps in the same order, which is what the machine is responsible for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from psyche_core.client import events as ev
+from psyche_core.client import report
+from psyche_core.client.machine import ClientMachine, Patience
+from psyche_core.coordinator import apply, new_state
+from psyche_core.coordinator.commands import Command, Join, RoundSettled, Tick
+from psyche_core.coordinator.commands import Event as CoordinatorEvent
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import CoordinatorError
+from psyche_core.run_config import parse_run_file
+from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.messages import sign_commitment
+from psyche_core.wire.signing import SecretKey
+
+RUN = """
+run_id = "world"
+[config]
+warmup_time = 20
+cooldown_time = 2
+max_round_train_time = 10
+round_witness_time = 2
+epoch_time = 400
+total_steps = {total_steps}
+init_min_clients = {min_clients}
+min_clients = {min_clients}
+witness_nodes = {witness_nodes}
+global_batch_size_start = 12
+global_batch_size_end = 12
+global_batch_size_warmup_tokens = 0
+verification_percent = 0
+waiting_for_members_extra_time = 2
+rounds_per_epoch = {rounds_per_epoch}
+[model.LLM]
+max_seq_len = 16
+cold_start_warmup_steps = 0
+architecture = "HfLlama"
+data_type = "Pretraining"
+data_location = "Dummy"
+[model.LLM.checkpoint.Hub]
+repo_id = "model"
+[model.LLM.lr_schedule.Constant]
+base_lr = 0.01
+warmup_init_lr = 0.0
+warmup_steps = 0
+[model.LLM.optimizer.AdamW]
+betas = [0.9, 0.95]
+weight_decay = 0.1
+eps = 1e-8
+"""
+
+
+@dataclass
+class Member:
+    """One client of the world."""
+
+    name: str
+    key: SecretKey
+    machine: ClientMachine
+    weights: bytes = bytes(32)
+    alive: bool = True
+    busy: bool = False
+    payloads: dict[bytes, bytes] = field(default_factory=dict)
+    told: list[report.Event] = field(default_factory=list)
+    applied: list[tuple[int, tuple[bytes, ...]]] = field(default_factory=list)
+    trained: list[tuple[int, ev.Share]] = field(default_factory=list)
+    stop: ev.Stop | None = None
+    last_delivery: float = 0.0
+    peers: frozenset[bytes] = frozenset()
+
+
+class World:
+    """n clients, a coordinator, a network with random delays. `faults` may be edited by tests before or during a run."""
+
+    def __init__(self, clients: int = 3, *, seed: int = 0, train_seconds: tuple[float, float] = (0.2, 0.6), **config: int) -> None:
+        table = {"total_steps": 9, "clients": clients, "min_clients": min(clients, 2), "witness_nodes": 0, "rounds_per_epoch": 3}
+        run = parse_run_file(RUN.format(**{**table, **config}), source="world")
+        self.random = random.Random(seed)
+        self.now = 1_000_000.0
+        self.train_seconds = train_seconds
+        self.state: CoordinatorState = new_state(run.run_id, run.config, run.model)
+        self.coordinator_events: list[CoordinatorEvent] = []
+        self.refused: list[tuple[Command, str]] = []
+        self.drop: Callable[[Member, Member, bytes], bool] = lambda source, target, payload_hash: False
+        self.delay: Callable[[Member], float] = lambda member: 0.01 + 0.05 * self.random.random()
+        self.train_delay: Callable[[Member], float] = lambda member: self.random.uniform(*self.train_seconds)
+        self.skip_states = False
+        self.epoch_clients: dict[int, list[NodeIdentity]] = {}
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.members = [self._member(index) for index in range(clients)]
+        self._at(0.0, self._tick)
+        for member in self.members:
+            self._deliver_state(member)
+            self._at(0.25, lambda member=member: self._pass_time(member))
+
+    def _member(self, index: int) -> Member:
+        key = SecretKey(hashlib.sha256(b"world" + bytes((index,))).digest())
+        identity = NodeIdentity(key.public, key.public)
+        machine = ClientMachine(
+            identity,
+            "world",
+            sign=lambda commitment: sign_commitment(key, "world", commitment),
+            patience=Patience(payload=20.0, peers=3.0),
+        )
+        return Member(f"client-{index}", key, machine)
+
+    # ------------------------------------------------------------------------------------ time
+
+    def _at(self, delay: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now + delay, next(self._order), call))
+
+    def run(self, *, until: Callable[[], bool] | None = None, limit: float = 600.0) -> None:
+        """Let time pass until every living member has stopped (or `until`); fails after `limit` virtual seconds."""
+        end = self.now + limit
+        done = until or (lambda: all(member.stop is not None for member in self.members if member.alive))
+        while not done():
+            self.now, _, call = heapq.heappop(self._queue)
+            assert self.now < end, f"no end after {limit} virtual seconds in {self.state.run_state.name}, {self.state.progress}"
+            call()
+
+    def _tick(self) -> None:
+        self._command(Tick(), None)
+        self._at(0.25, self._tick)
+
+    def _pass_time(self, member: Member) -> None:
+        if member.alive and member.stop is None:
+            self._feed(member, ev.TimePassed())
+            self._at(0.25, lambda: self._pass_time(member))
+
+    def add_member(self) -> Member:
+        """Another client arrives now."""
+        member = self._member(len(self.members))
+        self.members.append(member)
+        self._deliver_state(member)
+        self._at(0.25, lambda: self._pass_time(member))
+        return member
+
+    def kill(self, member: Member) -> None:
+        """The process is gone; nobody is told."""
+        member.alive = False
+        for other in self.members:
+            other.peers -= {member.key.public}
+            self._at(0.1, lambda other=other: self._feed(other, ev.PeersSeen(other.peers)))
+
+    # ------------------------------------------------------------------------------------ coordinator
+
+    def _command(self, command: Command, sender: Member | None) -> None:
+        code: str | None = None
+        try:
+            state, events = apply(self.state, command, int(self.now), self.random.getrandbits(64))
+        except CoordinatorError as error:
+            code = error.name
+            if not isinstance(command, Tick):
+                self.refused.append((command, code))
+        else:
+            self.coordinator_events.extend(events)
+            if state != self.state:
+                self.state = state
+                if state.run_state is RunState.Warmup:
+                    self.epoch_clients[state.progress.epoch] = [client.id for client in state.epoch.clients]
+                for member in self.members:
+                    self._deliver_state(member)
+        if sender is not None and not isinstance(command, Join):
+            self._later(sender, ev.CommandAnswered(command, code))
+
+    def _deliver_state(self, member: Member) -> None:
+        """As a backend does: in order; with `skip_states` late, and then only the newest."""
+        late = self.random.random() if self.skip_states else 0.0
+        moment = member.last_delivery = max(member.last_delivery, self.now + self.delay(member) + late)
+        state = self.state
+        self._at(moment - self.now, lambda: self._feed(member, ev.StateSeen(self.state if self.skip_states else state)))
+
+    # ------------------------------------------------------------------------------------ clients
+
+    def _later(self, member: Member, event: ev.Event, extra: float = 0.0) -> None:
+        self._at(extra + self.delay(member), lambda: self._feed(member, event))
+
+    def _feed(self, member: Member, event: ev.Event) -> None:
+        if not member.alive or member.stop is not None:
+            return
+
+        for action in member.machine.handle(event, self.now):
+            self._carry_out(member, action)
+
+    def _carry_out(self, member: Member, action: ev.Action) -> None:
+        match action:
+            case ev.Stop():
+                member.stop = action
+            case ev.Tell():
+                member.told.append(action.event)
+            case ev.Join():
+                self._at(self.delay(member), lambda: self._command(Join(member.machine.identity), member))
+            case ev.Send():
+                self._at(self.delay(member), lambda: self._command(action.command, member))
+            case ev.SetPeers():
+                others = {m.key.public for m in self.members if m.alive and m is not member}
+                member.peers = frozenset(p.p2p for p in action.members) & others
+                self._later(member, ev.PeersSeen(member.peers))
+            case ev.Broadcast():
+                for other in self.members:
+                    if other is not member and other.alive:
+                        self._later(other, ev.MessageSeen(member.key.public, action.message))
+            case ev.FetchPayload():
+                self._fetch(member, action)
+            case ev.Expire() | ev.Prefetch():
+                pass
+            case _:
+                assert not member.busy, f"{member.name} was given two pieces of work"
+                member.busy = True
+                self._at(self._work_time(member, action), lambda: self._work(member, action))
+
+    def _fetch(self, member: Member, action: ev.FetchPayload) -> None:
+        for other in self.members:
+            if action.payload_hash in other.payloads and other.alive and not self.drop(other, member, action.payload_hash):
+                member.payloads[action.payload_hash] = other.payloads[action.payload_hash]
+                self._later(member, ev.PayloadChecked(action.payload_hash, valid=True))
+                return
+
+        self._later(member, ev.PayloadMissing(action.payload_hash), extra=0.5)
+
+    def _work_time(self, member: Member, work: ev.Work) -> float:
+        return self.train_delay(member) if isinstance(work, ev.Train) else 0.005
+
+    def _work(self, member: Member, work: ev.Work) -> None:
+        member.busy = False
+        if member.alive:
+            self._feed(member, self._result(member, work))
+
+    def _result(self, member: Member, work: ev.Work) -> ev.Event:
+        match work:
+            case ev.Load():
+                return ev.ModelReady(hashlib.sha256(member.weights).digest(), 100)
+            case ev.Train():
+                payload = hashlib.sha256(repr((member.name, work.step, work.share)).encode()).digest()
+                payload_hash = hashlib.sha256(payload).digest()
+                member.payloads[payload_hash] = payload
+                member.trained.append((work.step, work.share))
+                return ev.Trained(work.height, 5.0, 100, 0.5, payload_hash, len(payload))
+            case ev.Apply():
+                assert all(payload_hash in member.payloads for payload_hash in work.payload_hashes)
+                results = tuple(sorted(work.payload_hashes))
+                if results:
+                    member.weights = hashlib.sha256(member.weights + repr((work.step, results)).encode()).digest()
+                member.applied.append((work.step, results))
+                return ev.Applied(work.height, 0.01)
+            case ev.Digest():
+                return ev.Digested(work.height, hashlib.sha256(member.weights + work.seed.to_bytes(8, "big")).digest())
+            case ev.CloseEpoch():
+                return ev.EpochClosed(hashlib.sha256(member.weights).digest())
+
+    # ------------------------------------------------------------------------------------ what tests look at
+
+    def settled(self) -> list[RoundSettled]:
+        """The coordinator's decisions about rounds."""
+        return [event for event in self.coordinator_events if isinstance(event, RoundSettled)]
+
+    def survivors(self) -> list[Member]:
+        """Members still alive."""
+        return [member for member in self.members if member.alive]
+
