@@ -20,6 +20,7 @@ import anyio.to_thread
 from psyche_core.client import report
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.client.workshop import Bench
+from psyche_core.coordinator.schedule import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError
 from psyche_core.hookspecs import BackendContext, DataContext, TransportContext
@@ -57,7 +58,7 @@ async def train_client(settings: ClientSettings, registry: PluginRegistry, tell:
             key=key,
             backend=backend,
             transport=transport,
-            build=bench_builder(settings, registry, key=key, stack=stack),
+            build=bench_builder(settings, registry, key=key, stack=stack, latest=lambda: runtime.state),
             report=tell,
         )
         tell(report.Started("client", backend.identity.signer.hex(), settings.run_id, settings.server_addr))
@@ -69,13 +70,25 @@ async def train_client(settings: ClientSettings, registry: PluginRegistry, tell:
 
 
 def bench_builder(
-    settings: ClientSettings, registry: PluginRegistry, *, key: SecretKey, stack: AsyncExitStack
+    settings: ClientSettings,
+    registry: PluginRegistry,
+    *,
+    key: SecretKey,
+    stack: AsyncExitStack,
+    latest: Callable[[], CoordinatorState],
 ) -> Callable[[CoordinatorState], Awaitable[Bench]]:
-    """A function that opens model, optimizer, data and held-out data for a run's state; `stack` closes them."""
+    """A function that opens model, optimizer, data and held-out data for a run's state.
+
+    stack: closes them. latest: the newest state, asked for the epoch's cold start whenever a learning rate is needed.
+    """
 
     async def build(state: CoordinatorState) -> Bench:
-        from psyche_core.training.build import build_trainer  # torch comes in here, not with the command line
+        import torch  # heavy: here, not with the command line
 
+        from psyche_core.training.build import build_trainer
+
+        if settings.torch_threads is not None:
+            torch.set_num_threads(settings.torch_threads)
         llm = state.model.LLM
         trainer = await anyio.to_thread.run_sync(
             lambda: build_trainer(
@@ -85,7 +98,7 @@ def bench_builder(
                 device=settings.device,
                 micro_batch_size=settings.micro_batch_size,
                 base=settings.base,
-                torch_threads=settings.torch_threads,
+                cold_start_bounds=lambda: cold_start_bounds(latest()),
             )
         )
 

@@ -475,7 +475,7 @@ class ClientMachine:
             name = state.epoch.clients[peer].id.short
             self._tell(report.ReplicasDiffer(notes.number, notes.digests.ours.hex(), theirs.hex(), name))
         if notes.digests.outvoted(len(state.epoch.clients)):
-            self._leave("this client's model differs from the majority's")
+            self._leave("this client's model differs from that of half of the members or more")
             return
 
         for record in notes.records.values():

@@ -64,6 +64,15 @@ class ClientRuntime:
         self._members: tuple[NodeIdentity, ...] = ()
         self._failure: PsycheError | None = None
 
+    @property
+    def state(self) -> CoordinatorState:
+        """The newest coordinator state. Raises RuntimeError before the first."""
+        if self._machine.state is None:
+            message = "no coordinator state has arrived yet"
+            raise RuntimeError(message)
+
+        return self._machine.state
+
     def leave(self) -> None:
         """Ask the client to withdraw and end; safe to call from a signal handler of the loop."""
         self._put(ev.LeaveAsked())

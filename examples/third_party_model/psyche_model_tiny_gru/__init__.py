@@ -1,0 +1,1 @@
+"""A small recurrent language model, as an example of a third-party Psyche plugin."""

@@ -1,0 +1,323 @@
+"""A client's connection to a coordinator server, kept up over losses.
+
+Decided here: one background task owns the socket and alone reads and writes it; requests wait in a table until they are
+answered and are sent again, under the same number, on a new connection (the server remembers its answers, so nothing happens
+twice); a join is repeated after a loss. The task is a plain asyncio task and not an anyio task group, because a group's scope
+would have to be left by the task and in the order it was entered in, while `aclose` may be called from anywhere. Refuses to fight
+for a key: when it logs in elsewhere, this connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Self
+
+import anyio
+
+from psyche_backend_tcp.addresses import format_address, parse_address, reason
+from psyche_backend_tcp.dialer import Link, dial
+from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES
+from psyche_backend_tcp.listener import CONNECTION_LOST
+from psyche_backend_tcp.login import COORDINATOR
+from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, encode_client, encode_command
+from psyche_backend_tcp.session import Received, Session
+from psyche_core.coordinator.commands import Command, Join, Pause, Resume, Tick, UpdateConfig, Withdraw
+from psyche_core.errors import BackendClosed, BackendError, CommandRefused, WireError
+from psyche_core.hookspecs import BackendContext
+from psyche_core.interfaces.backend import Backend, StateUpdate
+from psyche_core.types import NodeIdentity, RunState
+
+logger = logging.getLogger("psyche.backend.tcp")
+
+CONNECT_SECONDS = 10.0
+RETRY_SECONDS = 0.1
+MAX_RETRY_SECONDS = 5.0
+SILENT_PINGS = 3.0
+"""A server that was not heard of for this many ping intervals is lost."""
+
+_FINAL = frozenset({"Replaced", "Finished", "WrongRun", "WrongVersion", "WrongService", "BadSignature", "BadLogin"})
+"""Good-byes after which trying again is of no use."""
+
+
+@dataclass(slots=True)
+class _Request:
+    payload: bytes
+    done: anyio.Event = field(default_factory=anyio.Event)
+    answer: Answer | None = None
+
+
+class _Lost(Exception):
+    """This connection is over; final: so is the backend."""
+
+    def __init__(self, sentence: str, *, final: bool = False) -> None:
+        super().__init__(sentence)
+        self.final = final
+
+
+class TcpBackend(Backend):
+    """The TCP backend of a client. Entering connects and logs in."""
+
+    def __init__(self, context: BackendContext) -> None:
+        """Raises UserError for a malformed address."""
+        self._host, self._port = parse_address(context.address)
+        self._context = context
+        self._identity = NodeIdentity(context.key.public, context.key.public)
+        self._numbers = itertools.count(secrets.randbits(63))
+        self._requests: dict[int, _Request] = {}
+        self._wake = anyio.Event()
+        self._joined: bytes | None = None
+        self._update: StateUpdate | None = None
+        self._unread = False
+        self._changed = anyio.Event()
+        self._closed: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._link: Link | None = None
+        self.reconnects = 0
+
+    @classmethod
+    def from_context(cls, context: BackendContext) -> TcpBackend:
+        """The backend for a context."""
+        return cls(context)
+
+    async def __aenter__(self) -> Self:
+        """Connect. Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (WrongRun, Busy, …)."""
+        self._link = link = await self._dial(CONNECT_SECONDS)
+        self._task = asyncio.create_task(self._run(link), name=f"tcp backend {self._identity}")
+        return self
+
+    @property
+    def identity(self) -> NodeIdentity:
+        """Our key, in both halves."""
+        return self._identity
+
+    @property
+    def bytes_received(self) -> int:
+        """From the server over the present connection."""
+        return self._link.frames.bytes_received if self._link is not None else 0
+
+    async def join(self, address: bytes, *, timeout: float) -> None:
+        """Ask to be a member of the next epochs. Raises CommandRefused, BackendClosed, TimeoutError, ValueError."""
+        if len(address) > MAX_ADDRESS_BYTES:
+            message = f"a transport address has at most {MAX_ADDRESS_BYTES} bytes, got {len(address)}"
+            raise ValueError(message)
+
+        number = next(self._numbers)
+        await self._ask(number, encode_client(JoinRequest(number, address)), timeout)
+        self._joined = address
+
+    async def next_state(self) -> StateUpdate:
+        """The newest state not yet returned. Raises BackendClosed once there will be none."""
+        while not self._unread:
+            if self._closed is not None:
+                raise BackendClosed(self._reason)
+
+            await self._changed.wait()
+
+        assert self._update is not None
+        self._unread = False
+        return self._update
+
+    async def send(self, command: Command, *, timeout: float) -> None:
+        """Send a command. Raises CommandRefused, BackendClosed, TimeoutError; ValueError for Join or another's command."""
+        if isinstance(command, Join):
+            message = "use join(), which also publishes the transport address"
+            raise ValueError(message)  # noqa: TRY004  # the type is right, the way is not
+
+        if isinstance(command, Tick | Pause | Resume | UpdateConfig):
+            raise CommandRefused("NotForClients", f"{type(command).__name__} is not a command clients may give")
+
+        if command.sender != self._identity:
+            message = f"the sender of a command must be {self._identity}, who we are logged in as"
+            raise ValueError(message)
+
+        number = next(self._numbers)
+        await self._ask(number, encode_client(CommandRequest(number, encode_command(command))), timeout)
+        if isinstance(command, Withdraw):
+            self._joined = None
+
+    async def aclose(self) -> None:
+        """Close; idempotent."""
+        self._close("this backend was closed")
+        task = self._task
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([task])
+                if self._link is not None:
+                    await self._link.frames.aclose()  # a task cancelled before its first step has not closed it
+
+    # ------------------------------------------------------------ requests
+
+    async def _ask(self, number: int, payload: bytes, timeout: float) -> None:
+        if self._closed is not None:
+            raise BackendClosed(self._reason)
+
+        request = self._requests[number] = _Request(payload)
+        self._wake.set()
+        try:
+            with anyio.fail_after(timeout):
+                await request.done.wait()
+        finally:
+            self._requests.pop(number, None)
+
+        if request.answer is None:
+            raise BackendClosed(self._reason)
+        if request.answer.code:
+            raise CommandRefused(request.answer.code, request.answer.sentence)
+
+    @property
+    def _reason(self) -> str:
+        return self._closed or "the connection is open"
+
+    def _close(self, sentence: str) -> None:
+        if self._closed is None:
+            self._closed = sentence
+        self._changed.set()
+        for request in self._requests.values():
+            request.done.set()
+
+    # ------------------------------------------------------------ the background task
+
+    async def _dial(self, timeout: float) -> Link:
+        return await dial(
+            self._host,
+            self._port,
+            service=COORDINATOR,
+            key=self._context.key,
+            run_id=self._context.run_id,
+            timeout=timeout,
+        )
+
+    async def _run(self, link: Link) -> None:
+        server = format_address(self._host, self._port)
+        try:
+            while True:
+                lost = await self._converse(link)
+                if lost.final:
+                    self._close(str(lost))
+                    return
+
+                logger.warning("lost the coordinator at %s: %s; trying to reconnect", server, lost)
+                link = await self._reconnect(lost)
+                self.reconnects += 1
+                logger.info("reconnected to the coordinator at %s", server)
+        except BackendError as error:
+            self._close(str(error))
+        except Exception as error:  # whoever waits for us must learn of a defect here instead of waiting for ever
+            logger.exception("the connection to the coordinator failed")
+            self._close(f"the connection to {server} failed: {reason(error)}")
+        finally:
+            self._close("the backend's task was cancelled")
+
+    async def _reconnect(self, lost: _Lost) -> Link:
+        pause = RETRY_SECONDS
+        deadline = anyio.current_time() + self._context.retry_seconds
+        last: Exception = lost
+        while (left := deadline - anyio.current_time()) > 0:
+            try:
+                return await self._dial(min(CONNECT_SECONDS, left))
+            except CommandRefused as error:
+                if error.code in _FINAL:
+                    raise
+                last = error
+            except BackendError as error:
+                last = error
+
+            await anyio.sleep(min(pause, max(0.0, deadline - anyio.current_time())))
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+        message = f"the coordinator was lost ({lost}) and did not come back within {self._context.retry_seconds:g} s: {last}"
+        raise BackendClosed(message)
+
+    async def _converse(self, link: Link) -> _Lost:
+        """Read and write one connection until it ends; why it did."""
+        self._link = link
+        replies: deque[bytes] = deque()
+        result = _Lost("the connection ended")
+        if self._joined is not None:
+            number = next(self._numbers)
+            replies.append(encode_client(JoinRequest(number, self._joined)))
+
+        try:
+            async with anyio.create_task_group() as group:
+
+                async def read() -> None:
+                    nonlocal result
+                    result = await self._read(link, replies)
+                    group.cancel_scope.cancel()
+
+                group.start_soon(read)
+                await self._write(link, replies)
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await link.frames.aclose()
+
+        return result
+
+    async def _read(self, link: Link, replies: deque[bytes]) -> _Lost:
+        session = Session()
+        while True:
+            try:
+                with anyio.fail_after(SILENT_PINGS * link.ping_seconds):
+                    received = session.receive(await link.frames.receive())
+            except TimeoutError:
+                return _Lost(f"nothing was heard for {SILENT_PINGS * link.ping_seconds:g} s")
+            except CONNECTION_LOST:
+                if self._update is not None and self._update.state.run_state is RunState.Finished:
+                    return _Lost("the run is finished", final=True)
+
+                return _Lost("the connection was closed")
+            except WireError as error:
+                return _Lost(str(error))
+
+            if received.bye is not None:
+                return _Lost(received.bye.sentence, final=received.bye.code in _FINAL)
+
+            self._take_in(received, replies)
+
+    def _take_in(self, received: Received, replies: deque[bytes]) -> None:
+        if received.reply is not None:
+            replies.append(received.reply)
+            self._wake.set()
+
+        if received.answer is not None:
+            request = self._requests.get(received.answer.number)
+            if request is not None:
+                request.answer = received.answer
+                request.done.set()
+            elif received.answer.code:
+                logger.warning("the coordinator refused a request nobody waits for: %s", received.answer.sentence)
+
+        if received.update is not None and received.update != self._update:
+            self._update = received.update
+            self._unread = True
+            self._changed.set()
+            self._changed = anyio.Event()
+
+    async def _write(self, link: Link, replies: deque[bytes]) -> None:
+        sent: set[int] = set()
+        while True:
+            self._wake = anyio.Event()
+            payloads = list(replies)
+            replies.clear()
+            for number, request in self._requests.items():
+                if number not in sent and request.answer is None:
+                    payloads.append(request.payload)
+            sent = set(self._requests)
+            if not payloads:
+                await self._wake.wait()
+                continue
+
+            with contextlib.suppress(*CONNECTION_LOST):
+                with anyio.move_on_after(SILENT_PINGS * link.ping_seconds):
+                    await link.frames.send(*payloads)
+                continue
+
+            await anyio.sleep_forever()  # the reader finds out why, and may still find a good-bye

@@ -1,0 +1,36 @@
+"""What this distribution registers: the `tcp` backend and the `Server` data location. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from psyche_backend_tcp.client import TcpBackend
+from psyche_backend_tcp.data_client import ServerData, ServerSettings
+from psyche_backend_tcp.server import TcpServer
+from psyche_core.hookspecs import BackendRegistration, DataRegistration, hookimpl
+
+PSYCHE_PLUGIN_API = "1.0"
+
+
+@hookimpl
+def psyche_register_backends() -> list[BackendRegistration]:
+    """The `tcp` backend."""
+    return [
+        BackendRegistration(
+            name="tcp",
+            summary="a coordinator server that somebody hosts, over TCP",
+            create=TcpBackend.from_context,
+            create_server=TcpServer,
+        )
+    ]
+
+
+@hookimpl
+def psyche_register_data() -> list[DataRegistration]:
+    """The `Server` data location."""
+    return [
+        DataRegistration(
+            name="Server",
+            summary="samples from the run's data server",
+            settings=ServerSettings,
+            create=ServerData.from_context,
+        )
+    ]

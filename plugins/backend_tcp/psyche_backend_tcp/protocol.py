@@ -1,0 +1,296 @@
+"""Messages between a logged-in client and the coordinator server, as canonical CBOR lists; the first element is the kind.
+
+    client -> server                          server -> client
+    [0]                 pong                  [0]                                  ping
+    [1, id, address]    join                  [1, id, code, sentence]              answer; code "" means done
+    [2, id, command]    command               [2, revision, hash, document]        whole document
+    [3]                 send it whole         [3, base, revision, hash, patch]     what changed since `base`
+                                              [4, code, sentence]                  bye, the connection is closed
+                                              [5, ping seconds]                    welcome, after the login
+
+The document is {"state": plain state, "addresses": [[signer, address], ...]} sorted by signer; hash is the SHA-256 of its
+encoding. Commands carry no sender: the server fills in who logged in. The owner's commands have no encoding here on purpose.
+Refuses wrong types, lengths and ranges with WireError; never builds a value from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psyche_backend_tcp.limits import CLIENT_FRAME, MAX_ADDRESS_BYTES, SERVER_FRAME
+from psyche_core.coordinator.commands import Checkpoint, HealthCheck, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.plain import from_plain, to_plain
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import PsycheError, WireError
+from psyche_core.interfaces.backend import StateUpdate
+from psyche_core.run_config import Choice
+from psyche_core.types import MAX_CLIENTS, NodeIdentity, WitnessMetadata, WitnessStatement
+from psyche_core.wire.codec import decode, encode
+
+VERSION = 1
+MAX_PATCH_DEPTH = 64
+"""Nesting of a server frame: a patch nests up to three lists for each level of the document."""
+
+ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A ping from the server, the pong of a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """Join with this transport address. number: chosen by the client, comes back with the answer."""
+
+    number: int
+    address: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRequest:
+    """command: still encoded, see `decode_command`."""
+
+    number: int
+    command: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRequest:
+    """The client cannot follow the patches and asks for the whole document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """code: empty when the request was done, else the coordinator's error name or a server code."""
+
+    number: int
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The whole document."""
+
+    revision: int
+    digest: bytes
+    document: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """What turns the document of revision `base` into that of `revision`."""
+
+    base: int
+    revision: int
+    digest: bytes
+    patch: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The last frame before the server closes the connection."""
+
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The login was accepted. ping_seconds: a silent server sends a ping at least this often."""
+
+    ping_seconds: float
+
+
+ClientMessage = Heartbeat | JoinRequest | CommandRequest | WholeRequest
+ServerMessage = Heartbeat | Answer | Whole | Patch | Bye | Welcome
+
+
+def encode_client(message: ClientMessage) -> bytes:
+    """A client's message as a frame."""
+    match message:
+        case Heartbeat():
+            return encode([0])
+        case JoinRequest(number, address):
+            return encode([1, number, address])
+        case CommandRequest(number, command):
+            return encode([2, number, command])
+        case WholeRequest():
+            return encode([3])
+
+
+def decode_client(payload: bytes) -> ClientMessage:
+    """A frame from a client. Raises WireError."""
+    match decode(payload, max_bytes=CLIENT_FRAME):
+        case [0]:
+            return Heartbeat()
+        case [1, int() as number, bytes() as address] if _is_u64(number):
+            return JoinRequest(number, address)
+        case [2, int() as number, list() as command] if _is_u64(number):
+            return CommandRequest(number, command)
+        case [3]:
+            return WholeRequest()
+        case _:
+            message = "not a message of a client"
+            raise WireError(message)
+
+
+def encode_server(message: ServerMessage) -> bytes:
+    """A server's message as a frame."""
+    match message:
+        case Heartbeat():
+            return encode([0])
+        case Answer(number, code, sentence):
+            return encode([1, number, code, sentence])
+        case Whole(revision, digest, document):
+            return encode([2, revision, digest, document])
+        case Patch(base, revision, digest, patch):
+            return encode([3, base, revision, digest, patch])
+        case Bye(code, sentence):
+            return encode([4, code, sentence])
+        case Welcome(ping_seconds):
+            return encode([5, float(ping_seconds)])
+
+
+def decode_server(payload: bytes) -> ServerMessage:
+    """A frame from the server. Raises WireError."""
+    match decode(payload, max_bytes=SERVER_FRAME, max_depth=MAX_PATCH_DEPTH):
+        case [0]:
+            return Heartbeat()
+        case [1, int() as number, str() as code, str() as sentence]:
+            return Answer(number, code, sentence)
+        case [2, int() as revision, bytes() as digest, dict() as document]:
+            return Whole(revision, digest, document)
+        case [3, int() as base, int() as revision, bytes() as digest, list() as patch]:
+            return Patch(base, revision, digest, patch)
+        case [4, str() as code, str() as sentence]:
+            return Bye(code, sentence)
+        case [5, float() as ping_seconds] if ping_seconds > 0:
+            return Welcome(ping_seconds)
+        case _:
+            message = "not a message of a server"
+            raise WireError(message)
+
+
+# ---------------------------------------------------------------- the document
+
+
+def make_document(state: CoordinatorState, addresses: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """The plain tree all clients keep a copy of."""
+    return {"state": to_plain(state), "addresses": [[signer, addresses[signer]] for signer in sorted(addresses)]}
+
+
+def document_digest(document: Any) -> bytes:
+    """SHA-256 of the document's encoding."""
+    return hashlib.sha256(encode(document)).digest()
+
+
+def read_document(document: Any) -> StateUpdate:
+    """The state and address book in a document. Raises WireError."""
+    match document:
+        case {"state": plain, "addresses": list() as pairs}:
+            addresses = {}
+            for pair in pairs:
+                match pair:
+                    case [bytes() as signer, bytes() as address] if len(signer) == 32 and len(address) <= MAX_ADDRESS_BYTES:
+                        addresses[signer] = address
+                    case _:
+                        message = "the address book is malformed"
+                        raise WireError(message)
+            try:
+                return StateUpdate(from_plain(plain), addresses)
+            except (PsycheError, ValueError, TypeError, KeyError, IndexError) as error:
+                message = f"the server's state cannot be read: {error}; client and server are probably of different releases"
+                raise WireError(message) from error
+        case _:
+            message = "the server's document has no state"
+            raise WireError(message)
+
+
+# ---------------------------------------------------------------- commands
+
+
+def encode_command(command: ClientCommand) -> list[Any]:
+    """A client's command as a plain list, without its sender. Raises ValueError for a checkpoint that is no location."""
+    match command:
+        case Withdraw():
+            return [1]
+        case WarmupWitness(_, epoch, index, model_digest):
+            return [2, epoch, index, model_digest]
+        case Witness(_, s, metadata):
+            statement = [s.epoch, s.height, s.index, s.participants, s.broadcast_bloom, s.merkle_root, s.model_digest]
+            figures = None
+            if metadata is not None:
+                figures = [metadata.step, *map(float, (metadata.tokens_per_sec, metadata.bandwidth_per_sec, metadata.loss))]
+            return [3, statement, figures]
+        case HealthCheck(_, slots):
+            return [4, list(slots)]
+        case Checkpoint(_, location):
+            return [5, Choice.parse(location).to_toml()]
+
+
+def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
+    """A client's command with its authenticated sender. Raises WireError, also for a number that is no command."""
+    match plain:
+        case [1]:
+            return Withdraw(sender)
+        case [2, int() as epoch, int() as index, bytes() as digest] if _are_u32(epoch, index) and len(digest) == 32:
+            return WarmupWitness(sender, epoch, index, digest)
+        case [3, list() as statement, metadata]:
+            return Witness(sender, _statement(statement), None if metadata is None else _metadata(metadata))
+        case [4, list() as slots] if len(slots) <= MAX_CLIENTS and all(_is_u32(slot) and slot < MAX_CLIENTS for slot in slots):
+            return HealthCheck(sender, tuple(slots))
+        case [5, location]:
+            try:
+                return Checkpoint(sender, Choice.parse(location))
+            except ValueError as error:
+                message = f"a checkpoint location {error}"
+                raise WireError(message) from error
+        case _:
+            message = "not a command clients may give, or one with fields of a wrong type or range"
+            raise WireError(message)
+
+
+def _statement(plain: list[Any]) -> WitnessStatement:
+    match plain:
+        case [
+            int() as epoch,
+            int() as height,
+            int() as index,
+            bytes() as seen,
+            bytes() as bloom,
+            bytes() as root,
+            bytes() as digest,
+        ] if _are_u32(epoch, height, index) and [len(seen), len(bloom), len(root), len(digest)] == [32, 320, 32, 32]:
+            return WitnessStatement(epoch, height, index, seen, bloom, root, digest)
+        case _:
+            message = "a witness statement has fields of a wrong type or length"
+            raise WireError(message)
+
+
+def _metadata(plain: Any) -> WitnessMetadata:
+    match plain:
+        case [int() as step, float() as tokens, float() as bandwidth, float() as loss] if _is_u32(step) and all(
+            map(math.isfinite, (tokens, bandwidth, loss))
+        ):
+            return WitnessMetadata(step, tokens, bandwidth, loss)
+        case _:
+            message = "a witness's figures have a wrong type"
+            raise WireError(message)
+
+
+def _is_u64(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**64
+
+
+def _is_u32(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**32
+
+
+def _are_u32(*values: Any) -> bool:
+    return all(map(_is_u32, values))

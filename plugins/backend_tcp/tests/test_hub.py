@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from psyche_backend_tcp.hub import Hub, Moment
+from psyche_backend_tcp.limits import CLIENT_FRAME, Limits
+from psyche_backend_tcp.protocol import (
+    Answer,
+    Bye,
+    CommandRequest,
+    Heartbeat,
+    JoinRequest,
+    Patch,
+    ServerMessage,
+    Whole,
+    WholeRequest,
+    decode_server,
+    encode_client,
+    encode_command,
+)
+from psyche_backend_tcp.session import Session
+
+from psyche_core.coordinator.commands import Pause, WarmupWitness, Withdraw
+from psyche_core.errors import CoordinatorError, WireError
+from psyche_core.interfaces.backend import StateUpdate
+from psyche_core.testing.backend import START_TIME, small_state
+from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.codec import encode
+
+ALICE, BOB, CAROL = (NodeIdentity(bytes([n]) * 32, bytes([n]) * 32) for n in (1, 2, 3))
+LIMITS = Limits(reconnect_seconds=5, ping_seconds=10, silence_seconds=30)
+
+
+def at(seconds: float) -> Moment:
+    return Moment(seconds, START_TIME + int(seconds))
+
+
+def make_hub(*, limits: Limits = LIMITS, withdraw: bool = True, clients: int = 2) -> Hub:
+    numbers = itertools.count(1)
+    return Hub(small_state(clients=clients), limits, draw_seed=lambda: next(numbers), withdraw_on_disconnect=withdraw)
+
+
+def messages(hub: Hub, number: int) -> list[ServerMessage]:
+    return [decode_server(frame) for frame in hub.outgoing(number)]
+
+
+def join(hub: Hub, number: int, moment: Moment, *, request: int = 7, address: bytes = b"here") -> None:
+    hub.receive(number, encode_client(JoinRequest(request, address)), moment)
+
+
+def test_whole_document_first_then_patches_then_silence() -> None:
+    hub = make_hub()
+    alice = hub.connect(ALICE, at(0))
+    assert hub.take_stirred() == {alice}
+    (whole,) = messages(hub, alice)
+    assert isinstance(whole, Whole)
+    assert hub.outgoing(alice) == []
+    join(hub, alice, at(0))
+    answer, patch = messages(hub, alice)
+    assert answer == Answer(7, "", "")
+    assert isinstance(patch, Patch)
+    assert (patch.base, patch.revision) == (whole.revision, whole.revision + 1)
+    hub.take_stirred()
+    for second in range(1, 5):
+        hub.tick(at(second))
+    assert hub.take_stirred() == set()
+    assert hub.outgoing(alice) == []
+
+
+def test_slow_reader_gets_one_merged_patch() -> None:
+    hub = make_hub()
+    alice, bob = hub.connect(ALICE, at(0)), hub.connect(BOB, at(0))
+    hub.outgoing(alice)
+    for number in range(100):
+        join(hub, bob, at(1), request=number, address=b"%d" % number)
+        hub.outgoing(bob)
+    (patch,) = messages(hub, alice)
+    assert isinstance(patch, Patch)
+    assert patch.revision - patch.base == 100
+
+
+def test_asking_for_the_whole_document_gives_it_and_costs() -> None:
+    hub = make_hub()
+    alice = hub.connect(ALICE, at(0))
+    hub.outgoing(alice)
+    pauses = [hub.receive(alice, encode_client(WholeRequest()), at(1)) for _ in range(30)]
+    (whole,) = messages(hub, alice)
+    assert isinstance(whole, Whole)
+    assert pauses[0] == 0
+    assert pauses[-1] == pytest.approx((30 * 20 - 200) / 50)
+
+
+def test_requests_beyond_the_rate_are_read_later_not_refused() -> None:
+    hub = make_hub(limits=Limits(requests_per_second=10, burst=5))
+    alice = hub.connect(ALICE, at(0))
+    pauses = [hub.receive(alice, encode_client(Heartbeat()), at(0)) for _ in range(7)]
+    assert pauses == pytest.approx([0, 0, 0, 0, 0, 0.1, 0.2])
+    assert hub.receive(alice, encode_client(Heartbeat()), at(10)) == 0
+    assert not hub.is_closing(alice)
+
+
+def test_b25_second_login_replaces_the_first_and_its_end_withdraws_nobody() -> None:
+    """The reference dropped the member when the older of two connections closed."""
+    hub = make_hub(limits=Limits(reconnect_seconds=0))
+    old = hub.connect(ALICE, at(0))
+    join(hub, old, at(0))
+    hub.outgoing(old)
+    new = hub.connect(ALICE, at(1))
+    (bye,) = messages(hub, old)
+    assert isinstance(bye, Bye)
+    assert bye.code == "Replaced"
+    assert hub.is_closing(old)
+    assert not hub.is_closing(new)
+    hub.disconnect(old, at(1))
+    hub.tick(at(20))
+    assert hub.state.pending == (ALICE,)
+    join(hub, old, at(20), request=8)
+    hub.disconnect(new, at(20))
+    assert hub.state.pending == ()
+
+
+def test_lost_member_comes_back_within_the_grace() -> None:
+    hub = make_hub()
+    first = hub.connect(ALICE, at(0))
+    join(hub, first, at(0), address=b"kept")
+    hub.disconnect(first, at(10))
+    hub.tick(at(14.9))
+    bob = hub.connect(BOB, at(14.9))
+    assert hub.state.pending == (ALICE,)
+    second = hub.connect(ALICE, at(14.9))
+    hub.tick(at(25))
+    assert hub.state.pending == (ALICE,)
+    session = Session()
+    update = session.receive(hub.outgoing(bob)[-1]).update
+    assert update is not None
+    assert update.addresses == {ALICE.signer: b"kept"}
+    hub.disconnect(second, at(25))
+    hub.tick(at(30))
+    assert hub.state.pending == ()
+    update = session.receive(hub.outgoing(bob)[-1]).update
+    assert update is not None
+    assert update.addresses == {}
+
+
+def test_lost_member_of_an_epoch_is_withdrawn_from_it() -> None:
+    hub = make_hub()
+    alice, bob = hub.connect(ALICE, at(0)), hub.connect(BOB, at(0))
+    join(hub, alice, at(0))
+    join(hub, bob, at(0))
+    hub.tick(at(3))
+    assert hub.state.run_state is RunState.Warmup
+    hub.disconnect(alice, at(4))
+    hub.tick(at(9))
+    assert hub.state.healthy_slots == (1,)
+
+
+def test_without_withdrawal_a_lost_member_stays() -> None:
+    hub = make_hub(withdraw=False)
+    alice = hub.connect(ALICE, at(0))
+    join(hub, alice, at(0))
+    hub.disconnect(alice, at(1))
+    hub.tick(at(1000))
+    assert hub.state.pending == (ALICE,)
+
+
+def test_repeated_request_is_answered_but_not_carried_out_again() -> None:
+    hub = make_hub(clients=1)
+    first = hub.connect(ALICE, at(0))
+    join(hub, first, at(0))
+    withdraw = encode_client(CommandRequest(9, encode_command(Withdraw(ALICE))))
+    hub.receive(first, withdraw, at(1))
+    second = hub.connect(ALICE, at(1))
+    hub.disconnect(first, at(1))
+    hub.receive(second, withdraw, at(2))
+    assert messages(hub, second)[0] == Answer(9, "", "")
+    hub.receive(second, encode_client(CommandRequest(10, encode_command(Withdraw(ALICE)))), at(2))
+    answer = messages(hub, second)[0]
+    assert isinstance(answer, Answer)
+    assert answer.code == "InvalidWithdraw"
+
+
+def test_sender_is_the_key_that_logged_in() -> None:
+    hub = make_hub()
+    alice, bob = hub.connect(ALICE, at(0)), hub.connect(BOB, at(0))
+    join(hub, alice, at(0))
+    hub.receive(bob, encode_client(CommandRequest(1, encode_command(Withdraw(ALICE)))), at(0))
+    answer = messages(hub, bob)[0]
+    assert isinstance(answer, Answer)
+    assert answer.code == "InvalidWithdraw"
+    assert hub.state.pending == (ALICE,)
+
+
+def test_owner_commands_have_no_encoding_and_come_through_submit() -> None:
+    hub = make_hub()
+    alice = hub.connect(ALICE, at(0))
+    hub.outgoing(alice)
+    for tag in (0, 6, 7, 8, 9):
+        hub.receive(alice, encode([2, tag, [tag]]), at(0))
+        (answer,) = messages(hub, alice)
+        assert isinstance(answer, Answer)
+        assert answer.code == "BadRequest"
+    assert hub.state.run_state is RunState.WaitingForMembers
+    hub.submit(Pause(), at(0))
+    assert hub.state.run_state is RunState.Paused
+    with pytest.raises(CoordinatorError, match="Halted"):
+        hub.submit(Pause(), at(0))
+    hub.tick(at(1))
+    assert [state.run_state for state, _ in hub.take_changes()] == [RunState.Paused]
+
+
+def test_ping_after_silence_and_close_after_more() -> None:
+    hub = make_hub()
+    alice = hub.connect(ALICE, at(0))
+    hub.outgoing(alice)
+    hub.tick(at(9))
+    assert hub.outgoing(alice) == []
+    hub.tick(at(10))
+    hub.tick(at(11))
+    assert messages(hub, alice) == [Heartbeat()]
+    hub.receive(alice, encode_client(Heartbeat()), at(12))
+    hub.tick(at(21))
+    assert hub.outgoing(alice) == []
+    hub.tick(at(42))
+    bye = messages(hub, alice)[-1]
+    assert isinstance(bye, Bye)
+    assert bye.code == "Silent"
+    assert hub.is_closing(alice)
+
+
+def test_unread_answers_close_the_connection() -> None:
+    hub = make_hub(limits=Limits(max_outbox=10))
+    alice = hub.connect(ALICE, at(0))
+    for number in range(20):
+        join(hub, alice, at(0), request=number)
+    (bye,) = messages(hub, alice)
+    assert isinstance(bye, Bye)
+    assert bye.code == "TooSlow"
+
+
+def test_address_over_the_limit_is_refused() -> None:
+    hub = make_hub()
+    alice = hub.connect(ALICE, at(0))
+    join(hub, alice, at(0), address=b"x" * 1025)
+    answer = messages(hub, alice)[0]
+    assert isinstance(answer, Answer)
+    assert answer.code == "BadRequest"
+    assert hub.state.pending == ()
+
+
+FRAMES = (
+    st.binary(max_size=60)
+    | st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-5, 2**64 - 1)
+        | st.text(max_size=4)
+        | st.binary(max_size=40)
+        | st.floats(allow_nan=False),
+        lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=12,
+    ).map(encode)
+    | st.tuples(st.integers(0, 4), st.integers(0, 9), st.lists(st.integers(0, 6) | st.binary(max_size=33), max_size=8)).map(
+        lambda parts: encode(list(parts))
+    )
+)
+
+
+@given(st.lists(FRAMES, max_size=12))
+def test_any_frame_costs_at_most_its_own_connection(frames: list[bytes]) -> None:
+    hub = make_hub()
+    honest, bad = hub.connect(BOB, at(0)), hub.connect(ALICE, at(0))
+    for frame in frames:
+        assert len(frame) <= CLIENT_FRAME
+        hub.receive(bad, frame, at(0))
+        hub.outgoing(bad)
+    hub.tick(at(1))
+    join(hub, honest, at(1))
+    assert BOB in hub.state.pending
+    assert not hub.is_closing(honest)
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "withdraw", "ready", "time", "drop", "connect", "read", "whole", "pause"]), st.integers(0, 2)
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=60)
+@given(ACTIONS)
+def test_every_reader_reproduces_the_state_whatever_happens(actions: list[tuple[str, int]]) -> None:
+    """Random lives of three clients: who is connected, and reads whenever it likes, ends with exactly the hub's state."""
+    hub = make_hub(limits=Limits(reconnect_seconds=2, burst=1e9))
+    people = (ALICE, BOB, CAROL)
+    numbers: list[int | None] = [None] * 3
+    sessions = [Session() for _ in people]
+    updates: list[StateUpdate | None] = [None] * 3
+    seconds = 0.0
+    requests = itertools.count(100)
+
+    def read(who: int) -> None:
+        number = numbers[who]
+        assert number is not None
+        for frame in hub.outgoing(number):
+            received = sessions[who].receive(frame)
+            assert received.reply is None
+            updates[who] = received.update or updates[who]
+
+    for action, who in actions:
+        number = numbers[who]
+        if action == "time":
+            seconds += 1 + who
+            hub.tick(at(seconds))
+        elif action == "pause":
+            try:
+                hub.submit(Pause(), at(seconds))
+            except CoordinatorError:
+                continue
+        elif action == "connect":
+            numbers[who], sessions[who] = hub.connect(people[who], at(seconds)), Session()
+            if number is not None:
+                hub.disconnect(number, at(seconds))
+        elif number is None:
+            continue
+        elif action == "drop":
+            hub.disconnect(number, at(seconds))
+            numbers[who] = None
+        elif action == "join":
+            join(hub, number, at(seconds), request=next(requests), address=b"%d" % who)
+        elif action == "read":
+            read(who)
+        elif action == "whole":
+            hub.receive(number, encode_client(WholeRequest()), at(seconds))
+        else:
+            command = Withdraw(people[who]) if action == "withdraw" else WarmupWitness(people[who], 0, who, bytes(32))
+            hub.receive(number, encode_client(CommandRequest(next(requests), encode_command(command))), at(seconds))
+
+    for who, number in enumerate(numbers):
+        if number is not None:
+            read(who)
+            update = updates[who]
+            assert update is not None
+            assert update.state == hub.state
+            assert sessions[who].revision == hub.revision
+
+
+def test_session_asks_for_the_whole_document_when_a_patch_lies() -> None:
+    hub = make_hub()
+    alice = hub.connect(ALICE, at(0))
+    session = Session()
+    session.receive(hub.outgoing(alice)[0])
+    join(hub, alice, at(0))
+    (_, frame) = hub.outgoing(alice)
+    patch = decode_server(frame)
+    assert isinstance(patch, Patch)
+    for lie in (
+        Patch(patch.base, patch.revision, bytes(32), patch.patch),
+        Patch(patch.base + 5, patch.revision, patch.digest, patch.patch),
+        Patch(patch.base, patch.revision, patch.digest, [2, []]),
+    ):
+        liar = Session()
+        liar.receive(make_first_frame())
+        reply = liar.receive(encode([3, lie.base, lie.revision, lie.digest, lie.patch])).reply
+        assert reply == encode_client(WholeRequest())
+        assert liar.receive(frame).update is None, "patches before the whole document are not believed"
+        hub.receive(alice, reply, at(1))
+        update = liar.receive(hub.outgoing(alice)[-1]).update
+        assert update is not None
+        assert update.state == hub.state
+
+
+def make_first_frame() -> bytes:
+    hub = make_hub()
+    return hub.outgoing(hub.connect(CAROL, at(0)))[0]
+
+
+def test_session_refuses_a_whole_document_with_another_hash() -> None:
+    whole = decode_server(make_first_frame())
+    assert isinstance(whole, Whole)
+    with pytest.raises(WireError, match="hash"):
+        Session().receive(encode([2, 1, bytes(32), whole.document]))
+    with pytest.raises(WireError):
+        Session().receive(encode([5, 1.0]))

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from psyche_backend_tcp.protocol import (
+    Answer,
+    Bye,
+    ClientCommand,
+    CommandRequest,
+    Heartbeat,
+    JoinRequest,
+    Patch,
+    Welcome,
+    Whole,
+    WholeRequest,
+    decode_client,
+    decode_command,
+    decode_server,
+    encode_client,
+    encode_command,
+    encode_server,
+    make_document,
+    read_document,
+)
+
+from psyche_core.coordinator.commands import Checkpoint, HealthCheck, WarmupWitness, Withdraw, Witness
+from psyche_core.errors import WireError
+from psyche_core.interfaces.backend import StateUpdate
+from psyche_core.run_config import Choice
+from psyche_core.testing.backend import small_state
+from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
+from psyche_core.wire.codec import decode, encode
+
+SENDER = NodeIdentity(b"s" * 32, b"p" * 32)
+U32 = st.integers(0, 2**32 - 1)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+COMMANDS: st.SearchStrategy[ClientCommand] = st.one_of(
+    st.just(Withdraw(SENDER)),
+    st.builds(WarmupWitness, st.just(SENDER), U32, U32, st.binary(min_size=32, max_size=32)),
+    st.builds(
+        Witness,
+        st.just(SENDER),
+        st.builds(
+            WitnessStatement,
+            U32,
+            U32,
+            U32,
+            st.binary(min_size=32, max_size=32),
+            st.binary(min_size=320, max_size=320),
+            st.binary(min_size=32, max_size=32),
+            st.binary(min_size=32, max_size=32),
+        ),
+        st.none() | st.builds(WitnessMetadata, U32, FINITE, FINITE, FINITE),
+    ),
+    st.builds(HealthCheck, st.just(SENDER), st.lists(st.integers(0, 255), max_size=256).map(tuple)),
+    st.builds(
+        Checkpoint,
+        st.just(SENDER),
+        st.sampled_from(
+            [Choice("Hub", {"repo_id": "a/b"}), Choice("P2P", {"repo_id": "a/b", "revision": "1"}), Choice("Ephemeral")]
+        ),
+    ),
+)
+
+
+@given(COMMANDS)
+def test_commands_are_read_back_with_the_authenticated_sender(command: ClientCommand) -> None:
+    plain = decode(encode(encode_command(command)), max_bytes=10_000)
+    assert decode_command(plain, SENDER) == command
+    assert SENDER.signer not in encode(plain)
+
+
+@given(COMMANDS, st.data())
+def test_a_command_with_one_field_of_another_kind_is_refused(command: ClientCommand, data: st.DataObject) -> None:
+    plain: list[Any] = encode_command(command)
+    if len(plain) == 1:
+        return
+    place = data.draw(st.integers(1, len(plain) - 1))
+    if isinstance(command, Witness) and place == 2:
+        plain[place] = [1, 2, 3, 4]
+    else:
+        plain[place] = data.draw(st.sampled_from([True, -1, 2**32, "", b"", 0.5, None, [True], [b""], [256]]))
+    with pytest.raises(WireError):
+        decode_command(plain, SENDER)
+
+
+@pytest.mark.parametrize(
+    "plain", [[], [0], [1, 1], [6], [2, 0, 0, b"short"], [3, [0] * 7, None], [4, [0] * 257], [4, [256]], [5, 7], ["1"]]
+)
+def test_other_lists_are_no_commands(plain: list[Any]) -> None:
+    with pytest.raises(WireError):
+        decode_command(plain, SENDER)
+
+
+@pytest.mark.parametrize("message", [Heartbeat(), JoinRequest(2**64 - 1, b"x" * 1024), CommandRequest(0, [1]), WholeRequest()])
+def test_client_messages_are_read_back(message: Any) -> None:
+    assert decode_client(encode_client(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Heartbeat(),
+        Answer(1, "", ""),
+        Answer(1, "Halted", "why"),
+        Whole(3, bytes(32), {"a": [1]}),
+        Patch(1, 2, bytes(32), [0, {}]),
+        Bye("Replaced", "why"),
+        Welcome(10.0),
+    ],
+)
+def test_server_messages_are_read_back(message: Any) -> None:
+    assert decode_server(encode_server(message)) == message
+
+
+@given(st.binary(max_size=80) | st.lists(st.integers(0, 9) | st.binary(max_size=3) | st.text(max_size=3), max_size=5).map(encode))
+def test_other_bytes_are_refused_with_wire_error_only(payload: bytes) -> None:
+    for read in (decode_client, decode_server):
+        try:
+            read(payload)
+        except WireError:
+            continue
+
+
+def test_documents_are_read_back_and_checked() -> None:
+    update = StateUpdate(small_state(), {b"b" * 32: b"address", b"a" * 32: b""})
+    document = make_document(update.state, update.addresses)
+    assert read_document(decode(encode(document), max_bytes=100_000)) == update
+    assert [signer for signer, _ in document["addresses"]] == [b"a" * 32, b"b" * 32]
+    for broken in (
+        {},
+        [],
+        {"state": document["state"]},
+        {**document, "addresses": [[b"short", b""]]},
+        {**document, "addresses": [[b"a" * 32, b"x" * 1025]]},
+        {**document, "state": {}},
+    ):
+        with pytest.raises(WireError):
+            read_document(broken)

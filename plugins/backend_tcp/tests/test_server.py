@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+from anyio import EndOfStream
+from blockbuster import blockbuster_ctx
+from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, Limits
+from psyche_backend_tcp.login import COORDINATOR, decode_hello, encode_login
+from psyche_backend_tcp.protocol import Bye, JoinRequest, Welcome, WholeRequest, decode_server, encode_client
+from psyche_backend_tcp.server import TcpServer
+
+from psyche_core.coordinator.commands import Event, Pause, RunFinished, Withdraw
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BackendClosed, BackendError, CommandRefused, CoordinatorError, UserError
+from psyche_core.hookspecs import BackendContext, ServerContext
+from psyche_core.testing.backend import small_state, until
+from psyche_core.types import RunState
+from psyche_core.wire.frames import FramedStream
+from psyche_core.wire.signing import SecretKey
+
+TIMEOUT = 10.0
+LOST = (EndOfStream, anyio.BrokenResourceError)
+
+
+async def bye_of(frames: FramedStream) -> str | None:
+    """The code of the good-bye a peer is sent, None when it is just closed."""
+    code = None
+    with anyio.fail_after(TIMEOUT):
+        try:
+            while True:
+                message = decode_server(await frames.receive())
+                if isinstance(message, Bye):
+                    code = message.code
+        except LOST:
+            await frames.aclose()
+            return code
+
+
+async def log_in(frames: FramedStream, key: SecretKey) -> None:
+    hello = decode_hello(await frames.receive(), service=COORDINATOR)
+    await frames.send(encode_login(hello, key, run_id=hello.run_id))
+    assert isinstance(decode_server(await frames.receive()), Welcome)
+
+
+async def check_alive(server: TcpServer, client: Any, key: SecretKey) -> None:
+    """The server still answers honest clients."""
+    with anyio.fail_after(TIMEOUT):
+        async with client(server, key) as backend:
+            await backend.join(b"here", timeout=TIMEOUT)
+            assert backend.identity in (await until(backend, lambda update: bool(update.state.pending))).state.pending
+
+
+async def test_wrong_signature_replay_and_garbage_do_not_get_in(
+    serving: Any, client: Any, raw: Any, keys: list[SecretKey]
+) -> None:
+    async with serving() as server:
+        forged = await raw(server.address)
+        hello = decode_hello(await forged.receive(), service=COORDINATOR)
+        login = bytearray(encode_login(hello, keys[0], run_id="conformance"))
+        login[-1] ^= 1
+        await forged.send(bytes(login))
+        assert await bye_of(forged) == "BadSignature"
+
+        replayed = await raw(server.address)
+        await replayed.receive()
+        await replayed.send(encode_login(hello, keys[0], run_id="conformance"))
+        assert await bye_of(replayed) == "BadSignature"
+
+        for garbage in (b"\xff" * 50, b"GET / HTTP/1.1\r\n\r\n"):
+            frames = await raw(server.address)
+            await frames.receive()
+            await frames.send(garbage)
+            assert await bye_of(frames) == "BadLogin"
+
+        plain = await raw(server.address)
+        await plain._stream.send(b"GET / HTTP/1.1\r\n\r\n" * 10)  # as a length: far over the limit
+        await plain.receive()
+        assert await bye_of(plain) in ("BadLogin", None)
+        assert server.connected == 0
+        await check_alive(server, client, keys[1])
+
+
+async def test_wrong_run_is_refused_with_both_names(serving: Any, client: Any, keys: list[SecretKey]) -> None:
+    async with serving() as server:
+        with pytest.raises(CommandRefused, match="'conformance', you asked for 'elsewhere'") as refused:
+            async with client(server, keys[0], run_id="elsewhere"):
+                pass
+        assert refused.value.code == "WrongRun"
+
+
+@pytest.mark.parametrize("size", [LOGIN_FRAME + 1, 2**32 - 1])
+async def test_oversized_login_frame_is_refused_at_its_length(serving: Any, raw: Any, size: int) -> None:
+    async with serving() as server:
+        frames = await raw(server.address)
+        await frames.receive()
+        await frames._stream.send(size.to_bytes(4, "big"))
+        assert await bye_of(frames) == "BadLogin"
+
+
+async def test_oversized_frame_after_the_login_ends_only_that_connection(
+    serving: Any, client: Any, raw: Any, keys: list[SecretKey]
+) -> None:
+    async with serving() as server:
+        frames = await raw(server.address)
+        await log_in(frames, keys[0])
+        await frames._stream.send((CLIENT_FRAME + 1).to_bytes(4, "big"))
+        assert await bye_of(frames) == "BadMessage"
+        await check_alive(server, client, keys[1])
+
+
+async def test_half_open_connection_is_closed_in_time(serving: Any, raw: Any) -> None:
+    async with serving(limits=Limits(handshake_seconds=0.05)) as server:
+        silent = await raw(server.address)
+        halfway = await raw(server.address)
+        await halfway._stream.send(b"\0\0")
+        await silent.receive()
+        await halfway.receive()
+        assert await bye_of(silent) is None
+        assert await bye_of(halfway) is None
+
+
+async def test_flood_of_silent_connections_does_not_keep_members_out(
+    serving: Any, client: Any, raw: Any, keys: list[SecretKey]
+) -> None:
+    async with serving(limits=Limits(max_unauthenticated=4, handshake_seconds=1000)) as server:
+        flood = [await raw(server.address) for _ in range(20)]
+        for frames in flood:
+            await frames.receive()
+        await check_alive(server, client, keys[0])
+        assert server._bound().waiting <= 4
+        closed = 0
+        for frames in flood[:15]:
+            assert await bye_of(frames) is None
+            closed += 1
+        assert closed == 15
+        for frames in flood[15:]:
+            await frames.aclose()
+
+
+async def test_connections_beyond_the_limit_are_told(serving: Any, client: Any, keys: list[SecretKey]) -> None:
+    async with serving(limits=Limits(max_connections=1)) as server, client(server, keys[0]):
+        with pytest.raises(CommandRefused, match="Busy"):
+            async with client(server, keys[1]):
+                pass
+
+
+async def test_b25_duplicate_login_ends_the_older_and_keeps_the_member(serving: Any, client: Any, keys: list[SecretKey]) -> None:
+    async with serving(limits=Limits(reconnect_seconds=0)) as server, client(server, keys[0]) as older:
+        await older.join(b"here", timeout=TIMEOUT)
+        async with client(server, keys[0]) as newer:
+            with pytest.raises(BackendClosed, match="logged in again"):
+                await until(older, lambda _: False)
+            await newer.join(b"here", timeout=TIMEOUT)
+            assert server.state.pending == (newer.identity,)
+        with anyio.fail_after(TIMEOUT):
+            await server._until(lambda: not server.connected)
+        assert server.state.pending == ()
+
+
+async def test_reconnects_keeps_membership_and_joins_again(serving: Any, client: Any, keys: list[SecretKey]) -> None:
+    withdrawals: list[CoordinatorState] = []
+
+    def watch(state: CoordinatorState, _: tuple[Event, ...]) -> None:
+        if not state.pending:
+            withdrawals.append(state)
+
+    async with serving(on_event=watch) as server, client(server, keys[0]) as backend:
+        await backend.join(b"here", timeout=TIMEOUT)
+        for _ in range(3):
+            before = backend.reconnects
+            await backend._link.frames.aclose()
+            await backend.join(b"here", timeout=TIMEOUT)
+            assert backend.reconnects == before + 1
+        assert server.state.pending == (backend.identity,)
+        assert withdrawals == []
+
+
+async def test_join_is_repeated_at_a_restarted_server(client: Any, clock: Any, keys: list[SecretKey]) -> None:
+    async with TcpServer(ServerContext(state=small_state()), clock=clock) as first, anyio.create_task_group() as group:
+        group.start_soon(first.serve)
+        async with client(first, keys[0]) as backend:
+            await backend.join(b"here", timeout=TIMEOUT)
+            port = int(first.address.rpartition(":")[2])
+            await first.aclose()
+            second = TcpServer(ServerContext(state=small_state(), port=port), clock=clock)
+            async with second, anyio.create_task_group() as inner:
+                inner.start_soon(second.serve)
+                with anyio.fail_after(TIMEOUT):
+                    await second._until(lambda: bool(second.state.pending))
+                assert second.state.pending == (backend.identity,)
+                inner.cancel_scope.cancel()
+
+
+async def test_gone_server_ends_the_backend_after_its_retries(client: Any, clock: Any, keys: list[SecretKey]) -> None:
+    async with TcpServer(ServerContext(state=small_state()), clock=clock) as server, anyio.create_task_group() as group:
+        group.start_soon(server.serve)
+        async with client(server, keys[0], retry_seconds=0.3) as backend:
+            await until(backend, lambda _: True)
+            await server.aclose()
+            with anyio.fail_after(TIMEOUT):
+                with pytest.raises(BackendClosed, match=r"did not come back within 0\.3 s"):
+                    await backend.join(b"here", timeout=TIMEOUT)
+                with pytest.raises(BackendClosed):
+                    await backend.next_state()
+
+
+async def test_nobody_listening_is_one_clear_sentence(client: Any, keys: list[SecretKey]) -> None:
+    async with TcpServer(ServerContext(state=small_state())) as server:
+        address = server.address
+    with pytest.raises(BackendError, match=f"^cannot connect to {address}: Connection refused$"):
+        async with client(server, keys[0]):
+            pass
+
+
+async def test_port_in_use_and_bad_host_are_one_clear_sentence() -> None:
+    async with TcpServer(ServerContext(state=small_state())) as server:
+        port = int(server.address.rpartition(":")[2])
+        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}: .*in use; choose another"):
+            async with TcpServer(ServerContext(state=small_state(), port=port)):
+                pass
+    with pytest.raises(UserError, match=r"cannot listen on 203\.0\.113\.77:0: "):
+        async with TcpServer(ServerContext(state=small_state(), host="203.0.113.77")):
+            pass
+
+
+async def test_only_changes_are_sent(serving: Any, client: Any, keys: list[SecretKey]) -> None:
+    ticks = 0
+
+    class Counting(TcpServer):
+        def tick(self) -> None:
+            nonlocal ticks
+            ticks += 1
+            super().tick()
+
+    server = Counting(ServerContext(state=small_state(), tick_seconds=0.001))
+    async with server, anyio.create_task_group() as group:
+        group.start_soon(server.serve)
+        async with client(server, keys[0]) as watcher, client(server, keys[1]) as other:
+            await until(watcher, lambda _: True)
+            whole = watcher.bytes_received
+            begin = ticks
+            with anyio.fail_after(TIMEOUT):
+                while ticks < begin + 50:
+                    await server._stirred.wait()
+            assert watcher.bytes_received == whole
+            await other.join(b"here", timeout=TIMEOUT)
+            await until(watcher, lambda update: bool(update.addresses))
+            assert 0 < watcher.bytes_received - whole < whole / 4
+        group.cancel_scope.cancel()
+
+
+async def test_finished_run_ends_serve_after_everybody_was_told(clock: Any, client: Any, keys: list[SecretKey]) -> None:
+    state = small_state(clients=1)
+    state = replace(state, run_state=RunState.Cooldown, progress=replace(state.progress, step=11))
+    events: list[Event] = []
+    server = TcpServer(
+        ServerContext(state=state, tick_seconds=0.01, on_event=lambda _, new: events.extend(new)),
+        clock=clock,
+        limits=Limits(finish_seconds=0.2),
+    )
+    with anyio.fail_after(TIMEOUT):
+        async with server, anyio.create_task_group() as group:
+            group.start_soon(server.serve)
+            async with client(server, keys[0]) as leaving, client(server, keys[1]) as staying:
+                await until(leaving, lambda _: True)
+                clock.now += 11
+                await until(leaving, lambda update: update.state.run_state is RunState.Finished)
+                await leaving.aclose()
+                await until(staying, lambda update: update.state.run_state is RunState.Finished)
+                with pytest.raises(BackendClosed, match="the run is finished"):
+                    await staying.next_state()
+    assert RunFinished(steps=10) in events
+
+
+async def test_owner_pauses_through_submit(serving: Any, client: Any, keys: list[SecretKey]) -> None:
+    async with serving() as server, client(server, keys[0]) as backend:
+        server.submit(Pause())
+        await until(backend, lambda update: update.state.run_state is RunState.Paused)
+        with pytest.raises(CoordinatorError, match="Halted"):
+            server.submit(Pause())
+
+
+async def test_server_survives_whatever_is_thrown_at_it(
+    serving: Callable[..., Any], client: Any, raw: Any, keys: list[SecretKey]
+) -> None:
+    """Random bytes before and after the login, cut connections, and a watcher that raises."""
+
+    def broken(_: CoordinatorState, __: tuple[Event, ...]) -> None:
+        message = "a display fails"
+        raise RuntimeError(message)
+
+    async with serving(on_event=broken, limits=Limits(reconnect_seconds=0)) as server:
+        for number in range(60):
+            frames = await raw(server.address)
+            if number % 2:
+                await log_in(frames, keys[0])
+            try:
+                for _ in range(number % 5):
+                    data = secrets.token_bytes(1 + number)
+                    await (frames.send(data) if number % 3 else frames._stream.send(data))
+                if number % 7 == 1:
+                    await frames.send(encode_client(JoinRequest(number, b"x")))
+            except LOST:
+                pass
+            await frames.aclose()
+        await check_alive(server, client, keys[1])
+
+
+async def test_a_peer_that_does_not_read_is_dropped_and_others_are_served(
+    serving: Any, client: Any, raw: Any, keys: list[SecretKey]
+) -> None:
+    async with serving(limits=Limits(send_seconds=0.1, requests_per_second=1e9, burst=1e9)) as server:
+        frames = await raw(server.address)
+        await log_in(frames, keys[0])
+        whole = encode_client(WholeRequest())
+        with anyio.move_on_after(TIMEOUT) as scope:
+            try:
+                while True:
+                    await frames.send(*[whole] * 100)
+            except LOST:
+                scope.cancel()
+        assert not scope.deadline < anyio.current_time(), "it was not dropped"
+        await frames.aclose()
+        await check_alive(server, client, keys[1])
+
+
+async def test_the_loop_is_never_blocked(serving: Any, client: Any, keys: list[SecretKey]) -> None:
+    with blockbuster_ctx():
+        async with serving() as server, client(server, keys[0]) as first, client(server, keys[1]) as second:
+            await first.join(b"1", timeout=TIMEOUT)
+            await second.join(b"2", timeout=TIMEOUT)
+            await until(first, lambda update: len(update.addresses) == 2)
+            await first.send(Withdraw(first.identity), timeout=TIMEOUT)
+            await first._link.frames.aclose()
+            await first.join(b"1", timeout=TIMEOUT)
+
+
+async def test_unknown_address_text_is_a_user_error(keys: list[SecretKey]) -> None:
+    from psyche_backend_tcp.client import TcpBackend
+
+    with pytest.raises(UserError, match="got 'nonsense'"):
+        TcpBackend(BackendContext(run_id="r", address="nonsense", key=keys[0]))

@@ -1,0 +1,3 @@
+"""Version of psyche-data-http."""
+
+__version__ = "0.1.0"

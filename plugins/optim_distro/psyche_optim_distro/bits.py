@@ -1,0 +1,70 @@
+"""Bit strings, vectorised: fixed-width integers and unary codes. Bit i of a string is bit i % 8 of byte i // 8.
+
+Readers check that padding is zero, so that one string of values has one encoding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psyche_core.errors import PayloadRejected
+from psyche_optim_distro.layout import IntArray
+
+
+def packed_bytes(count: int, width: int) -> int:
+    """Bytes of `count` integers of `width` bits."""
+    return (count * width + 7) // 8
+
+
+def pack_integers(values: IntArray, width: int) -> bytes:
+    """Integers 0 <= value < 2**width, lowest bit first."""
+    if width == 0:
+        return b""
+
+    bits = (values[:, None] >> np.arange(width)) & 1  # [count, width]
+    return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little").tobytes()
+
+
+def unpack_integers(data: bytes, count: int, width: int) -> IntArray:
+    """What `pack_integers` wrote; `data` must be exactly `packed_bytes(count, width)` long. Raises PayloadRejected."""
+    if width == 0:
+        return np.zeros(count, dtype=np.int64)
+
+    bits = _unpack(data)
+    if bits[count * width :].any():
+        message = "padding bits of a packed table are not zero"
+        raise PayloadRejected(message)
+
+    columns = bits[: count * width].reshape(count, width)
+    integers = np.zeros(count, dtype=np.int64)
+    for bit in range(width):  # at most about 20: one pass per bit keeps the memory at one integer each
+        integers |= columns[:, bit].astype(np.int64) << bit
+
+    return integers
+
+
+def pack_unary(values: IntArray) -> bytes:
+    """Each value as that many zero bits and a one."""
+    if values.size == 0:
+        return b""
+
+    ends = np.cumsum(values + 1) - 1
+    bits = np.zeros(int(ends[-1]) + 1, dtype=np.uint8)
+    bits[ends] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def unpack_unary(data: bytes, count: int) -> IntArray:
+    """What `pack_unary` wrote: exactly `count` values, no unused byte. Raises PayloadRejected."""
+    ends = np.flatnonzero(_unpack(data))
+    if ends.size != count or (count and int(ends[-1]) // 8 != len(data) - 1) or (not count and data):
+        message = f"a unary table of {len(data)} bytes holds {ends.size} codes, expected {count} and no spare byte"
+        raise PayloadRejected(message)
+
+    values: IntArray = np.diff(ends, prepend=-1) - 1
+    return values
+
+
+def _unpack(data: bytes) -> NDArray[np.uint8]:
+    return np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")

@@ -1,0 +1,203 @@
+"""The parameter table: where every parameter, chunk and coefficient lives. Everything a peer says is checked against it.
+
+All float32 state (masters, delta, coefficients) is one flat buffer each, with the same layout. Parameters that are cut alike
+(same height, width, columns) stand together as one *group*, so that work is done per group and never per parameter or chunk.
+Chunks are numbered in ascending name order, which is the order of the payload; a *class* is all chunks of one size and top-k.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psyche_optim_distro.transform import chunk_size
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter: its part `flat[start : start + prod(shape)]` of every flat buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """End of its part."""
+        return self.start + math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Parameters cut alike: `flat[start:stop]` seen as [row_blocks, height, columns] in blocks of height x width.
+
+    keep: coefficients sent per chunk. chunks: int64 [row_blocks * columns / width], the chunk numbers in block order.
+    """
+
+    start: int
+    row_blocks: int
+    height: int
+    columns: int
+    width: int
+    keep: int
+    chunks: IntArray
+
+    @property
+    def stop(self) -> int:
+        """End of its part."""
+        return self.start + self.row_blocks * self.height * self.columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkClass:
+    """All chunks of `size` elements that send up to `keep` coefficients. chunks: int64, ascending chunk numbers."""
+
+    size: int
+    keep: int
+    chunks: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """The whole table. total: elements of a flat buffer. parameters: ascending by name.
+
+    chunk_base, chunk_width, chunk_columns: int64 [number of chunks]; see `slots`. chunk_class, chunk_rank: int64 [number of
+    chunks], the chunk's class and its place in there. fingerprint: 16 bytes over names, shapes,
+    chunk target and top-k; payloads carry it, so that another model's payload is refused by its header.
+    """
+
+    parameters: tuple[Parameter, ...]
+    groups: tuple[Group, ...]
+    classes: tuple[ChunkClass, ...]
+    total: int
+    chunk_base: IntArray
+    chunk_width: IntArray
+    chunk_columns: IntArray
+    chunk_class: IntArray
+    chunk_rank: IntArray
+    fingerprint: bytes
+
+    def slots(self, chunks: IntArray, indices: IntArray) -> IntArray:
+        """Flat positions of coefficients: `indices` count row by row inside their chunk. Arguments int64 of equal length."""
+        widths = self.chunk_width[chunks]
+        slots: IntArray = self.chunk_base[chunks] + indices // widths * self.chunk_columns[chunks] + indices % widths
+        return slots
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How one parameter is cut."""
+
+    name: str
+    shape: tuple[int, ...]
+    row_blocks: int
+    height: int
+    columns: int
+    width: int
+    first_chunk: int
+
+    @property
+    def chunk_count(self) -> int:
+        return self.row_blocks * (self.columns // self.width) if self.width else 0
+
+
+def build_layout(shapes: Mapping[str, Sequence[int]], *, chunk: int, topk: int) -> Layout:
+    """The table of a model. shapes: by full parameter name; chunk, topk: the settings of those names."""
+    cuts: list[_Cut] = []
+    chunk_count = 0
+    for name in sorted(shapes):
+        cut = _cut(name, tuple(int(size) for size in shapes[name]), chunk, chunk_count)
+        cuts.append(cut)
+        chunk_count += cut.chunk_count
+
+    base = np.zeros(chunk_count, dtype=np.int64)
+    width = np.ones(chunk_count, dtype=np.int64)
+    columns = np.ones(chunk_count, dtype=np.int64)
+    groups: list[Group] = []
+    parameters: list[Parameter] = []
+    start = 0
+    for height_width_columns in sorted({(cut.height, cut.width, cut.columns) for cut in cuts}):
+        members = [cut for cut in cuts if (cut.height, cut.width, cut.columns) == height_width_columns]
+        group_start = start
+        for cut in members:
+            parameters.append(Parameter(cut.name, cut.shape, start))
+            own = slice(cut.first_chunk, cut.first_chunk + cut.chunk_count)
+            column_blocks = max(1, cut.columns // max(1, cut.width))
+            block = np.arange(cut.chunk_count, dtype=np.int64)
+            block_row, block_column = block // column_blocks, block % column_blocks
+            base[own] = start + block_row * cut.height * cut.columns + block_column * cut.width
+            width[own] = cut.width
+            columns[own] = cut.columns
+            start += math.prod(cut.shape)
+
+        if start > group_start:
+            groups.append(_group(members, group_start, topk))
+
+    parameters.sort(key=lambda parameter: parameter.name)
+    classes = _classes(groups)
+    chunk_class = np.zeros(chunk_count, dtype=np.int64)
+    chunk_rank = np.zeros(chunk_count, dtype=np.int64)
+    for number, entry in enumerate(classes):
+        chunk_class[entry.chunks] = number
+        chunk_rank[entry.chunks] = np.arange(entry.chunks.size)
+
+    return Layout(
+        parameters=tuple(parameters),
+        groups=tuple(groups),
+        classes=classes,
+        total=start,
+        chunk_base=base,
+        chunk_width=width,
+        chunk_columns=columns,
+        chunk_class=chunk_class,
+        chunk_rank=chunk_rank,
+        fingerprint=_fingerprint(cuts, chunk, topk),
+    )
+
+
+def _cut(name: str, shape: tuple[int, ...], target: int, first_chunk: int) -> _Cut:
+    """Cut one parameter: leading dimensions of three and more are batches, a vector is one row."""
+    columns = shape[-1] if shape else 1
+    rows = shape[-2] if len(shape) > 1 else 1
+    batches = math.prod(shape[:-2])
+    height, width = chunk_size(rows, target), chunk_size(columns, target)
+    row_blocks = batches * (rows // height) if height else 0
+    return _Cut(name, shape, row_blocks, height, columns, width, first_chunk)
+
+
+def _group(members: Sequence[_Cut], start: int, topk: int) -> Group:
+    first = members[0]
+    numbers = [np.arange(cut.first_chunk, cut.first_chunk + cut.chunk_count, dtype=np.int64) for cut in members]
+    return Group(
+        start=start,
+        row_blocks=sum(cut.row_blocks for cut in members),
+        height=first.height,
+        columns=first.columns,
+        width=first.width,
+        keep=min(topk, first.height * first.width),
+        chunks=np.concatenate(numbers),
+    )
+
+
+def _classes(groups: Sequence[Group]) -> tuple[ChunkClass, ...]:
+    classes = []
+    for size, keep in sorted({(group.height * group.width, group.keep) for group in groups}):
+        numbers = [group.chunks for group in groups if group.height * group.width == size]
+        classes.append(ChunkClass(size, keep, np.sort(np.concatenate(numbers))))
+
+    return tuple(classes)
+
+
+def _fingerprint(cuts: Sequence[_Cut], chunk: int, topk: int) -> bytes:
+    digest = hashlib.sha256(f"psyche distro table 1\0{chunk}\0{topk}\0".encode())
+    for cut in cuts:
+        digest.update(f"{cut.name}\0{','.join(map(str, cut.shape))}\0".encode())
+
+    return digest.digest()[:16]

@@ -1,0 +1,27 @@
+"""One thread for torch, and the worked numbers of the reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def vectors() -> dict[str, Any]:
+    """distro_vectors.json: computed from scratch in numpy, see the file's own notes."""
+    path = Path(__file__).parent / "vectors" / "distro_vectors.json"
+    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return table

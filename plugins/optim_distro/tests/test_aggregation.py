@@ -1,0 +1,253 @@
+"""The integer decode: its bounds, its agreement with the exact one, and its indifference to order, threads and precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from psyche_optim_distro.aggregation import (
+    BASIS_SCALE,
+    EXACT_LIMIT,
+    Aggregator,
+    integer_basis,
+    operand_bits,
+    rescale,
+)
+from psyche_optim_distro.layout import Layout, build_layout
+from psyche_optim_distro.selection import Selection
+from psyche_optim_distro.settings import MAX_CHUNK
+from psyche_optim_distro.transform import dct_basis, decode
+from torch import Tensor
+
+from psyche_core.errors import PluginError
+
+CPU = torch.device("cpu")
+
+
+def one_chunk(indices: Sequence[int], values: Sequence[float]) -> Selection:
+    return Selection(np.zeros(len(indices), np.int64), np.array(indices, np.int64), np.array(values, np.float32))
+
+
+def random_votes(layout: Layout, senders: int, *, seed: int, one_bit: bool = True) -> list[Selection]:
+    """Every sender sends its full top-k at uniform places; peers share about a third of their places."""
+    generator = np.random.default_rng(seed)
+    selections = []
+    for _ in range(senders):
+        chunks, indices = [], []
+        for entry in layout.classes:
+            for chunk in entry.chunks:
+                common = np.random.default_rng(int(chunk)).permutation(entry.size)[: 2 * entry.keep]
+                pool = np.unique(np.concatenate([common, generator.integers(0, entry.size, 4 * entry.keep)]))
+                own = np.sort(generator.permutation(pool)[: entry.keep])
+                indices.append(own)
+                chunks.append(np.full(own.size, chunk))
+        place = np.concatenate(indices)
+        values = generator.standard_normal(place.size).astype(np.float32)
+        selections.append(Selection(np.concatenate(chunks), place, np.sign(values) if one_bit else values))
+
+    return selections
+
+
+def mean_coefficients(layout: Layout, selections: Sequence[Selection]) -> Tensor:
+    """Per-slot mean over that slot's senders, float64 [total]."""
+    total, count = np.zeros(layout.total), np.zeros(layout.total)
+    for part in selections:
+        slots = layout.slots(part.chunks, part.indices)
+        total[slots] += part.values
+        count[slots] += 1
+    return torch.from_numpy(total / np.maximum(count, 1))
+
+
+def exact_decode(layout: Layout, coefficients: Tensor) -> Tensor:
+    """The ordinary inverse DCT in float64."""
+    decoded = torch.empty_like(coefficients)
+    for group in layout.groups:
+        natural = coefficients[group.start : group.stop].view(group.row_blocks, group.height, group.columns)
+        decoded[group.start : group.stop] = decode(natural, dct_basis(group.height), dct_basis(group.width)).reshape(-1)
+    return decoded
+
+
+def int64_direction(layout: Layout, selections: Sequence[Selection], fixed_point: int) -> Tensor:
+    """The same integers, one block at a time in int64 and Python's own arithmetic where the module uses float32 tricks."""
+    total, count = np.zeros(layout.total, np.int64), np.zeros(layout.total, np.int64)
+    for part in selections:
+        slots = layout.slots(part.chunks, part.indices)
+        total[slots] += part.values.astype(np.int64)
+        count[slots] += 1
+
+    safe = np.maximum(count, 1)
+    votes = np.sign(total) * ((2 * fixed_point * np.abs(total) + safe) // (2 * safe))
+    direction = torch.empty(layout.total)
+    for group in layout.groups:
+        natural = torch.from_numpy(votes[group.start : group.stop]).view(group.row_blocks, group.height, group.columns)
+        out = direction[group.start : group.stop].view(natural.shape)
+        for block_row in range(group.row_blocks):
+            for left in range(0, group.columns, group.width):
+                block = natural[block_row, :, left : left + group.width]
+                out[block_row, :, left : left + group.width] = _int64_block(block)
+    return direction
+
+
+def _int64_block(block: Tensor) -> Tensor:
+    height, width = block.shape
+    if width > 1:
+        block = block @ integer_basis(width).T
+    if height > 1:
+        if width > 1:
+            peak = max(1, int(block.abs().max()))
+            shift = operand_bits(height) - peak.bit_length()
+            rounded = [round(value * 2.0**shift) for value in block.reshape(-1).tolist()]  # Python rounds half to even
+            block = torch.tensor(rounded).view(height, width)
+        block = integer_basis(height) @ block
+    return block.sign().float()
+
+
+LAYOUT = build_layout({"w": (128, 192), "odd": (97, 30), "norm": (64,), "tall": (60, 7), "one": (1,)}, chunk=64, topk=8)
+
+
+def test_no_intermediate_can_pass_2_to_24() -> None:
+    """The proof's premise for chunk sides up to the largest that settings allow: the worst row of Q times the largest operand."""
+    for size in [*range(1, 161), *range(176, MAX_CHUNK + 1, 16), MAX_CHUNK - 1]:
+        basis = integer_basis(size)
+        assert int(basis.abs().max()) <= BASIS_SCALE
+        assert (1 << operand_bits(size)) * int(basis.abs().sum(1).max()) <= EXACT_LIMIT
+        assert 7 <= operand_bits(size) <= 11  # 11 bits are what TF32 keeps
+
+
+def test_no_cosine_is_near_a_rounding_tie() -> None:
+    """The integer basis must not depend on the last bits of a platform's cosine."""
+    for size in range(1, MAX_CHUNK + 1):
+        cosines = BASIS_SCALE * np.cos(np.pi * np.arange(4 * size) / (2 * size))
+        assert np.abs(np.abs(cosines - np.floor(cosines)) - 0.5).min() > 1e-7
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 48, 64, 97])
+def test_integer_basis_is_the_rounded_basis(size: int) -> None:
+    exact = dct_basis(size) * BASIS_SCALE * math.sqrt(size / 2)
+    assert float((integer_basis(size) - exact).abs().max()) <= 0.5
+
+
+@pytest.mark.parametrize("senders", [1, 2, 3, 8, 255, 256])
+def test_worst_case_votes_of_up_to_256_peers_are_exact(senders: int) -> None:
+    """All peers vote for the signs that make one output element as large as it can be; float32 must equal int64."""
+    layout = build_layout({"w": (64, 128)}, chunk=64, topk=4096)
+    signs = torch.einsum("i,j->ij", integer_basis(64)[0].sign(), integer_basis(64)[0].sign()).reshape(-1).numpy()
+    indices = np.tile(np.arange(4096), 2)
+    chunks = np.repeat(np.arange(2), 4096)
+    selection = Selection(chunks, indices, np.tile(signs, 2).astype(np.float32))
+    aggregator = Aggregator(layout, CPU)
+    got = aggregator.direction([selection] * senders, one_bit=True)
+    assert torch.equal(got, int64_direction(layout, [selection], aggregator.fixed_point))
+    assert got[0] == 1
+
+
+def test_more_than_256_payloads_are_refused() -> None:
+    layout = build_layout({"w": (2, 2)}, chunk=2, topk=1)
+    with pytest.raises(ValueError, match="256"):
+        Aggregator(layout, CPU).direction([one_chunk([0], [1.0])] * 257, one_bit=True)
+
+
+@pytest.mark.parametrize("senders", [1, 3, 8, 32])
+def test_float32_path_equals_int64_path(senders: int) -> None:
+    votes = random_votes(LAYOUT, senders, seed=senders)
+    aggregator = Aggregator(LAYOUT, CPU)
+    assert torch.equal(aggregator.direction(votes, one_bit=True), int64_direction(LAYOUT, votes, aggregator.fixed_point))
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+def test_threads_and_order_do_not_matter(one_bit: bool) -> None:
+    layout = build_layout({"w": (1024, 768), "norm": (768,)}, chunk=64, topk=8)
+    votes = random_votes(layout, 5, seed=4, one_bit=one_bit)
+    expected = Aggregator(layout, CPU).direction(votes, one_bit=one_bit)
+    torch.set_num_threads(2)
+    assert torch.equal(Aggregator(layout, CPU).direction(votes, one_bit=one_bit), expected)
+    if one_bit:
+        assert torch.equal(Aggregator(layout, CPU).direction(votes[::-1], one_bit=True), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("one_bit", [True, False])
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_cuda_gives_the_bits_of_the_cpu(one_bit: bool, precision: str) -> None:
+    """With and without TF32."""
+    layout = build_layout({"w": (1024, 768), "odd": (97, 30), "norm": (768,)}, chunk=64, topk=8)
+    votes = random_votes(layout, 5, seed=4, one_bit=one_bit)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        got = Aggregator(layout, torch.device("cuda")).direction(votes, one_bit=one_bit)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(got.cpu(), Aggregator(layout, CPU).direction(votes, one_bit=one_bit))
+
+
+def test_bfloat16_products_are_refused() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.raises(PluginError, match="highest"):
+            Aggregator(LAYOUT, CPU)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_an_aggregator_keeps_nothing_from_one_call_to_the_next() -> None:
+    aggregator = Aggregator(LAYOUT, CPU)
+    first, second = random_votes(LAYOUT, 3, seed=1), random_votes(LAYOUT, 2, seed=2)
+    expected = aggregator.direction(second, one_bit=True)
+    aggregator.direction(first, one_bit=True)
+    aggregator.direction(random_votes(LAYOUT, 2, seed=3, one_bit=False), one_bit=False)
+    assert torch.equal(aggregator.direction(second, one_bit=True), expected)
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+@pytest.mark.parametrize("senders", [1, 3, 8, 32])
+def test_signs_agree_with_the_exact_decode(senders: int, one_bit: bool) -> None:
+    layout = build_layout({"w": (512, 512), "odd": (96, 50)}, chunk=64, topk=8)
+    votes = random_votes(layout, senders, seed=9, one_bit=one_bit)
+    exact = exact_decode(layout, mean_coefficients(layout, votes))
+    got = Aggregator(layout, CPU).direction(votes, one_bit=one_bit)
+    agreement = float((got == exact.sign()).double().mean())
+    print(f"agreement of signs, {senders} senders, one_bit={one_bit}: {agreement:.5f}")
+    assert agreement >= 0.99
+
+
+def test_aggregate_3_peers_2x2(vectors: dict[str, Any]) -> None:
+    case = vectors["aggregate_3_peers_2x2"]
+    layout = build_layout({"w": (2, 2)}, chunk=2, topk=2)
+    aggregator = Aggregator(layout, CPU)
+    indices = [peer[0][0] for peer in case["idx"]]
+    values = [peer[0][0] for peer in case["val"]]
+    for suffix, one_bit in (("", False), ("_1bit", True)):
+        sent = [np.sign(value) if one_bit else value for value in values]
+        selections = [one_chunk(*pair) for pair in zip(indices, sent, strict=True)]
+        means = mean_coefficients(layout, selections)
+        assert means.view(2, 2).tolist() == case["mean_coeffs" + suffix]
+        torch.testing.assert_close(exact_decode(layout, means).view(2, 2), torch.tensor(case["decoded" + suffix]).double())
+        got = aggregator.direction(selections, one_bit=one_bit)
+        assert got.view(2, 2).tolist() == case["update_direction_sign" + suffix]
+
+
+def test_aggregate_tie_1bit(vectors: dict[str, Any]) -> None:
+    """Two peers with opposite signs: mean 0, no move."""
+    layout = build_layout({"w": (2, 2)}, chunk=2, topk=2)
+    got = Aggregator(layout, CPU).direction([one_chunk([0, 3], [1, -1]), one_chunk([0, 3], [-1, 1])], one_bit=True)
+    assert got.view(2, 2).tolist() == vectors["aggregate_tie_1bit"]["direction"]
+
+
+def test_one_huge_value_does_not_decide_for_everybody() -> None:
+    """A payload's values are cut at eight medians (client.md 9.2, number 12: the reference averages them unclipped)."""
+    layout = build_layout({"w": (4,)}, chunk=1, topk=1)
+    honest = [Selection(np.arange(4), np.zeros(4, np.int64), np.full(4, 1.0, np.float32)) for _ in range(10)]
+    liar = Selection(np.arange(4), np.zeros(4, np.int64), np.full(4, -60000.0, np.float32))
+    assert Aggregator(layout, CPU).direction([*honest, liar], one_bit=False).tolist() == [1.0] * 4
+
+
+def test_rescale_uses_the_whole_range_and_rounds_half_to_even() -> None:
+    stage = torch.tensor([[3000.0, 5.0, 1.0, 2.0], [1.0, -3.0, 0.0, -2.0]]).unsqueeze(0)
+    assert rescale(stage, width=2, bits=11)[0].tolist() == [[1500.0, 2.0, 512.0, 1024.0], [0.0, -2.0, 0.0, -1024.0]]

@@ -1,0 +1,28 @@
+"""The contract of every optimizer, for DisTrO with signs and with values."""
+
+from __future__ import annotations
+
+import pytest
+from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.settings import DistroSettings
+
+from psyche_core.interfaces.model import Model
+from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.testing.optimizer import OptimizerConformance
+
+
+class TestDistroOneBit(OptimizerConformance):
+    def make_optimizer(self, model: Model) -> Optimizer:
+        return DistroOptimizer(
+            DistroSettings(compression_topk=4, quantize_1bit=True, weight_decay=0.1, clip_grad_norm=1.0), model
+        )
+
+
+class TestDistroValues(OptimizerConformance):
+    def make_optimizer(self, model: Model) -> Optimizer:
+        return DistroOptimizer(DistroSettings(compression_topk=4, compression_chunk=32), model)
+
+
+def test_the_conformance_class_is_not_collected_without_an_optimizer() -> None:
+    with pytest.raises(NotImplementedError):
+        OptimizerConformance().replica()

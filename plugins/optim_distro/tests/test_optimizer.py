@@ -1,0 +1,287 @@
+"""The optimizer object: the reference's worked pipeline, what happens to results that are not accepted, and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from psyche_optim_distro import codec, hooks
+from psyche_optim_distro.layout import Layout, build_layout
+from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.selection import Selection
+from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.transform import dct_basis, decode
+from pydantic import ValidationError
+from torch import Tensor
+
+from psyche_core.errors import ModelError, PayloadRejected
+from psyche_core.testing.optimizer import Replica, digest, play_rounds
+from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
+
+
+def build(shapes: Mapping[str, tuple[int, ...]], **settings: Any) -> tuple[ToyModel, DistroOptimizer]:
+    """A model with zero weights and its optimizer."""
+    model = ToyModel(shapes)
+    for parameter in model.parameters.values():
+        parameter.data.zero_()
+    return model, DistroOptimizer(DistroSettings(**settings), model)
+
+
+def set_gradient(model: ToyModel, **gradients: Tensor) -> None:
+    for name, parameter in model.parameters.items():
+        parameter.grad = gradients.get(name, torch.zeros_like(parameter)).to(parameter.dtype)
+
+
+@pytest.mark.parametrize("name", ["pipeline_2nodes_4x4_exact", "pipeline_2nodes_4x4_1bit"])
+def test_pipeline_2nodes_4x4(vectors: dict[str, Any], name: str) -> None:
+    """Six overlapped rounds of two nodes: every gradient, delta, index, value, sign and weight of the reference.
+
+    The reference multiplies the weights by 1 - lr * wd while it generates, after the gradient; we do it at the start of the next
+    apply. So gradients, deltas and payloads are equal, and its stored weights are ours times that factor.
+    """
+    case = vectors[name]
+    rate, one_bit = case["lr"], name.endswith("1bit")
+    settings = {
+        "compression_decay": case["compression_decay"],
+        "compression_topk": case["topk"],
+        "compression_chunk": case["chunk"],
+        "weight_decay": case["weight_decay"],
+        "quantize_1bit": one_bit,
+    }
+    layout = build_layout({"w": (4, 4)}, chunk=case["chunk"], topk=case["topk"])
+    nodes = [build({"w": (4, 4)}, **settings) for _ in case["targets"]]
+    sent: list[list[bytes]] = []
+    for number, expected in enumerate(case["rounds"]):
+        payloads = []
+        for (model, optimizer), target, node in zip(nodes, case["targets"], expected["nodes"], strict=True):
+            weights = optimizer.masters["w"]
+            if number >= 2:
+                before = weights.clone()
+                optimizer.apply(number - 2, sent[number - 2], learning_rate=rate, own_accepted=True)
+                moved = (before * (1 - rate * case["weight_decay"]) - weights) / rate
+                ties = exact_ties(layout, sent[number - 2], one_bit=one_bit)
+                reference = torch.tensor(expected["applied_sign"])
+                assert not moved[ties].any()
+                close(moved[~ties], reference[~ties].tolist())
+                weights -= rate * torch.where(ties, reference, 0.0)  # follow the reference on, rounding noise and all
+
+            optimizer.load_lookahead(learning_rate=rate)
+            set_gradient(model, w=model.parameters["w"].detach() - torch.tensor(target))
+            close(model.parameters["w"].grad, node["grad"])
+            payloads.append(optimizer.compress(number, learning_rate=rate))
+            close(optimizer.delta["w"], node["delta_after"])
+            close(weights * (1 - rate * case["weight_decay"]), node["p_after"])
+
+            got = codec.decode(layout, payloads[-1], one_bit=one_bit)
+            values = torch.tensor(node["val"]).sign().tolist() if one_bit else node["val"]
+            assert dict(zip(got.indices.tolist(), got.values.tolist(), strict=True)) == pytest.approx(
+                dict(zip(node["idx"], values, strict=True)), abs=2e-6
+            )
+        sent.append(payloads)
+
+
+def exact_ties(layout: Layout, payloads: Sequence[bytes], *, one_bit: bool) -> Tensor:
+    """Where the decoded mean is zero in exact arithmetic: there the reference's sign is its rounding noise (1-bit, round 5)."""
+    total, count = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
+    for payload in payloads:
+        part = codec.decode(layout, payload, one_bit=one_bit)
+        total[torch.from_numpy(part.indices)] += torch.from_numpy(part.values).double()
+        count[torch.from_numpy(part.indices)] += 1
+    mean = (total / count.clamp(min=1)).view(1, 4, 4)
+    return decode(mean, dct_basis(4), dct_basis(4)).view(4, 4).abs() < 1e-12
+
+
+def close(got: Tensor | None, expected: Sequence[Sequence[float]]) -> None:
+    """Equal to the six decimals the vectors have."""
+    assert got is not None
+    torch.testing.assert_close(got, torch.tensor(expected), rtol=0, atol=3e-6)
+
+
+def single_coefficient() -> Tensor:
+    """A block whose DCT is one coefficient, so that one round sends all of it."""
+    return torch.full((4, 4), 0.25)
+
+
+def after_one_round(*, compress_next: bool, decay: float = 0.5) -> tuple[ToyModel, DistroOptimizer, bytes]:
+    model, optimizer = build({"w": (4, 4)}, compression_decay=decay, compression_topk=1, compression_chunk=4, quantize_1bit=True)
+    set_gradient(model, w=single_coefficient())
+    payload = optimizer.compress(1, learning_rate=1.0)
+    if compress_next:
+        set_gradient(model)
+        optimizer.compress(2, learning_rate=1.0)
+    return model, optimizer, payload
+
+
+def test_a_sent_result_stays_in_delta_until_the_next_round() -> None:
+    _, optimizer, _ = after_one_round(compress_next=False)
+    close(optimizer.delta["w"], single_coefficient().tolist())
+    _, optimizer, _ = after_one_round(compress_next=True)
+    close(optimizer.delta["w"], torch.zeros(4, 4).tolist())
+
+
+def test_an_accepted_result_is_not_sent_again() -> None:
+    _, optimizer, payload = after_one_round(compress_next=True)
+    optimizer.apply(1, [payload], learning_rate=1.0, own_accepted=True)
+    close(optimizer.delta["w"], torch.zeros(4, 4).tolist())
+
+
+def test_the_last_result_of_an_epoch_is_subtracted_in_the_drain() -> None:
+    """modeling.md 9, number 4: the reference sends it twice."""
+    _, optimizer, payload = after_one_round(compress_next=False)
+    optimizer.apply(1, [payload], learning_rate=1.0, own_accepted=True)
+    close(optimizer.delta["w"], torch.zeros(4, 4).tolist())
+
+
+def test_a_refused_result_is_added_back_as_if_never_subtracted() -> None:
+    _, optimizer, _ = after_one_round(compress_next=True, decay=0.5)
+    optimizer.apply(1, [], learning_rate=1.0, own_accepted=False)
+    close(optimizer.delta["w"], (0.5 * single_coefficient()).tolist())
+
+
+def test_a_refused_last_result_stays_in_delta() -> None:
+    _, optimizer, _ = after_one_round(compress_next=False)
+    optimizer.apply(1, [], learning_rate=1.0, own_accepted=False)
+    close(optimizer.delta["w"], single_coefficient().tolist())
+
+
+def test_a_result_of_a_step_that_was_passed_over_counts_as_refused() -> None:
+    model, optimizer, _ = after_one_round(compress_next=True, decay=0.5)
+    optimizer.apply(5, [], learning_rate=1.0, own_accepted=False)
+    close(optimizer.delta["w"], (0.5 * single_coefficient()).tolist())
+    optimizer.compress(1, learning_rate=1.0)  # nothing is waiting any more
+    assert model is not None
+
+
+def test_a_step_cannot_be_compressed_twice() -> None:
+    _, optimizer, _ = after_one_round(compress_next=False)
+    with pytest.raises(ValueError, match="step 1"):
+        optimizer.compress(1, learning_rate=1.0)
+
+
+def test_exact_values_are_subtracted_although_signs_are_sent() -> None:
+    _, optimizer, payload = after_one_round(compress_next=True)
+    layout = build_layout({"w": (4, 4)}, chunk=4, topk=1)
+    assert codec.decode(layout, payload, one_bit=True).values.tolist() == [1.0]  # the coefficient itself is 1.0 only by scale
+    model, optimizer = build({"w": (4, 4)}, compression_topk=1, compression_chunk=4, quantize_1bit=True, compression_decay=0.0)
+    set_gradient(model, w=0.125 * single_coefficient())
+    optimizer.compress(1, learning_rate=1.0)
+    optimizer.apply(1, [], learning_rate=1.0, own_accepted=True)
+    close(optimizer.delta["w"], torch.zeros(4, 4).tolist())
+
+
+def test_gradients_are_clipped_to_the_global_norm() -> None:
+    shapes = {"a": (4, 4), "b": (4,)}
+    model, optimizer = build(shapes, compression_chunk=4, clip_grad_norm=1.0)
+    set_gradient(model, a=torch.full((4, 4), 3.0), b=torch.full((4,), 4.0))  # norm sqrt(16 * 9 + 4 * 16) = 14.42
+    optimizer.compress(1, learning_rate=1.0)
+    norm = torch.sqrt(sum((delta.square().sum() for delta in optimizer.delta.values()), torch.zeros(())))
+    assert float(norm) == pytest.approx(1.0, abs=1e-5)
+    close(optimizer.delta["a"] / optimizer.delta["b"][0], torch.full((4, 4), 0.75).tolist())
+
+    free_model, free = build(shapes, compression_chunk=4, clip_grad_norm=0.0)
+    set_gradient(free_model, a=torch.full((4, 4), 3.0), b=torch.full((4,), 4.0))
+    free.compress(1, learning_rate=1.0)
+    close(free.delta["a"], torch.full((4, 4), 3.0).tolist())
+
+
+def test_weight_decay_is_part_of_apply_and_the_same_for_members_that_did_not_train() -> None:
+    """The reference decays while generating, so a node that trains nothing splits (modeling.md 9, number 13)."""
+    members = [build(TOY_SHAPES, weight_decay=0.5, quantize_1bit=True) for _ in range(2)]
+    for model, optimizer in members:
+        optimizer.load_parameters({name: torch.ones_like(value) for name, value in model.parameters.items()})
+    model, optimizer = members[0]
+    model.fill_gradients(1.0)
+    payload = optimizer.compress(1, learning_rate=0.1)
+    for _, member in members:
+        member.apply(1, [payload], learning_rate=0.1, own_accepted=member is optimizer)
+    assert digest(members[0][1].masters) == digest(members[1][1].masters)
+    assert float(members[1][1].masters["odd.single"]) == pytest.approx(1 - 0.1 * 0.5 - 0.1)
+
+
+def test_lookahead_is_masters_minus_the_sign_of_delta() -> None:
+    model, optimizer, _ = after_one_round(compress_next=False)
+    optimizer.load_lookahead(learning_rate=0.5)
+    assert torch.equal(model.parameters["w"].detach(), torch.full((4, 4), -0.5))
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+def test_200_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool) -> None:
+    shapes = {"embed": (64, 48), "norm": (48,), "odd": (29, 6)}
+    replicas = []
+    for _ in range(4):
+        model = ToyModel(shapes, dtype=torch.bfloat16)
+        settings = DistroSettings(compression_topk=4, quantize_1bit=one_bit, weight_decay=0.1, clip_grad_norm=1.0)
+        replicas.append(Replica(model, DistroOptimizer(settings, model)))
+    digests: list[set[str]] = []
+    play_rounds(
+        replicas,
+        rounds=200,
+        learning_rate=0.003,
+        after_round=lambda: digests.append({digest(replica.optimizer.masters) for replica in replicas}),
+    )
+    assert [len(distinct) for distinct in digests] == [1] * 202
+    assert len(set.union(*digests)) > 190
+
+
+def test_values_are_summed_in_one_order_whatever_the_arrival() -> None:
+    """65536 - 65536 + 1e-20 is not 65536 + 1e-20 - 65536, in float64 either: the sum's order must not be the arrival's."""
+    layout = build_layout({"w": (1,)}, chunk=1, topk=1)
+    zero = np.zeros(1, np.int64)
+    payloads = [
+        codec.encode(layout, Selection(zero, zero, np.array([value], np.float32)), one_bit=False)
+        for value in (65536, -65536, 1e-20)
+    ]
+    ends = set()
+    for order in permutations(payloads):
+        _, optimizer = build({"w": (1,)}, compression_chunk=1, compression_topk=1)
+        optimizer.apply(1, order, learning_rate=0.1, own_accepted=False)
+        ends.add(float(optimizer.masters["w"]))
+    assert len(ends) == 1
+
+
+def test_a_bad_payload_in_apply_changes_nothing() -> None:
+    _, optimizer, payload = after_one_round(compress_next=False)
+    before = digest(optimizer.masters), digest(optimizer.delta)
+    with pytest.raises(PayloadRejected):
+        optimizer.apply(1, [payload, payload[:-1]], learning_rate=1.0, own_accepted=True)
+    assert (digest(optimizer.masters), digest(optimizer.delta)) == before
+
+
+def test_load_parameters_refuses_other_names_and_shapes() -> None:
+    _, optimizer, _ = after_one_round(compress_next=False)
+    before = digest(optimizer.masters), digest(optimizer.delta)
+    for wrong in ({}, {"v": torch.zeros(4, 4)}, {"w": torch.zeros(2, 8)}):
+        with pytest.raises(ModelError):
+            optimizer.load_parameters(wrong)
+    assert (digest(optimizer.masters), digest(optimizer.delta)) == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"compression_decay": 1.0},
+        {"compression_decay": -0.1},
+        {"compression_topk": 0},
+        {"compression_chunk": 0},
+        {"compression_chunk": 1025},
+        {"weight_decay": -1.0},
+        {"clip_grad_norm": float("nan")},
+        {"compress_topk": 4},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        DistroSettings(**wrong)
+
+
+def test_the_plugin_registers_distro() -> None:
+    (registration,) = hooks.psyche_register_optimizers()
+    assert registration.name == "Distro"
+    settings = registration.settings.model_validate(
+        {"clip_grad_norm": 1.0, "compression_decay": 0.999, "compression_topk": 2, "compression_chunk": 64, "quantize_1bit": True}
+    )
+    assert isinstance(registration.create(settings, ToyModel()), DistroOptimizer)

@@ -1,0 +1,65 @@
+"""Where a peer can be dialled: canonical CBOR [version, [[ip, port], …], relay URL or null].
+
+Decided here: addresses from the coordinator are strangers' words, so numbers, kinds and ranges are checked before anything is
+dialled, and multicast and unspecified addresses are refused. The relay is part of the format and null for now. Refuses names:
+nobody makes us resolve what they please.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from psyche_core.errors import WireError
+from psyche_core.wire import codec
+
+VERSION = 1
+MAX_ADDRESS_BYTES = 1024
+MAX_SOCKETS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """sockets: (ip, port) pairs, IPv4 or IPv6 without zone. relay: URL of the relay the peer listens at, None without one."""
+
+    sockets: tuple[tuple[str, int], ...]
+    relay: str | None = None
+
+    def encode(self) -> bytes:
+        """The bytes that the coordinator stores. Raises WireError when a part breaks the rules."""
+        data = codec.encode([VERSION, [[ip, port] for ip, port in self.sockets], self.relay])
+        PeerAddress.decode(data)
+        return data
+
+    @classmethod
+    def decode(cls, data: bytes) -> PeerAddress:
+        """Read such bytes. Raises WireError and nothing else."""
+        match codec.decode(data, max_bytes=MAX_ADDRESS_BYTES, max_depth=3, max_items=4 * MAX_SOCKETS):
+            case [1, list() as sockets, None as relay] if len(sockets) <= MAX_SOCKETS:
+                return cls(tuple(_socket(pair) for pair in sockets), relay)
+            case [int() as version, *_] if version != VERSION:
+                message = f"a peer address of version {version} was given, this program reads version {VERSION}; update it"
+                raise WireError(message)
+            case _:
+                message = f"a peer address is [{VERSION}, up to {MAX_SOCKETS} [ip, port] pairs, null], got something else"
+                raise WireError(message)
+
+    def dialable(self) -> list[str]:
+        """`ip:port` and `[ip]:port` strings."""
+        return [f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip, port in self.sockets]
+
+
+def _socket(pair: object) -> tuple[str, int]:
+    match pair:
+        case [str() as text, int() as port] if type(port) is int and 0 < port < 65536:
+            try:
+                ip = ipaddress.ip_address(text)
+            except ValueError:
+                pass
+            else:
+                zoned = ip.version == 6 and ip.scope_id is not None
+                if not (zoned or ip.is_multicast or ip.is_unspecified):
+                    return str(ip), port
+
+    message = f"a peer address holds {pair!r}, expected [ip, port] of one host"
+    raise WireError(message[:200])

@@ -1,0 +1,278 @@
+"""Blobs over streams: one request per stream, served from the store, fetched by asking one source after another.
+
+Request and answer are in `control`; the body follows the head and nothing follows the body. Decided here: a source that makes
+no progress for a moment is raced by the next, the first right answer wins; a body is compared with its hash before anybody gets
+it, in a worker thread when it is large; a wrong one counts against its sender. Refuses to serve what is not in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.to_thread
+
+from psyche_core.errors import BlobNotFound, BlobRejected, WireError
+from psyche_core.wire.blob_store import BlobStore
+from psyche_core.wire.fetch_plan import Answer, FetchPlan, Outcome
+from psyche_p2p_quic import session
+from psyche_p2p_quic.control import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
+from psyche_p2p_quic.endpoint import LinkLost, Stream
+from psyche_p2p_quic.mesh import Mesh
+from psyche_p2p_quic.session import Session
+from psyche_p2p_quic.settings import QuicSettings
+
+LARGE_BLOB_BYTES = 64 * 1024
+_MOST = 2**64 - 1
+
+
+@dataclass(slots=True)
+class _Race:
+    """One source being asked. received: body bytes so far; seen: as of the last look."""
+
+    peer: bytes
+    received: int = 0
+    seen: int = -1
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """A fetch shared by all who want the blob. waiters: how many still do."""
+
+    plan: FetchPlan
+    max_bytes: int
+    waiters: int = 0
+    task: asyncio.Task[bytes] | None = field(default=None)
+
+
+class BlobExchange:
+    """Serves and fetches the blobs of `store` over the sessions of `mesh`."""
+
+    def __init__(self, store: BlobStore, mesh: Mesh, *, settings: QuicSettings) -> None:
+        self._store = store
+        self._mesh = mesh
+        self._settings = settings
+        self._transfers: dict[bytes, _Transfer] = {}
+        self._tasks: set[asyncio.Task[bytes]] = set()
+
+    # ----------------------------------------------------------------------------------------------------- serving
+
+    async def serve(self, asker: Session, stream: Stream) -> int:
+        """Answer one stream; returns the bytes sent. Raises WireError for a malformed request, LinkLost for a lost stream."""
+        answered = False
+        try:
+            with anyio.fail_after(self._settings.stall_seconds):
+                request = BlobRequest.decode(await stream.read_exactly(BLOB_REQUEST_BYTES))
+                await stream.stop_reading()
+
+            asker.heard(BLOB_REQUEST_BYTES)
+            sent = await self._answer(stream, request)
+            answered = True
+            return sent
+        except TimeoutError as error:
+            message = "the peer did not go on"
+            raise LinkLost(message) from error
+        finally:
+            if not answered:
+                await stream.abandon()
+
+    async def _answer(self, stream: Stream, request: BlobRequest) -> int:
+        blob = self._store.get(request.blob_hash)
+        head = BlobHead(blob is not None, 0 if blob is None else len(blob))
+        body = blob if blob is not None and len(blob) <= request.max_bytes else b""
+        chunk = self._settings.chunk_bytes
+        with anyio.fail_after(self._settings.stall_seconds):
+            await stream.write(head.encode() + body[: chunk - BLOB_HEAD_BYTES])
+
+        for at in range(chunk - BLOB_HEAD_BYTES, len(body), chunk):
+            with anyio.fail_after(self._settings.stall_seconds):
+                await stream.write(body[at : at + chunk])
+
+        with anyio.fail_after(self._settings.stall_seconds):
+            await stream.finish()
+            await stream.delivered()
+
+        return BLOB_HEAD_BYTES + len(body)
+
+    # ---------------------------------------------------------------------------------------------------- fetching
+
+    async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float) -> bytes:
+        """Get a blob that is not in the store. Raises BlobNotFound or BlobRejected."""
+        transfer = self._transfers.get(blob_hash)
+        if transfer is None or transfer.max_bytes < max_bytes:
+            transfer = _Transfer(FetchPlan(sources), max_bytes)
+            transfer.task = asyncio.create_task(self._transfer(blob_hash, transfer))
+            transfer.task.add_done_callback(self._forget)
+            self._tasks.add(transfer.task)
+            self._transfers[blob_hash] = transfer
+        else:
+            transfer.plan.add(sources)
+
+        assert transfer.task is not None
+        transfer.waiters += 1
+        try:
+            done, _ = await asyncio.wait({transfer.task}, timeout=timeout)
+        finally:
+            transfer.waiters -= 1
+            if transfer.waiters == 0 or transfer.task.done():
+                transfer.task.cancel()
+                if self._transfers.get(blob_hash) is transfer:
+                    del self._transfers[blob_hash]
+
+        if not done or transfer.task.cancelled():
+            message = f"nobody reachable had blob {blob_hash.hex()} within {timeout:g} s"
+            raise BlobNotFound(message)
+
+        blob = transfer.task.result()
+        if len(blob) > max_bytes:
+            message = f"blob {blob_hash.hex()} has {len(blob)} bytes, over the limit of {max_bytes}"
+            raise BlobRejected(message)
+
+        return blob
+
+    async def aclose(self) -> None:
+        """Stop all transfers; who waits for one gets BlobNotFound."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, task: asyncio.Task[bytes]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as seen: its waiters may all have left
+
+    async def _transfer(self, blob_hash: bytes, transfer: _Transfer) -> bytes:
+        plan, races = transfer.plan, dict[asyncio.Task[bytes | Answer], _Race]()
+        try:
+            while True:
+                changed = self._mesh.changed
+                if self._may_start_another(races):
+                    peer = plan.begin(members=self._mesh.members, reachable=self._mesh.sessions)
+                    if peer is not None:
+                        race = _Race(peer)
+                        asking = self._ask(self._mesh.sessions[peer], blob_hash, transfer.max_bytes, race)
+                        races[asyncio.create_task(asking)] = race
+                        continue
+
+                _give_up(blob_hash, plan.outcome(self._mesh.members))
+                for race in races.values():
+                    race.seen = race.received
+                for task in await self._first_done(set(races), changed):
+                    answer = task.result()
+                    if isinstance(answer, bytes):
+                        return answer
+
+                    plan.settle(races.pop(task).peer, answer)
+        finally:
+            for task in races:
+                task.cancel()
+            await asyncio.gather(*races, return_exceptions=True)
+
+    def _may_start_another(self, races: dict[asyncio.Task[bytes | Answer], _Race]) -> bool:
+        """Whether nobody is being asked, or those being asked made no progress since the last look."""
+        return len(races) < self._settings.racers and all(race.received == race.seen for race in races.values())
+
+    async def _first_done(
+        self, tasks: set[asyncio.Task[bytes | Answer]], changed: anyio.Event
+    ) -> set[asyncio.Task[bytes | Answer]]:
+        """Wait until one is done, the mesh has changed or the hedge delay has passed; returns those done."""
+        waiter = asyncio.create_task(changed.wait())
+        try:
+            await asyncio.wait({*tasks, waiter}, timeout=self._settings.hedge_seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+
+        return {task for task in tasks if task.done()}
+
+    async def _ask(self, source: Session, blob_hash: bytes, max_bytes: int, race: _Race) -> bytes | Answer:
+        """Ask one source; the blob, verified, or how it failed."""
+        async with source.asking:
+            try:
+                stream = await source.open()
+            except LinkLost:
+                return Answer.LOST
+
+            complete = False
+            try:
+                answer = await self._read_answer(source, stream, BlobRequest(blob_hash, min(max_bytes, _MOST)), race)
+                complete = not isinstance(answer, Answer) or answer is Answer.ABSENT
+            except (LinkLost, WireError, TimeoutError):
+                return Answer.LOST
+            finally:
+                if not complete:
+                    await stream.abandon()
+
+        if isinstance(answer, Answer):
+            return answer
+
+        blob = await _verified(answer, blob_hash)
+        if blob is None:
+            self._blame(source)
+            return Answer.FALSE
+
+        return blob
+
+    async def _read_answer(self, source: Session, stream: Stream, request: BlobRequest, race: _Race) -> list[bytes] | Answer:
+        with anyio.fail_after(self._settings.stall_seconds):
+            await stream.write(request.encode())
+            await stream.finish()
+            head = BlobHead.decode(await stream.read_exactly(BLOB_HEAD_BYTES))
+
+        source.heard(BLOB_HEAD_BYTES)
+        if not head.found:
+            return Answer.ABSENT
+
+        if head.length > request.max_bytes:
+            return Answer.TOO_LARGE
+
+        chunks: list[bytes] = []
+        while race.received < head.length:
+            with anyio.fail_after(self._settings.stall_seconds):
+                chunk = await stream.read(min(head.length - race.received, self._settings.chunk_bytes))
+            if not chunk:
+                return Answer.LOST
+
+            chunks.append(chunk)
+            race.received += len(chunk)
+            source.heard(len(chunk))
+
+        return chunks
+
+    def _blame(self, source: Session) -> None:
+        if self._mesh.standing.served_false(source.peer, now=asyncio.get_running_loop().time()):
+            source.close(session.BROKE_RULES, "you served blobs that do not match their hashes")
+
+
+async def sha256(blob: bytes) -> bytes:
+    """SHA-256, in a worker thread when it takes more than a moment."""
+    if len(blob) < LARGE_BLOB_BYTES:
+        return hashlib.sha256(blob).digest()
+
+    return await anyio.to_thread.run_sync(lambda: hashlib.sha256(blob).digest())
+
+
+async def _verified(chunks: list[bytes], blob_hash: bytes) -> bytes | None:
+    """The chunks as one blob, None when their hash is another."""
+
+    def join_and_compare() -> bytes | None:
+        blob = b"".join(chunks)
+        return blob if hashlib.sha256(blob).digest() == blob_hash else None
+
+    if sum(map(len, chunks)) < LARGE_BLOB_BYTES:
+        return join_and_compare()
+
+    return await anyio.to_thread.run_sync(join_and_compare)
+
+
+def _give_up(blob_hash: bytes, outcome: Outcome) -> None:
+    if outcome is Outcome.NOT_FOUND:
+        message = f"no member has blob {blob_hash.hex()}"
+        raise BlobNotFound(message)
+
+    if outcome is Outcome.REJECTED:
+        message = f"every answer for blob {blob_hash.hex()} was larger than allowed or did not match its hash"
+        raise BlobRejected(message)

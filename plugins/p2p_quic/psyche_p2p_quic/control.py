@@ -1,0 +1,153 @@
+"""What is said on a connection: frames of the control stream, and the head of a blob stream.
+
+Each frame is canonical CBOR [kind, …] behind a 4-byte length. Decided here: every field is checked for type and range before a
+value is built. Refuses to know what answers what; that is `conversation`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psyche_core.errors import WireError
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
+from psyche_core.wire import codec
+from psyche_core.wire.message_log import PREFIX_BYTES
+
+VERSION = 1
+INSTANCE_BYTES = 8
+MAX_HELLO_BYTES = 512
+MAX_HAVE = 8192
+"""Most message ids in one Have."""
+
+BLOB_REQUEST_BYTES = 41
+BLOB_HEAD_BYTES = 9
+
+_HELLO, _MESSAGE, _HAVE, _PING, _PONG = range(5)
+_MAX_NUMBER = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first frame of both sides. instance: random bytes drawn once per endpoint, so that a restart is told from a redial."""
+
+    run_id: str
+    instance: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of the sender's own, or one it passes on."""
+
+    tag: int
+    message: bytes
+    relayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """Shortened ids of the live messages the sender holds."""
+
+    prefixes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """A sign of life. digest: over the sender's live messages, None when it has none."""
+
+    number: int
+    digest: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to a ping."""
+
+    number: int
+
+
+Frame = Hello | Message | Have | Ping | Pong
+
+
+def encode(frame: Frame) -> bytes:
+    """The frame's bytes, without length."""
+    match frame:
+        case Hello(run_id, instance):
+            return codec.encode([_HELLO, VERSION, run_id, instance])
+        case Message(tag, message, relayed):
+            return codec.encode([_MESSAGE, tag, message, relayed])
+        case Have(prefixes):
+            return codec.encode([_HAVE, b"".join(prefixes)])
+        case Ping(number, digest):
+            return codec.encode([_PING, number, digest])
+        case Pong(number):
+            return codec.encode([_PONG, number])
+
+
+def decode(data: bytes, *, max_bytes: int) -> Frame:
+    """Read a frame. Raises WireError and nothing else."""
+    match codec.decode(data, max_bytes=max_bytes, max_depth=1, max_items=8):
+        case [0, int() as version, *_] if version != VERSION:
+            message = f"the peer speaks version {version} of the transport, this program version {VERSION}; update the older one"
+            raise WireError(message)
+        case [0, int(), str() as run_id, bytes() as instance] if len(instance) == INSTANCE_BYTES:
+            return Hello(run_id, instance)
+        case [1, int() as tag, bytes() as body, bool() as relayed] if _counts(tag) and len(body) <= MAX_MESSAGE_BYTES:
+            return Message(tag, body, relayed)
+        case [2, bytes() as ids] if len(ids) % PREFIX_BYTES == 0 and len(ids) <= MAX_HAVE * PREFIX_BYTES:
+            return Have(tuple(ids[at : at + PREFIX_BYTES] for at in range(0, len(ids), PREFIX_BYTES)))
+        case [3, int() as number, (None | bytes()) as digest] if _counts(number) and (digest is None or len(digest) == 32):
+            return Ping(number, digest)
+        case [4, int() as number] if _counts(number):
+            return Pong(number)
+        case _:
+            message = "a control frame has an unknown kind, or fields of the wrong type or size"
+            raise WireError(message)
+
+
+def _counts(number: int) -> bool:
+    return type(number) is int and 0 <= number < _MAX_NUMBER
+
+
+# ------------------------------------------------------------------------------------------------------- blob streams
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRequest:
+    """Version byte, hash (32), most bytes wanted (u64 big-endian): 41 bytes."""
+
+    blob_hash: bytes
+    max_bytes: int
+
+    def encode(self) -> bytes:
+        """The request's bytes."""
+        return bytes((VERSION,)) + self.blob_hash + self.max_bytes.to_bytes(8, "big")
+
+    @classmethod
+    def decode(cls, data: bytes) -> BlobRequest:
+        """Read a request. Raises WireError."""
+        if len(data) != BLOB_REQUEST_BYTES or data[0] != VERSION:
+            message = f"a blob request is {BLOB_REQUEST_BYTES} bytes of version {VERSION}, got {len(data)} bytes"
+            raise WireError(message)
+
+        return cls(data[1:33], int.from_bytes(data[33:], "big"))
+
+
+@dataclass(frozen=True, slots=True)
+class BlobHead:
+    """Found flag, length (u64 big-endian): 9 bytes. The body follows when the length is not over what was asked for."""
+
+    found: bool
+    length: int
+
+    def encode(self) -> bytes:
+        """The head's bytes."""
+        return bytes((self.found,)) + self.length.to_bytes(8, "big")
+
+    @classmethod
+    def decode(cls, data: bytes) -> BlobHead:
+        """Read a head. Raises WireError."""
+        if len(data) != BLOB_HEAD_BYTES or data[0] > 1:
+            message = f"a blob answer begins with {BLOB_HEAD_BYTES} bytes, the first 0 or 1"
+            raise WireError(message)
+
+        return cls(data[0] == 1, int.from_bytes(data[1:], "big"))

@@ -1,0 +1,112 @@
+"""One connection's side of the control protocol, without I/O: frames in, frames out.
+
+Decided here: after the hellos both say what they hold, and each sends what the other lacks; later only the digests in the pings
+are compared, and lists travel when these differ. Nothing is sent twice on one connection: it is reliable, so what was sent on it
+arrives or the connection dies, and with it the memory of what was sent. A peer is dead after some beats without a sign of life;
+counting beats and not seconds keeps a program that was itself asleep from blaming everybody else. Refuses to decide which peers
+are talked to.
+"""
+
+from __future__ import annotations
+
+from psyche_core.errors import TransportError, WireError
+from psyche_core.wire.message_log import LogEntry, MessageLog, Verdict
+from psyche_p2p_quic import control
+from psyche_p2p_quic.control import Have, Hello, Message, Ping, Pong
+from psyche_p2p_quic.settings import QuicSettings
+
+_HAVES_KEPT = 2
+"""Lists from the peer that are answered in quick succession; further ones wait for the next beats."""
+
+
+class PeerSilent(TransportError):
+    """A peer gave no sign of life for too long."""
+
+
+class Conversation:
+    """peer: its p2p key. log: shared by all connections of the endpoint."""
+
+    def __init__(self, peer: bytes, log: MessageLog, *, settings: QuicSettings) -> None:
+        self.peer = peer
+        self._log = log
+        self._settings = settings
+        self._known: set[bytes] = set()
+        self._generation = log.generation
+        self._silent_beats = 0
+        self._heard = False
+        self._pings = 0
+        self._have_credit = float(_HAVES_KEPT)
+        self._beats_since_have = 0
+
+    def opening(self) -> list[bytes]:
+        """Frames to send first: what we hold, so that the peer sends what we lack."""
+        return [control.encode(Have(tuple(self._log.prefixes(control.MAX_HAVE))))]
+
+    def announce(self, entry: LogEntry) -> list[bytes]:
+        """Frames that give the peer a message, none when it has it."""
+        if entry.id in self._known:
+            return []
+
+        self._known.add(entry.id)
+        relayed = entry.via is not None
+        return [control.encode(Message(entry.tag, entry.message, relayed))]
+
+    def heard(self) -> None:
+        """Note a sign of life: any byte of the peer."""
+        self._heard = True
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """Take in a frame; returns the frames to answer with. Raises WireError when the peer broke the rules."""
+        match control.decode(data, max_bytes=self._settings.frame_bytes):
+            case Message() as frame:
+                self._take(frame)
+                return []
+            case Have(prefixes):
+                return self._give(prefixes)
+            case Ping(number, digest):
+                return [control.encode(Pong(number)), *self._compare(digest)]
+            case Pong():
+                return []
+            case Hello():
+                message = "the peer said hello twice"
+                raise WireError(message)
+
+    def beat(self) -> list[bytes]:
+        """Frames of the next heartbeat. Raises PeerSilent when the peer has been silent for too many of them."""
+        self._silent_beats = 0 if self._heard else self._silent_beats + 1
+        self._heard = False
+        if self._silent_beats >= self._settings.silent_beats:
+            message = f"no sign of life for {self._silent_beats} heartbeats"
+            raise PeerSilent(message)
+
+        if self._generation != self._log.generation:
+            self._generation = self._log.generation
+            self._known = {message_id for message_id in self._known if message_id in self._log}
+        self._have_credit = min(self._have_credit + 1 / self._settings.have_beats, _HAVES_KEPT)
+        self._beats_since_have += 1
+        self._pings += 1
+        return [control.encode(Ping(self._pings, self._log.digest() if len(self._log) else None))]
+
+    def _take(self, frame: Message) -> None:
+        verdict, message_id = self._log.add_from(self.peer, frame.message, tag=frame.tag, relayed=frame.relayed)
+        if verdict is Verdict.OFFENCE:
+            message = "the peer sent more live messages of its own than its share"
+            raise WireError(message)
+
+        if verdict in (Verdict.NEW, Verdict.KNOWN):
+            self._known.add(message_id)
+
+    def _give(self, prefixes: tuple[bytes, ...]) -> list[bytes]:
+        if self._have_credit < 1:
+            return []
+
+        self._have_credit -= 1
+        return [data for entry in self._log.lacking(prefixes) for data in self.announce(entry)]
+
+    def _compare(self, digest: bytes | None) -> list[bytes]:
+        """A list of what we hold, when the peer holds something else and we did not say so a moment ago."""
+        if digest is None or digest == self._log.digest() or self._beats_since_have < self._settings.have_beats:
+            return []
+
+        self._beats_since_have = 0
+        return self.opening()

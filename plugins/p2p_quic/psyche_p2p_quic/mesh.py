@@ -1,0 +1,265 @@
+"""Connections to all members: who dials, who is let in, which of two connections stays.
+
+Decided here: one connection per pair. The peer with the smaller key dials at once, the other after a grace, so that two dials
+rarely cross; when they do, the one dialled by the smaller key stays, and both sides see it so. A peer that was restarted (another
+instance in its hello) replaces its old connection at once. Who is no member is closed as soon as its key is proven. Refuses to
+know what is said on a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import anyio
+from anyio.abc import TaskGroup
+
+from psyche_core.errors import TransportError, WireError
+from psyche_core.wire.frames import FrameDecoder, frame
+from psyche_p2p_quic import control, session
+from psyche_p2p_quic.address import PeerAddress
+from psyche_p2p_quic.control import Hello
+from psyche_p2p_quic.endpoint import Arrival, Endpoint, Link, LinkLost, Stream
+from psyche_p2p_quic.session import Session
+from psyche_p2p_quic.settings import QuicSettings
+from psyche_p2p_quic.standing import Standing
+
+logger = logging.getLogger(__name__)
+
+Furnish = Callable[[Link, Stream, FrameDecoder, bool, bytes], Session]
+"""Makes a session of a link past the hello: link, control stream, decoder, whether we dialled, the peer's instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    address: bytes
+    scope: anyio.CancelScope
+
+
+class Mesh:
+    """endpoint: bound. own: our key. hello: what we say first. furnish: makes sessions. tasks: everything runs in it."""
+
+    def __init__(
+        self, endpoint: Endpoint, *, own: bytes, hello: Hello, furnish: Furnish, settings: QuicSettings, tasks: TaskGroup
+    ) -> None:
+        self.sessions: dict[bytes, Session] = {}
+        self.changed = anyio.Event()
+        self.standing = Standing(penalty_seconds=settings.penalty_seconds, false_blobs=settings.false_blobs)
+        self._endpoint = endpoint
+        self._own = own
+        self._hello = hello
+        self._furnish = furnish
+        self._settings = settings
+        self._tasks = tasks
+        self._members: dict[bytes, _Member] = {}
+        self._arriving: Counter[bytes] = Counter()
+        self._handshakes = 0
+
+    @property
+    def members(self) -> tuple[bytes, ...]:
+        """The keys of the peers we talk to."""
+        return tuple(self._members)
+
+    def set_members(self, addresses: Mapping[bytes, bytes]) -> None:
+        """Replace the members; who is new is dialled, who is left out is disconnected, who has moved is dialled anew."""
+        wanted = {peer: address for peer, address in addresses.items() if peer != self._own}
+        for peer in [peer for peer, member in self._members.items() if wanted.get(peer) != member.address]:
+            old = self._members.pop(peer)
+            old.scope.cancel()
+            if peer not in self.sessions:
+                continue
+
+            if peer not in wanted:
+                self.sessions[peer].close(session.NOT_A_MEMBER, "you are no member of this epoch")
+            elif old.address and wanted[peer]:  # a restart: the library refuses the new connection while the old one lives
+                self.sessions[peer].close(session.SUPERSEDED, "you have moved")
+
+        for peer, address in wanted.items():
+            if peer not in self._members:
+                self._members[peer] = _Member(address, anyio.CancelScope())
+                self._tasks.start_soon(self._keep, peer, self._members[peer])
+
+        self.standing.keep_only(frozenset(wanted))
+        self._tell()
+
+    async def listen(self) -> None:
+        """Let members in until the endpoint is closed."""
+        most = self._settings.handshakes
+        while (arrival := await self._endpoint.arrival()) is not None:
+            if self._handshakes >= most:
+                self._tasks.start_soon(self._turn_away, arrival)
+                continue
+
+            self._handshakes += 1
+            self._tasks.start_soon(self._welcome, arrival, self._handshakes > most // 2)
+
+    def offended(self, peer: bytes, reason: str) -> None:
+        """A peer broke the rules: it is refused for a while."""
+        logger.warning("peer %s broke the rules and is refused for a while: %s", peer[:4].hex(), reason)
+        self.standing.offended(peer, now=_now())
+
+    # ---------------------------------------------------------------------------------------------------- outwards
+
+    async def _keep(self, peer: bytes, member: _Member) -> None:
+        """Hold a connection to a member until it is a member no more."""
+        with member.scope:
+            dialable = self._dialable(peer, member.address)
+            pause = 0.0 if self._own < peer else self._settings.dial_grace_seconds
+            while True:
+                await self._until_connected(peer, max(pause, self.standing.refused_for(peer, now=_now())))
+                current = self.sessions.get(peer)
+                if current is not None:
+                    await current.ended.wait()
+                    pause = self._settings.retry_seconds * random.uniform(0.5, 1.5)
+                    continue
+
+                if dialable and await self._dial(peer, dialable):
+                    continue
+
+                pause = min(max(2 * pause, self._settings.retry_seconds), self._settings.retry_most_seconds)
+                pause *= random.uniform(0.75, 1.25)
+
+    def _dialable(self, peer: bytes, address: bytes) -> list[str]:
+        if not address:
+            return []
+
+        try:
+            return PeerAddress.decode(address).dialable()
+        except WireError as error:
+            logger.warning("peer %s cannot be dialled: %s", peer[:4].hex(), error)
+            return []
+
+    async def _until_connected(self, peer: bytes, timeout: float) -> None:
+        with anyio.move_on_after(timeout):
+            while peer not in self.sessions:
+                await self.changed.wait()
+
+    async def _dial(self, peer: bytes, dialable: list[str]) -> bool:
+        link: Link | None = None
+        settled = False
+        try:
+            with anyio.fail_after(self._settings.handshake_seconds):
+                link = await self._endpoint.dial(peer, dialable)
+                stream = await link.open()
+                await stream.write(self._hello_frame())
+                await stream.prefer()
+                made = await self._greeted(link, stream, dialled=True)
+            settled = self._settle(made)
+        except (TransportError, TimeoutError) as error:
+            logger.debug("dialling %s: %s", peer[:4].hex(), error)
+        except WireError as error:
+            self.offended(peer, str(error))
+        finally:
+            if link is not None and not settled:
+                link.close(session.SUPERSEDED, "not needed")
+
+        return settled
+
+    # ----------------------------------------------------------------------------------------------------- inwards
+
+    async def _turn_away(self, arrival: Arrival) -> None:
+        with anyio.move_on_after(self._settings.handshake_seconds):
+            try:
+                await arrival.refuse()
+            except LinkLost:
+                return
+
+    async def _welcome(self, arrival: Arrival, crowded: bool) -> None:
+        try:
+            with anyio.move_on_after(self._settings.handshake_seconds):
+                if crowded and await arrival.prove_source():
+                    return
+
+                await self._let_in(await arrival.complete())
+        except (TransportError, OSError) as error:
+            logger.debug("an incoming connection came to nothing: %s", error)
+        finally:
+            self._handshakes -= 1
+
+    async def _let_in(self, link: Link) -> None:
+        peer = link.peer
+        if peer not in self._members or self.standing.refused_for(peer, now=_now()):
+            link.close(session.NOT_A_MEMBER, "you are no member of this epoch, or broke its rules")
+            return
+
+        if self._arriving[peer] >= self._settings.handshakes_per_peer:
+            link.close(session.BROKE_RULES, "you have too many connections")
+            return
+
+        settled = False
+        self._arriving[peer] += 1
+        try:
+            stream = await link.accept()
+            made = await self._greeted(link, stream, dialled=False)
+            await stream.write(self._hello_frame())
+            await stream.prefer()
+            settled = peer in self._members and self._settle(made)
+        except WireError as error:
+            self.offended(peer, str(error))
+        finally:
+            self._arriving[peer] -= 1
+            if not self._arriving[peer]:
+                del self._arriving[peer]
+            if not settled:
+                link.close(session.SUPERSEDED, "not needed")
+
+    # -------------------------------------------------------------------------------------------------------- both
+
+    def _hello_frame(self) -> bytes:
+        return frame(control.encode(self._hello), limit=control.MAX_HELLO_BYTES)
+
+    async def _greeted(self, link: Link, stream: Stream, *, dialled: bool) -> Session:
+        """Read the peer's hello. Raises WireError when it is not one of our run."""
+        decoder = FrameDecoder(limit=control.MAX_HELLO_BYTES)
+        while (data := decoder.next()) is None:
+            received = await stream.read(control.MAX_HELLO_BYTES)
+            if not received:
+                message = "the control stream ended before the hello"
+                raise LinkLost(message)
+
+            decoder.feed(received)
+
+        hello = control.decode(data, max_bytes=control.MAX_HELLO_BYTES)
+        if not isinstance(hello, Hello) or hello.run_id != self._hello.run_id:
+            message = f"expected a hello of the run {self._hello.run_id!r}"
+            raise WireError(message)
+
+        decoder.limit = self._settings.frame_bytes
+        return self._furnish(link, stream, decoder, dialled, hello.instance)
+
+    def _settle(self, made: Session) -> bool:
+        """Keep the new connection or the one there is; whether it was the new one."""
+        old = self.sessions.get(made.peer)
+        if old is not None and not old.ended.is_set():
+            by_smaller = made.dialled == (self._own < made.peer)
+            if old.instance == made.instance and old.dialled != made.dialled and not by_smaller:
+                return False
+
+            old.close(session.SUPERSEDED, "there is a newer connection")
+
+        self.sessions[made.peer] = made
+        self._tell()
+        self._tasks.start_soon(self._run, made)
+        return True
+
+    async def _run(self, made: Session) -> None:
+        try:
+            await made.run()
+        except Exception:  # a bug met by one peer's bytes must not reach the others
+            logger.exception("the connection with %s failed", made.peer[:4].hex())
+        finally:
+            if self.sessions.get(made.peer) is made:
+                del self.sessions[made.peer]
+            self._tell()
+
+    def _tell(self) -> None:
+        self.changed.set()
+        self.changed = anyio.Event()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,57 @@
+"""Every constant of this transport, in one frozen value that embedders and tests may replace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from psyche_core.wire.message_log import LogLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuicSettings:
+    """Times are seconds, sizes bytes.
+
+    heartbeat_seconds, silent_beats: a ping goes out each beat; a peer that was silent for that many beats is taken for dead.
+    have_beats: at most one comparison of live messages per peer in that many beats.
+    handshake_seconds: for a dial, and for the first exchange after it. dial_grace_seconds: how long the peer with the larger id
+    waits for the other to dial. retry_seconds, retry_most_seconds: first and longest pause between dials, doubled each time.
+    penalty_seconds: how long a peer that broke the rules is refused. false_blobs: wrong blobs from a peer until it is refused.
+
+    handshakes: incoming connections that may be between arrival and hello at once. handshakes_per_peer: the same for one key.
+    frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is given up as not
+    reading. frames_per_second, frame_burst: how fast frames of a peer are read; beyond that it is held back.
+
+    hedge_seconds: a blob source that makes no progress for that long is raced by the next. racers: most sources at once.
+    chunk_bytes: of one blob write. stall_seconds: longest wait for a single read or write of a blob. streams_served: blob
+    requests of one peer at once; more break the rules. streams_asked: the same for ours, kept well below.
+    store_blobs, store_bytes: most blobs kept. close_seconds: longest wait for a clean end.
+    """
+
+    heartbeat_seconds: float = 1.0
+    silent_beats: int = 6
+    have_beats: int = 2
+    handshake_seconds: float = 5.0
+    dial_grace_seconds: float = 1.0
+    retry_seconds: float = 0.1
+    retry_most_seconds: float = 5.0
+    penalty_seconds: float = 30.0
+    false_blobs: int = 3
+
+    handshakes: int = 128
+    handshakes_per_peer: int = 4
+    frame_bytes: int = 256 * 1024
+    send_queue_bytes: int = 32 * 2**20
+    frames_per_second: float = 2000.0
+    frame_burst: int = 16_384
+
+    hedge_seconds: float = 0.5
+    racers: int = 3
+    chunk_bytes: int = 2**20
+    stall_seconds: float = 10.0
+    streams_served: int = 48
+    streams_asked: int = 16
+    store_blobs: int = 1024
+    store_bytes: int = 2 * 2**30
+    close_seconds: float = 1.0
+
+    log: LogLimits = field(default_factory=LogLimits)

@@ -1,0 +1,38 @@
+"""How peers have behaved: who is refused until when, and how many wrong blobs each has served. Pure; times are the caller's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class Standing:
+    """penalty_seconds: how long an offender is refused. false_blobs: wrong blobs until they are an offence."""
+
+    def __init__(self, *, penalty_seconds: float, false_blobs: int) -> None:
+        self._penalty_seconds = penalty_seconds
+        self._most_false = false_blobs
+        self._refused_until: dict[bytes, float] = {}
+        self._false: Counter[bytes] = Counter()
+
+    def offended(self, peer: bytes, *, now: float) -> None:
+        """The peer broke a rule."""
+        self._refused_until[peer] = now + self._penalty_seconds
+
+    def served_false(self, peer: bytes, *, now: float) -> bool:
+        """The peer served bytes that do not match their hash; whether that was once too often."""
+        self._false[peer] += 1
+        if self._false[peer] < self._most_false:
+            return False
+
+        del self._false[peer]
+        self.offended(peer, now=now)
+        return True
+
+    def refused_for(self, peer: bytes, *, now: float) -> float:
+        """Seconds that the peer is still refused for, 0 when it is welcome."""
+        return max(0.0, self._refused_until.get(peer, 0.0) - now)
+
+    def keep_only(self, peers: frozenset[bytes]) -> None:
+        """Forget who is no member any more."""
+        self._refused_until = {peer: until for peer, until in self._refused_until.items() if peer in peers}
+        self._false = Counter({peer: count for peer, count in self._false.items() if peer in peers})

@@ -1,0 +1,215 @@
+"""The transport `quic`: message log, blob store, mesh and blob exchange behind the contract of psyche-core.
+
+Decided here: everything runs in one background task that `__aenter__` starts and `aclose` ends, so both may be called from
+different tasks. Refuses to work before it is entered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import anyio
+
+from psyche_core.errors import BlobRejected, TransportError
+from psyche_core.hookspecs import TransportContext
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Transport, TransportStats
+from psyche_core.wire.blob_store import BlobStore
+from psyche_core.wire.frames import FrameDecoder
+from psyche_core.wire.message_log import MessageLog
+from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic.address import PeerAddress
+from psyche_p2p_quic.blobs import BlobExchange, sha256
+from psyche_p2p_quic.control import INSTANCE_BYTES, Hello
+from psyche_p2p_quic.conversation import Conversation
+from psyche_p2p_quic.endpoint import Endpoint, Link, Stream
+from psyche_p2p_quic.mesh import Mesh
+from psyche_p2p_quic.session import Session
+from psyche_p2p_quic.settings import QuicSettings
+
+
+class QuicTransport(Transport):
+    """An endpoint. run_id: peers of other runs are refused. interface, port: what to bind; port 0 picks one."""
+
+    def __init__(
+        self,
+        run_id: str,
+        key: SecretKey,
+        *,
+        interface: str = "127.0.0.1",
+        port: int = 0,
+        settings: QuicSettings | None = None,
+    ) -> None:
+        self._run_id = run_id
+        self._key = key
+        self._interface = interface
+        self._port = port
+        self._settings = settings or QuicSettings()
+        self._log = MessageLog(limits=self._settings.log)
+        self._store = BlobStore(max_blobs=self._settings.store_blobs, max_bytes=self._settings.store_bytes)
+        self._readable = anyio.Event()
+        self._sent = 0
+        self._received = 0
+        self._address = b""
+        self._mesh: Mesh | None = None
+        self._blobs: BlobExchange | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_context(cls, context: TransportContext) -> QuicTransport:
+        """For the hook."""
+        return cls(context.run_id, context.key, interface=context.interface, port=context.port)
+
+    async def __aenter__(self) -> Self:
+        """Bind. Raises TransportError when that is not possible."""
+        endpoint = await Endpoint.bind(self._key.seed, interface=self._interface, port=self._port)
+        self._address = PeerAddress(endpoint.sockets).encode()
+        ready = asyncio.get_running_loop().create_future()
+        self._running = asyncio.create_task(self._run(endpoint, ready))
+        await ready
+        return self
+
+    async def aclose(self) -> None:
+        """Close all connections; peers see it at once. Idempotent."""
+        running = self._running
+        if running is None:
+            return
+
+        if not running.done():
+            running.cancel()
+        await asyncio.wait({running})
+
+    async def _run(self, endpoint: Endpoint, ready: asyncio.Future[None]) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                hello = Hello(self._run_id, secrets.token_bytes(INSTANCE_BYTES))
+                self._mesh = Mesh(
+                    endpoint, own=self.peer_id, hello=hello, furnish=self._furnish, settings=self._settings, tasks=tasks
+                )
+                self._blobs = BlobExchange(self._store, self._mesh, settings=self._settings)
+                ready.set_result(None)
+                await self._mesh.listen()
+        finally:
+            if self._blobs is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._blobs.aclose()
+            await endpoint.aclose(timeout=self._settings.close_seconds)
+
+    # ------------------------------------------------------------------------------------------------ the contract
+
+    @property
+    def peer_id(self) -> bytes:
+        """Our p2p key."""
+        return self._key.public
+
+    @property
+    def address(self) -> bytes:
+        """Our sockets, see `address`; known once entered."""
+        self._entered()
+        return self._address
+
+    @property
+    def stats(self) -> TransportStats:
+        """Bytes of frames and blobs, and who is connected."""
+        peers = () if self._mesh is None else tuple(self._mesh.sessions)
+        return TransportStats(self._sent, self._received, peers)
+
+    async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
+        """Replace the members."""
+        mesh, _ = self._entered()
+        mesh.set_members(peers)
+
+    async def broadcast(self, message: bytes, *, tag: int) -> None:
+        """Queue a message for all who are connected and keep it for the others. Raises ValueError when it is too long."""
+        mesh, _ = self._entered()
+        if len(message) > MAX_MESSAGE_BYTES:
+            error = f"a message has at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}; publish a blob instead"
+            raise ValueError(error)
+
+        entry = self._log.add_own(message, tag=tag)
+        if entry is not None:
+            for session in tuple(mesh.sessions.values()):
+                session.send(session.conversation.announce(entry))
+
+    async def receive(self) -> Incoming:
+        """The next message from somebody else."""
+        while True:
+            entry = self._log.read()
+            if entry is not None and entry.via is not None:
+                return Incoming(entry.via, entry.message)
+
+            if self._readable.is_set():
+                self._readable = anyio.Event()
+            await self._readable.wait()
+
+    async def publish(self, blob: bytes, *, tag: int) -> bytes:
+        """Offer a blob. Raises TransportError when it does not fit the store."""
+        blob_hash = await sha256(blob)
+        if not self._store.put(blob_hash, blob, tag=tag, own=True):
+            message = f"a blob of {len(blob)} bytes cannot be kept: its tag {tag} has expired or the store is full"
+            raise TransportError(message)
+
+        return blob_hash
+
+    async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int) -> bytes:
+        """Get a blob, see the contract."""
+        _, blobs = self._entered()
+        blob = self._store.get(blob_hash)
+        if blob is None:
+            blob = await blobs.fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
+            self._store.put(blob_hash, blob, tag=tag, own=False)
+        elif len(blob) > max_bytes:
+            message = f"blob {blob_hash.hex()} has {len(blob)} bytes, over the limit of {max_bytes}"
+            raise BlobRejected(message)
+
+        self._store.touch(blob_hash, tag=tag)
+        return blob
+
+    async def expire(self, before: int) -> None:
+        """Forget what is older."""
+        self._log.expire(before)
+        self._store.expire(before)
+
+    def _entered(self) -> tuple[Mesh, BlobExchange]:
+        if self._mesh is None or self._blobs is None or self._running is None or self._running.done():
+            message = "the transport is not open: use it inside `async with`"
+            raise TransportError(message)
+
+        return self._mesh, self._blobs
+
+    # ------------------------------------------------------------------------------------------ for the sessions
+
+    def _furnish(self, link: Link, stream: Stream, decoder: FrameDecoder, dialled: bool, instance: bytes) -> Session:
+        conversation = Conversation(link.peer, self._log, settings=self._settings)
+        return Session(
+            link,
+            stream,
+            decoder,
+            conversation=conversation,
+            owner=self,
+            settings=self._settings,
+            dialled=dialled,
+            instance=instance,
+        )
+
+    def count(self, *, sent: int = 0, received: int = 0) -> None:
+        """A session sent or received that many bytes."""
+        self._sent += sent
+        self._received += received
+
+    def messages_arrived(self) -> None:
+        """A session put messages into the log."""
+        if self._log.has_unread:
+            self._readable.set()
+
+    def offended(self, session: Session, reason: str) -> None:
+        """A session's peer broke the rules."""
+        if self._mesh is not None:
+            self._mesh.offended(session.peer, reason)
+
+    async def serve(self, session: Session, stream: Stream) -> None:
+        """A session's peer opened a stream."""
+        if self._blobs is not None:
+            self.count(sent=await self._blobs.serve(session, stream))

@@ -1,0 +1,37 @@
+"""The settings table of `AdamW`, apart from it so that a server can check a configuration without importing torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class AdamWSettings(BaseModel):
+    """`[model.LLM.optimizer.AdamW]`.
+
+    betas: decay of the first and second moment per step. weight_decay: decoupled, times the learning rate. eps: added to √v̂.
+    clip_grad_norm: global L2 norm the replica's own gradient is clipped to; absent or 0 means no clipping.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(gt=0.0, lt=1.0)]] = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
+    eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    clip_grad_norm: Annotated[float, Field(ge=0.0)] | None = None
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        first, second = self.betas
+        if first * first >= second:
+            message = f"betas[0]² must be below betas[1], or AdamW's step has no bound; got {first} and {second}"
+            raise ValueError(message)
+        return self
+
+    @property
+    def bound(self) -> float:
+        """Largest |m̂ / √v̂| over all gradient histories: (1-β₁) / √((1-β₂)(1-β₁²/β₂)), by Cauchy-Schwarz on the two sums."""
+        first, second = self.betas
+        return max(1.0, (1 - first) / math.sqrt((1 - second) * (1 - first * first / second)))

@@ -1,0 +1,123 @@
+"""What comes with psyche-core, registered through the same hooks as everybody else's plugins.
+
+Decided here: nothing heavy is imported before its factory is called; settings classes need no torch, so that a server can check
+a run configuration without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from psyche_core.errors import ModelError, PluginError
+from psyche_core.hookspecs import (
+    BackendContext,
+    BackendRegistration,
+    DataContext,
+    DataRegistration,
+    ModelContext,
+    ModelRegistration,
+    OptimizerRegistration,
+    TransportContext,
+    TransportRegistration,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    from psyche_core.interfaces import Backend, DataProvider, Model, Optimizer, Transport
+
+PSYCHE_PLUGIN_API = "1.0"
+
+_TRAIN_EXTRA = "training needs torch and transformers; get them with: pip install 'psyche-core[train]'"
+
+
+@hookimpl
+def psyche_register_backends() -> list[BackendRegistration]:
+    """The backend inside one process."""
+    summary = "coordinator inside one process, for tests and embedding"
+    return [BackendRegistration(name="memory", summary=summary, create=_create_memory_backend)]
+
+
+@hookimpl
+def psyche_register_transports() -> list[TransportRegistration]:
+    """The transport inside one process."""
+    summary = "payloads between clients of one process, for tests and embedding"
+    return [TransportRegistration(name="memory", summary=summary, create=_create_memory_transport)]
+
+
+@hookimpl
+def psyche_register_data() -> list[DataRegistration]:
+    """Token files and made-up tokens."""
+    from psyche_core.builtin.local_data import LocalSettings
+
+    return [
+        DataRegistration(name="Dummy", summary="made-up tokens, for tests", settings=None, create=_create_dummy_data),
+        DataRegistration(name="Local", summary="token files in a folder", settings=LocalSettings, create=_create_local_data),
+    ]
+
+
+@hookimpl
+def psyche_register_models() -> list[ModelRegistration]:
+    """Hugging Face models."""
+    return [
+        ModelRegistration(name="HfLlama", summary="Llama models of transformers", create=_create_llama),
+        ModelRegistration(name="HfAuto", summary="any causal language model of transformers", create=_create_auto),
+    ]
+
+
+@hookimpl
+def psyche_register_optimizers() -> list[OptimizerRegistration]:
+    """The dense baseline."""
+    from psyche_core.builtin.adamw_settings import AdamWSettings
+
+    summary = "dense AdamW directions, averaged: the baseline, 2 bytes a parameter"
+    return [OptimizerRegistration(name="AdamW", summary=summary, settings=AdamWSettings, create=_create_adamw)]
+
+
+def _create_memory_backend(context: BackendContext) -> Backend:
+    message = (
+        f"the memory backend lives inside one process and has no address to connect to, got {context.address!r}; "
+        "embed psyche_core.builtin.memory_backend, or choose another backend such as tcp"
+    )
+    raise PluginError(message)
+
+
+def _create_memory_transport(context: TransportContext) -> Transport:
+    from psyche_core.builtin.memory_transport import MemoryTransport
+
+    return MemoryTransport.from_context(context)
+
+
+def _create_dummy_data(context: DataContext) -> DataProvider:
+    from psyche_core.builtin.dummy_data import DummyData
+
+    return DummyData.from_context(context)
+
+
+def _create_local_data(context: DataContext) -> DataProvider:
+    from psyche_core.builtin.local_data import LocalData
+
+    return LocalData.from_context(context)
+
+
+def _create_llama(context: ModelContext) -> Model:
+    try:
+        from psyche_core.builtin.hf_models import create_llama
+    except ModuleNotFoundError as error:
+        raise ModelError(_TRAIN_EXTRA) from error
+
+    return create_llama(context)
+
+
+def _create_auto(context: ModelContext) -> Model:
+    try:
+        from psyche_core.builtin.hf_models import create_auto
+    except ModuleNotFoundError as error:
+        raise ModelError(_TRAIN_EXTRA) from error
+
+    return create_auto(context)
+
+
+def _create_adamw(settings: Any, model: Model) -> Optimizer:
+    from psyche_core.builtin.adamw import AdamW
+
+    return AdamW(settings, model)

@@ -1,0 +1,117 @@
+"""The `Local` data location: token files of this machine.
+
+Decided: a folder with a sub-folder `train` means that sub-folder (what `text_corpus` writes, beside `validation`); samples past
+the last wrap around; the disk is only touched in a worker thread. The same provider serves a data server's `data.toml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Self
+
+import anyio
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field
+
+from psyche_core.builtin.data_shuffle import Shuffle, shuffle_seed
+from psyche_core.builtin.token_files import TokenFiles, TokenSizeName, token_bytes
+from psyche_core.hookspecs import DataContext
+from psyche_core.interfaces.data import DataProvider, Samples
+from psyche_core.run_config import DataFile
+from psyche_core.types import BatchId, total_samples
+
+TRAINING_FOLDER = "train"
+
+
+class LocalSettings(BaseModel):
+    """`data_location.Local`: `"folder"`, or a table with these keys.
+
+    location: token file or folder; a relative one starts where the client was told.
+    shuffle: "DontShuffle" or {Seeded = [32 numbers]}.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    location: Annotated[str, Field(min_length=1)]
+    token_size: TokenSizeName = "TwoBytes"  # noqa: S105  # a token of text, not a secret
+    shuffle: Shuffle = "DontShuffle"
+
+
+class LocalData(DataProvider):
+    """Samples from a token file or a folder of token files; opened on entering.
+
+    location: file or folder. sequence_length: tokens per sample. token_size: bytes per token, 2 or 4. seed: 32 bytes to shuffle
+    with, None for file order. Entering raises DataError when there is nothing to read.
+    """
+
+    def __init__(self, location: Path, *, sequence_length: int, token_size: int, seed: bytes | None = None) -> None:
+        self._location = location
+        self._sequence_length = sequence_length
+        self._token_size = token_size
+        self._seed = seed
+        self._files: TokenFiles | None = None
+
+    @classmethod
+    def from_context(cls, context: DataContext) -> Self:
+        """The provider a run configuration asks for; context.settings are LocalSettings."""
+        settings: LocalSettings = context.settings
+        return cls(
+            context.base / settings.location,
+            sequence_length=context.sequence_length,
+            token_size=token_bytes(settings.token_size),
+            seed=shuffle_seed(settings.shuffle),
+        )
+
+    @classmethod
+    def from_data_file(cls, data_file: DataFile) -> Self:
+        """The provider a `data.toml` describes, its paths resolved; always shuffled, with the file's seed."""
+        return cls(data_file.dir, sequence_length=data_file.seq_len, token_size=data_file.token_bytes, seed=data_file.seed)
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens per sample."""
+        return self._sequence_length
+
+    @property
+    def num_sequences(self) -> int:
+        """Whole sequences in all files. Valid while entered."""
+        return len(self._opened)
+
+    async def __aenter__(self) -> Self:
+        self._files = await anyio.to_thread.run_sync(self._open)
+        return self
+
+    async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
+        """The samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
+        files = self._opened
+        count = total_samples(tuple(batches))
+
+        def read_all() -> bytes:
+            return files.read(index for batch in batches for index in range(batch.first, batch.last + 1))
+
+        with anyio.fail_after(timeout):
+            tokens = await anyio.to_thread.run_sync(read_all, abandon_on_cancel=True)
+
+        return Samples(tokens, count, self._sequence_length, self._token_size)
+
+    async def aclose(self) -> None:
+        """Forget the files; nothing stays open between reads."""
+        self._files = None
+
+    @property
+    def _opened(self) -> TokenFiles:
+        if self._files is None:
+            message = "enter the provider (async with) before reading from it"
+            raise RuntimeError(message)
+
+        return self._files
+
+    def _open(self) -> TokenFiles:
+        training = self._location / TRAINING_FOLDER
+        return TokenFiles(
+            training if training.is_dir() else self._location,
+            sequence_length=self._sequence_length,
+            token_size=self._token_size,
+            shuffle_seed=self._seed,
+        )

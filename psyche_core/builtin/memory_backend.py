@@ -1,0 +1,192 @@
+"""A coordinator in this process and backends that talk to it: whole runs in one program, without sockets.
+
+Decided here: the clock and the seeds are given from outside, so the same run can be played again; time moves when `tick` is
+called, by the owner or by `run`. Backends get states as the TCP backend would: only the newest, only when something changed.
+Refuses nothing the rules allow; authentication is the caller's, who hands out the backends.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import anyio
+import anyio.lowlevel
+
+from psyche_core.coordinator import apply
+from psyche_core.coordinator.commands import Command, Event, Join, Pause, Resume, Tick, UpdateConfig
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BackendClosed, CommandRefused, CoordinatorError
+from psyche_core.interfaces.backend import Backend, StateUpdate
+from psyche_core.types import NodeIdentity, RunState
+
+MAX_ADDRESS_BYTES = 1024
+
+
+def _random_seed() -> int:
+    return secrets.randbits(64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """An update, how many came before it, and what is set when the next one is there."""
+
+    number: int
+    update: StateUpdate
+    superseded: anyio.Event
+
+
+class MemoryCoordinator:
+    """Holds the state of a run, applies commands to it and tells the backends.
+
+    state: where to begin. clock: unix seconds. seeds: called for each command, u64. on_event: called with the new state and the
+    events of each change. Make it inside the event loop that uses it.
+    """
+
+    def __init__(
+        self,
+        state: CoordinatorState,
+        *,
+        clock: Callable[[], float] = time.time,
+        seeds: Callable[[], int] = _random_seed,
+        on_event: Callable[[CoordinatorState, tuple[Event, ...]], None] | None = None,
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._seeds = seeds
+        self._on_event = on_event
+        self._addresses: dict[bytes, bytes] = {}
+        self._version = _Version(0, StateUpdate(state), anyio.Event())
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The state now."""
+        return self._state
+
+    @property
+    def version(self) -> _Version:
+        """What the backends see now."""
+        return self._version
+
+    def backend(self, identity: NodeIdentity) -> MemoryBackend:
+        """A new connection of a client."""
+        return MemoryBackend(self, identity)
+
+    def submit(self, command: Command) -> None:
+        """Apply a command, the owner's included, and let the coordinator look at the clock. Raises CoordinatorError."""
+        self._apply(command)
+        self.tick()
+
+    def join(self, identity: NodeIdentity, address: bytes) -> None:
+        """A client joins with its transport address. Raises CoordinatorError."""
+        self._apply(Join(identity))
+        if self._addresses.get(identity.signer) != address:
+            self._addresses[identity.signer] = address
+            self._publish()
+        self.tick()
+
+    def tick(self) -> None:
+        """Let the coordinator look at the clock."""
+        if not self._state.run_state.halted:
+            self._apply(Tick())
+
+    async def run(self, *, tick_seconds: float = 0.25) -> None:
+        """Tick in real time until the run is finished or the task is cancelled."""
+        while self._state.run_state is not RunState.Finished:
+            self.tick()
+            await anyio.sleep(tick_seconds)
+
+    def _apply(self, command: Command) -> None:
+        state, events = apply(self._state, command, int(self._clock()), self._seeds())
+        if state == self._state and not events:
+            return
+
+        self._state = state
+        self._publish()
+        if self._on_event is not None:
+            self._on_event(state, events)
+
+    def _publish(self) -> None:
+        members = {*self._state.pending, *(client.id for client in self._state.epoch.clients)}
+        signers = {member.signer for member in members}
+        self._addresses = {signer: address for signer, address in self._addresses.items() if signer in signers}
+        addresses: Mapping[bytes, bytes] = dict(self._addresses)
+        old = self._version
+        self._version = _Version(old.number + 1, StateUpdate(self._state, addresses), anyio.Event())
+        old.superseded.set()
+
+
+class MemoryBackend(Backend):
+    """A client's connection to a `MemoryCoordinator`."""
+
+    def __init__(self, coordinator: MemoryCoordinator, identity: NodeIdentity) -> None:
+        self._coordinator = coordinator
+        self._identity = identity
+        self._seen = -1
+        self._closed = anyio.Event()
+
+    @property
+    def identity(self) -> NodeIdentity:
+        """Who we are."""
+        return self._identity
+
+    async def join(self, address: bytes, *, timeout: float) -> None:
+        """Ask to be a member. Raises CommandRefused, BackendClosed; ValueError for an address over 1024 bytes."""
+        if len(address) > MAX_ADDRESS_BYTES:
+            message = f"a transport address has at most {MAX_ADDRESS_BYTES} bytes, got {len(address)}"
+            raise ValueError(message)
+
+        await self._call(lambda: self._coordinator.join(self._identity, address), timeout)
+
+    async def next_state(self) -> StateUpdate:
+        """The newest state not yet returned. Raises BackendClosed."""
+        while not self._closed.is_set():
+            version = self._coordinator.version
+            if version.number > self._seen:
+                self._seen = version.number
+                return version.update
+
+            async with anyio.create_task_group() as group:
+
+                async def wait(event: anyio.Event, scope: anyio.CancelScope = group.cancel_scope) -> None:
+                    await event.wait()
+                    scope.cancel()
+
+                group.start_soon(wait, version.superseded)
+                group.start_soon(wait, self._closed)
+
+        message = "this backend was closed"
+        raise BackendClosed(message)
+
+    async def send(self, command: Command, *, timeout: float) -> None:
+        """Send a command. Raises CommandRefused, BackendClosed; ValueError for Join or another's command."""
+        if isinstance(command, Join):
+            message = "use join(), which also publishes the transport address"
+            raise ValueError(message)  # noqa: TRY004  # the type is right, the way is not
+
+        if isinstance(command, Tick | Pause | Resume | UpdateConfig):
+            raise CommandRefused("NotForClients", f"{type(command).__name__} is not a command clients may give")
+
+        if command.sender != self._identity:
+            message = f"the sender of a command must be {self._identity}, who we are"
+            raise ValueError(message)
+
+        await self._call(lambda: self._coordinator.submit(command), timeout)
+
+    async def aclose(self) -> None:
+        """Close; idempotent."""
+        self._closed.set()
+
+    async def _call(self, action: Callable[[], None], timeout: float) -> None:
+        with anyio.fail_after(timeout):
+            await anyio.lowlevel.checkpoint()
+        if self._closed.is_set():
+            message = "this backend was closed"
+            raise BackendClosed(message)
+
+        try:
+            action()
+        except CoordinatorError as error:
+            raise CommandRefused(error.name, error.message) from error

@@ -1,0 +1,288 @@
+"""A transport inside one process: endpoints attached to one `MemoryNetwork` hand each other messages and blobs directly.
+
+It keeps the promises of `psyche_core.interfaces.transport`, with the same message log, blob store and fetch plan as a real one,
+and can cut links on request. Decided here: a network is an object that the embedder makes and passes to each endpoint, never
+something global; so a client started alone through the hook `transport.memory` has a network of its own and meets nobody: this
+transport is for tests, simulations and for several clients embedded in one process. Everything of one network belongs to one
+event loop. Refuses to model delay and bandwidth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from psyche_core.errors import BlobNotFound, BlobRejected, TransportError
+from psyche_core.hookspecs import TransportContext
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Transport, TransportStats
+from psyche_core.wire.blob_store import BlobStore
+from psyche_core.wire.fetch_plan import Answer, FetchPlan, Outcome
+from psyche_core.wire.message_log import LogEntry, LogLimits, MessageLog, Verdict
+
+ADDRESS = b"memory"
+LARGE_BLOB_BYTES = 256 * 1024
+
+
+class MemoryNetwork:
+    """What endpoints attach to; knows which pairs are cut off from each other."""
+
+    def __init__(self) -> None:
+        self._endpoints: dict[bytes, MemoryTransport] = {}
+        self._cut: set[frozenset[bytes]] = set()
+
+    def disconnect(self, one: bytes, other: bytes) -> None:
+        """Cut the link between two peers (p2p keys), now and for endpoints that attach later."""
+        self._cut.add(frozenset((one, other)))
+        self._changed()
+
+    def reconnect(self, one: bytes, other: bytes) -> None:
+        """Mend the link between two peers; what they lack of each other's live messages is delivered."""
+        self._cut.discard(frozenset((one, other)))
+        self._changed()
+
+    def attach(self, endpoint: MemoryTransport) -> None:
+        """Make an endpoint reachable. Raises TransportError when its key is attached already."""
+        if endpoint.peer_id in self._endpoints:
+            message = (
+                f"the peer {endpoint.peer_id.hex()} is attached to this memory network already; give each client its own key"
+            )
+            raise TransportError(message)
+
+        self._endpoints[endpoint.peer_id] = endpoint
+        self._changed()
+
+    def detach(self, endpoint: MemoryTransport) -> None:
+        """Make an endpoint unreachable."""
+        if self._endpoints.get(endpoint.peer_id) is endpoint:
+            del self._endpoints[endpoint.peer_id]
+            self._changed()
+
+    def neighbours(self, endpoint: MemoryTransport) -> dict[bytes, MemoryTransport]:
+        """Endpoints connected to this one: both attached, each a member to the other, the link not cut."""
+        if self._endpoints.get(endpoint.peer_id) is not endpoint:
+            return {}
+
+        return {
+            peer: other
+            for peer, other in self._endpoints.items()
+            if peer in endpoint.members
+            and endpoint.peer_id in other.members
+            and frozenset((peer, endpoint.peer_id)) not in self._cut
+        }
+
+    def spread(self, start: MemoryTransport, entry: LogEntry) -> None:
+        """Hand a message of `start` to whoever is connected and lacks it, and on from there."""
+        waiting = deque([start])
+        while waiting:
+            giver = waiting.popleft()
+            relayed = giver is not start or entry.via is not None
+            waiting.extend(taker for taker in self.neighbours(giver).values() if taker.take(giver, entry, relayed=relayed))
+
+    def changed_by(self, endpoint: MemoryTransport) -> None:
+        """Tell that an endpoint has other members or blobs now."""
+        if self._endpoints.get(endpoint.peer_id) is endpoint:
+            self._changed()
+
+    def _changed(self) -> None:
+        for endpoint in self._endpoints.values():
+            for entry in endpoint.live_messages():
+                self.spread(endpoint, entry)
+
+        for endpoint in self._endpoints.values():
+            endpoint.notice_change()
+
+
+class MemoryTransport(Transport):
+    """One endpoint of a `MemoryNetwork`.
+
+    network: shared by all who shall meet. peer_id: our p2p key, 32 bytes. limits: shares of a peer in the message log.
+    """
+
+    def __init__(self, network: MemoryNetwork, peer_id: bytes, *, limits: LogLimits | None = None) -> None:
+        self._network = network
+        self._peer_id = peer_id
+        self._members: dict[bytes, bytes] = {}
+        self._log = MessageLog(limits=limits)
+        self._blobs = BlobStore()
+        self._readable = anyio.Event()
+        self._change = anyio.Event()
+        self._closed = False
+        self._sent = 0
+        self._received = 0
+
+    @classmethod
+    def from_context(cls, context: TransportContext, *, network: MemoryNetwork | None = None) -> MemoryTransport:
+        """An endpoint for the hook. Without a shared `network` it gets one of its own and meets nobody.
+
+        Embedders register `functools.partial(MemoryTransport.from_context, network=network)`.
+        """
+        return cls(network or MemoryNetwork(), context.key.public)
+
+    async def __aenter__(self) -> Self:
+        self._network.attach(self)
+        return self
+
+    @property
+    def peer_id(self) -> bytes:
+        """Our p2p key."""
+        return self._peer_id
+
+    @property
+    def address(self) -> bytes:
+        """The same for all: a network finds endpoints by their key."""
+        return ADDRESS
+
+    @property
+    def stats(self) -> TransportStats:
+        """Bytes of messages and blobs handed over, and neighbours."""
+        return TransportStats(self._sent, self._received, tuple(self._network.neighbours(self)))
+
+    @property
+    def members(self) -> Mapping[bytes, bytes]:
+        """The peers we talk to."""
+        return self._members
+
+    async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
+        """Replace the members."""
+        self._members = {peer: address for peer, address in peers.items() if peer != self._peer_id}
+        self._network.changed_by(self)
+
+    async def broadcast(self, message: bytes, *, tag: int) -> None:
+        """Hand a message to all neighbours and keep it for later ones."""
+        if len(message) > MAX_MESSAGE_BYTES:
+            error = f"a message has at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}; publish a blob instead"
+            raise ValueError(error)
+
+        entry = self._log.add_own(message, tag=tag)
+        if entry is not None:
+            self._network.spread(self, entry)
+
+    async def receive(self) -> Incoming:
+        """The next message from somebody else."""
+        await anyio.lowlevel.checkpoint()
+        while True:
+            entry = self._log.read()
+            if entry is not None and entry.via is not None:
+                return Incoming(entry.via, entry.message)
+
+            if self._readable.is_set():
+                self._readable = anyio.Event()
+            await self._readable.wait()
+
+    async def publish(self, blob: bytes, *, tag: int) -> bytes:
+        """Offer a blob."""
+        blob_hash = await _sha256(blob)
+        if not self._blobs.put(blob_hash, blob, tag=tag, own=True):
+            message = f"a blob of {len(blob)} bytes cannot be kept: its tag {tag} has expired or the store is full"
+            raise TransportError(message)
+
+        self._network.changed_by(self)
+        return blob_hash
+
+    async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int) -> bytes:
+        """Get a blob from our store, the sources or other members; see the contract."""
+        await anyio.lowlevel.checkpoint()
+        blob = self._blobs.get(blob_hash)
+        if blob is None:
+            try:
+                with anyio.fail_after(timeout):
+                    blob = await self._ask_around(blob_hash, FetchPlan(sources), max_bytes=max_bytes, tag=tag)
+            except TimeoutError:
+                message = f"nobody reachable had blob {blob_hash.hex()} within {timeout:g} s"
+                raise BlobNotFound(message) from None
+
+            self._network.changed_by(self)
+        elif len(blob) > max_bytes:
+            message = f"blob {blob_hash.hex()} has {len(blob)} bytes, over the limit of {max_bytes}"
+            raise BlobRejected(message)
+
+        self._blobs.touch(blob_hash, tag=tag)
+        return blob
+
+    async def expire(self, before: int) -> None:
+        """Forget what is older."""
+        self._log.expire(before)
+        self._blobs.expire(before)
+
+    async def aclose(self) -> None:
+        """Detach from the network."""
+        if not self._closed:
+            self._closed = True
+            self._network.detach(self)
+
+    # ------------------------------------------------------------------------------------- what the network calls
+
+    def take(self, giver: MemoryTransport, entry: LogEntry, *, relayed: bool) -> bool:
+        """Take in a message from a neighbour, its own or passed on; whether it was new here."""
+        verdict, _ = self._log.add_from(giver.peer_id, entry.message, tag=entry.tag, relayed=relayed)
+        if verdict is not Verdict.NEW:
+            return False
+
+        giver.count_sent(len(entry.message))
+        self._received += len(entry.message)
+        self._readable.set()
+        return True
+
+    def count_sent(self, count: int) -> None:
+        """Note bytes that a neighbour took."""
+        self._sent += count
+
+    def live_messages(self) -> list[LogEntry]:
+        """All live messages."""
+        return self._log.lacking(())
+
+    def notice_change(self) -> None:
+        """Wake who waits for a blob: links or blobs changed somewhere."""
+        self._change.set()
+        self._change = anyio.Event()
+
+    def blob(self, blob_hash: bytes) -> bytes | None:
+        """A blob of ours, for a neighbour."""
+        return self._blobs.get(blob_hash)
+
+    async def _ask_around(self, blob_hash: bytes, plan: FetchPlan, *, max_bytes: int, tag: int) -> bytes:
+        while True:
+            neighbours = self._network.neighbours(self)
+            change = self._change
+            peer = plan.begin(members=self._members, reachable=neighbours)
+            if peer is None:
+                self._give_up(blob_hash, plan.outcome(self._members))
+                await change.wait()
+                continue
+
+            blob = neighbours[peer].blob(blob_hash)
+            if blob is None:
+                plan.settle(peer, Answer.ABSENT)
+            elif len(blob) > max_bytes:
+                plan.settle(peer, Answer.TOO_LARGE)
+            elif await _sha256(blob) != blob_hash:
+                plan.settle(peer, Answer.FALSE)
+            else:
+                if blob_hash not in self._blobs:  # else a concurrent fetch of it was faster: one transfer for both
+                    neighbours[peer].count_sent(len(blob))
+                    self._received += len(blob)
+                    self._blobs.put(blob_hash, blob, tag=tag, own=False)
+                return blob
+
+    def _give_up(self, blob_hash: bytes, outcome: Outcome) -> None:
+        if outcome is Outcome.NOT_FOUND:
+            message = f"none of {len(self._members)} members has blob {blob_hash.hex()}"
+            raise BlobNotFound(message)
+
+        if outcome is Outcome.REJECTED:
+            message = f"every answer for blob {blob_hash.hex()} was larger than allowed or did not match its hash"
+            raise BlobRejected(message)
+
+
+async def _sha256(blob: bytes) -> bytes:
+    """SHA-256, in a worker thread when it takes more than a moment."""
+    if len(blob) < LARGE_BLOB_BYTES:
+        return hashlib.sha256(blob).digest()
+
+    return await anyio.to_thread.run_sync(lambda: hashlib.sha256(blob).digest())

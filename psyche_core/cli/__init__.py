@@ -1,0 +1,57 @@
+"""The `psyche` command: what can be said, and how every end of a program becomes an exit code.
+
+Commands are imported when they are used, never before: `psyche --help` imports click and nothing else of weight. This module is
+the only place where exceptions become sentences: exit code 2 for what the user can mend, 1 for everything else that failed on
+purpose, 130 for Ctrl-C. Programming errors keep their traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from psyche_core.cli.failures import describe_failure
+from psyche_core.cli.lazy import LazyGroup, example
+
+
+@click.group(
+    epilog=example("psyche testnet start --num-clients 3 --config-path examples/local_testnet"),
+    cls=LazyGroup,
+    commands_by_path={
+        "client": ("psyche_core.cli.client:client", "Take part in a run with this machine."),
+        "plugins": ("psyche_core.cli.plugins:plugins", "See which plugins are installed, and which are broken and why."),
+        "server": ("psyche_core.cli.server:server", "Host the coordinator of a run."),
+        "testnet": ("psyche_core.cli.testnet:testnet", "Try a whole run on this machine: a server and several clients."),
+    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(package_name="psyche-core", message="psyche %(version)s")
+def cli() -> None:
+    """Train one language model together with strangers, over the internet."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit. Always raises SystemExit.
+
+    arguments: what follows the program's name; sys.argv when None.
+    """
+    try:
+        result = cli.main(args=arguments, prog_name="psyche", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except BaseException as error:  # described below, or raised again: nothing is swallowed
+        described = describe_failure(error)
+        if described is None:
+            raise
+        sentence, code = described
+        if sentence:
+            click.echo(f"Error: {sentence}", err=True)
+    else:
+        code = result if isinstance(result, int) else 0
+
+    sys.exit(code)

@@ -1,0 +1,69 @@
+"""`psyche client`: take part in a run, and show who we are."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+
+from psyche_core.cli.lazy import example
+from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
+from psyche_core.cli.running import log_to_stderr, open_report
+from psyche_core.settings import ClientSettings, load_settings
+
+
+@click.group(context_settings={"max_content_width": 110})
+def client() -> None:
+    """Take part in a run with this machine."""
+
+
+@client.command(
+    epilog=example(
+        "psyche client train --run-id first-light --server-addr 203.0.113.7:20000 -i me.key --checkpoint-dir checkpoints",
+        note=ENVIRONMENT_NOTE,
+    )
+)
+@settings_options(ClientSettings)
+def train(**given: Any) -> int:
+    """Join a run and train until it ends. Ctrl-C leaves in order: the others go on."""
+    settings = load_settings(ClientSettings, given)
+    log_to_stderr()
+    from psyche_core.client.assemble import train_client
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.ui.display import open_display
+
+    with (
+        open_display(settings.logs, title=settings.run_id) as sink,
+        open_report(sink, events_file=settings.events_file) as report,
+    ):
+        ended = anyio.run(functools.partial(train_client, settings, PluginRegistry.discover(), report))
+    return 0 if ended.success else 1
+
+
+@client.command(
+    "show-identity", epilog=example("openssl rand 32 > me.key && chmod 600 me.key", "psyche client show-identity -i me.key")
+)
+@click.option(
+    "-i",
+    "--identity-secret-key-path",
+    "path",
+    type=click.Path(path_type=Path),
+    envvar="PSYCHE_IDENTITY_SECRET_KEY_PATH",
+    help="File with our 32-byte Ed25519 key.",
+)
+def show_identity(path: Path | None) -> None:
+    """Print the public half of an identity key, in hex: the name under which a run knows us. The secret half is never shown."""
+    from psyche_core.errors import IdentityError
+    from psyche_core.wire.signing import SecretKey
+
+    if path is None:
+        message = (
+            "no key file given (-i FILE). Without one, `psyche client train` is somebody new each time. "
+            "Make one with `openssl rand 32 > me.key && chmod 600 me.key`"
+        )
+        raise IdentityError(message)
+
+    click.echo(SecretKey.load(path).public.hex())

@@ -1,0 +1,66 @@
+"""How a program's end becomes one sentence and an exit code.
+
+Knows our exception tree, exception groups (a task group wraps what its tasks raise), stopping signals and missing extras. What
+it does not know it does not touch: an unknown exception is a defect and shows its traceback.
+"""
+
+from __future__ import annotations
+
+from psyche_core.errors import PsycheError, UserError
+
+USER_ERROR = 2
+FAILURE = 1
+
+_EXTRAS = {
+    "torch": "train",
+    "transformers": "train",
+    "safetensors": "train",
+    "tokenizers": "train",
+    "numpy": "train",
+    "matplotlib": "plot",
+}
+
+
+class Interrupted(Exception):
+    """A stopping signal ended the program after it had cleaned up."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by signal {signal_number}")
+        self.signal_number = signal_number
+
+
+def describe_failure(error: BaseException) -> tuple[str, int] | None:
+    """Sentence and exit code for an exception, None for one that deserves its traceback.
+
+    The sentence is empty where there is nothing to add (a stopping signal: 128 + its number, as shells have it).
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return _describe_group(error)
+    if isinstance(error, Interrupted):
+        return "", 128 + error.signal_number
+    if isinstance(error, UserError):
+        return str(error), USER_ERROR
+    if isinstance(error, PsycheError):
+        return str(error), FAILURE
+    if isinstance(error, ModuleNotFoundError):
+        return _describe_missing_module(error)
+    if isinstance(error, BrokenPipeError):
+        return "", FAILURE
+
+    return None
+
+
+def _describe_group(group: BaseExceptionGroup[BaseException]) -> tuple[str, int] | None:
+    """The group's first failure if all of them can be described; a defect among them shows the whole group."""
+    described = [describe_failure(error) for error in group.exceptions]
+    known = [failure for failure in described if failure is not None]
+    return known[0] if len(known) == len(described) else None
+
+
+def _describe_missing_module(error: ModuleNotFoundError) -> tuple[str, int] | None:
+    package = (error.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return None
+
+    extra = _EXTRAS[package]
+    return f"this command needs {package}, which is not installed; pip install 'psyche-core[{extra}]'", USER_ERROR

@@ -1,0 +1,45 @@
+"""What every command is made of: a click group whose commands are imported only when they are called, and help's examples.
+
+The short help of each command stands in the table, so that the group's own help imports none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """A group over a table `name -> ("module:attribute", short help)`."""
+
+    def __init__(self, *args: Any, commands_by_path: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._table = dict(commands_by_path)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        """Names, sorted; imports nothing."""
+        return sorted(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's signature
+        """Import and return a command, None when there is no such name."""
+        if cmd_name not in self._table:
+            return None
+
+        module, _, attribute = self._table[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command), f"{module}:{attribute} is no command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._table[name][1]) for name in self.list_commands(ctx)])
+
+
+def example(*lines: str, note: str = "") -> str:
+    """The end of a help text: an example, kept line by line, then a note."""
+    shown = "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+    return f"{shown}\n\n{note}" if note else shown

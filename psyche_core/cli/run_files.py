@@ -1,0 +1,69 @@
+"""A run's files, loaded and checked together: run file, data file, and the settings of every plugin they name.
+
+Shared by `server run`, `server validate-config` and `testnet start`, so that all refuse the same things with the same words.
+Loads no torch: plugins keep heavy imports inside their factories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from psyche_core.errors import ConfigError
+from psyche_core.plugins import PluginRegistry, check_run_file_plugins
+from psyche_core.run_config import DataFile, RunFile, check_data_file, load_data_file, load_run_file
+
+SERVER_LOCATION = "Server"
+"""The data location that means: this run's server also serves the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What was loaded. data and data_port (which clients are told) are None when the server serves none."""
+
+    run: RunFile
+    data: DataFile | None
+    data_port: int | None = None
+
+    def summary(self) -> Iterator[str]:
+        """A few lines for people: who, what, how long."""
+        config, llm = self.run.config, self.run.model.LLM
+        yield f"run {self.run.run_id}: {config.total_steps} steps, {config.init_min_clients} or more clients to start"
+        yield (
+            f"model {llm.architecture} ({llm.data_type}), {llm.max_seq_len} tokens a sequence, "
+            f"{config.global_batch_size_start} to {config.global_batch_size_end} sequences a round"
+        )
+        yield f"optimizer {llm.optimizer.name}, data {llm.data_location.name}" + (
+            f" from {self.data.dir}" if self.data is not None else ""
+        )
+
+
+def load_run(state: Path, data_config: Path | None, registry: PluginRegistry) -> RunFiles:
+    """Load and check everything a run's files say. Raises ConfigError with all that is wrong, one sentence a line."""
+    run_file = load_run_file(state)
+    check_run_file_plugins(run_file, registry)
+    location = run_file.model.LLM.data_location
+    serves_data = location.name == SERVER_LOCATION
+    if serves_data and data_config is None:
+        message = f"{state} has data_location.Server, so this server serves the data; say which with --data-config data.toml"
+        raise ConfigError(message)
+    if data_config is None:
+        return RunFiles(run_file, None)
+    if not serves_data:
+        message = f"{state} takes its data from {location.name}, not from this server; leave --data-config out"
+        raise ConfigError(message)
+
+    data_file = load_data_file(data_config)
+    check_data_file(data_file, run_file.model)
+    return RunFiles(run_file, data_file, _port(str((location.settings or {}).get("location", ""))))
+
+
+def _port(address: str) -> int:
+    """The port of the `host:port` that clients will ask for training data; the server must listen just there."""
+    port = address.rpartition(":")[2] if ":" in address else ""
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        message = f'model.LLM.data_location.Server = "{address}": must be host:port, for instance 127.0.0.1:20001'
+        raise ConfigError(message)
+
+    return int(port)

@@ -1,0 +1,68 @@
+"""Running an asynchronous program from a command: signals, log lines and event sinks.
+
+SIGINT and SIGTERM cancel the program, which cleans up in its own `finally` blocks; the command then ends with 130 or 143.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+
+from psyche_core.cli.failures import Interrupted
+from psyche_core.client.report import Report, Sink, json_lines
+from psyche_core.errors import UserError
+
+_Result = TypeVar("_Result")
+
+
+def run_program(program: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Run a program to its end on asyncio. Raises Interrupted after it was stopped by a signal, and what it raises."""
+    return anyio.run(_until_signal, program)
+
+
+async def _until_signal(program: Callable[[], Awaitable[_Result]]) -> _Result:
+    received: list[int] = []
+    results: list[_Result] = []
+
+    async def watch(scope: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                received.append(number)
+                scope.cancel()
+                return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch, tasks.cancel_scope)
+        results.append(await program())
+        tasks.cancel_scope.cancel()
+
+    if not results:
+        raise Interrupted(received[0] if received else signal.SIGTERM)
+
+    return results[0]
+
+
+def log_to_stderr() -> None:
+    """Show warnings of every room on stderr, one line each."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+@contextlib.contextmanager
+def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[Report]:
+    """A report over the sinks, and over a file of JSON lines where asked for. Raises UserError when that cannot be written."""
+    with contextlib.ExitStack() as stack:
+        if events_file is not None:
+            try:
+                stream = stack.enter_context(events_file.open("a", encoding="utf-8"))
+            except OSError as error:
+                message = f"cannot write events to {events_file}: {error.strerror}"
+                raise UserError(message) from error
+            sinks = (*sinks, json_lines(stream))
+        yield Report(*sinks)

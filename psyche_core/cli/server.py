@@ -1,0 +1,51 @@
+"""`psyche server`: host the coordinator of a run, or only check its files."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import click
+
+from psyche_core.cli.lazy import example
+from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
+from psyche_core.cli.running import log_to_stderr, open_report, run_program
+from psyche_core.settings import ServerSettings, load_settings
+
+
+@click.group(context_settings={"max_content_width": 110})
+def server() -> None:
+    """Host the coordinator of a run. It moves no weights and never loads torch."""
+
+
+@server.command(
+    epilog=example("psyche server run --state state.toml --data-config data.toml --server-port 20000", note=ENVIRONMENT_NOTE)
+)
+@settings_options(ServerSettings)
+def run(**given: Any) -> int:
+    """Host a run until it is finished."""
+    settings = load_settings(ServerSettings, given)
+    log_to_stderr()
+    from psyche_core.cli.serving import serve_run
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.ui.display import open_display
+
+    logs = "console" if settings.logs == "auto" else settings.logs
+    with open_display(logs, title="server") as sink, open_report(sink, events_file=settings.events_file) as report:
+        ended = run_program(functools.partial(serve_run, settings, PluginRegistry.discover(), report))
+    return 0 if ended.success else 1
+
+
+@server.command("validate-config", epilog=example("psyche server validate-config --state state.toml --data-config data.toml"))
+@click.option("--state", required=True, type=click.Path(path_type=Path), help="Run file (state.toml).")
+@click.option("--data-config", type=click.Path(path_type=Path), help="Data file (data.toml).")
+def validate_config(state: Path, data_config: Path | None) -> None:
+    """Check a run's files, down to each plugin's own settings, and say what the run would be."""
+    from psyche_core.cli.run_files import load_run
+    from psyche_core.plugins import PluginRegistry
+
+    files = load_run(state, data_config, PluginRegistry.discover())
+    for line in files.summary():
+        click.echo(line)
+    click.echo("OK")

@@ -1,0 +1,40 @@
+"""`psyche testnet`: a whole run on this machine, each member a process of its own."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import click
+
+from psyche_core.cli.lazy import example
+from psyche_core.cli.options import settings_options
+from psyche_core.cli.running import log_to_stderr, run_program
+from psyche_core.settings import TestnetSettings, load_settings
+
+
+@click.group(context_settings={"max_content_width": 110})
+def testnet() -> None:
+    """Try a whole run on this machine: a server and several clients."""
+
+
+@testnet.command(
+    epilog=example(
+        "psyche testnet start --num-clients 3 --config-path examples/local_testnet",
+        note="The folder given with --out then holds report.json, loss.png, events/, logs/ and the checkpoint.",
+    )
+)
+@settings_options(TestnetSettings)
+def start(**given: Any) -> int:
+    """Start a server and clients, watch them to the end, and check that all replicas are equal at each epoch's end."""
+    settings = load_settings(TestnetSettings, given)
+    log_to_stderr()
+    from psyche_core.cli.run_files import load_run
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.ui.testnet import run_testnet
+
+    data_config = settings.config_path / "data.toml"
+    files = load_run(
+        settings.config_path / "state.toml", data_config if data_config.exists() else None, PluginRegistry.discover()
+    )
+    return run_program(functools.partial(run_testnet, settings, files.run, files.data))

@@ -1,0 +1,12 @@
+"""The coordinator: a pure state machine. `apply` is all of it; the other modules are what it and the clients compute with.
+
+Values are in `state` and `commands`, names of refusals in `errors`, elections in `committee`, samples in `assignment`, votes in
+`witness`, schedules in `schedule`, permutations in `shuffle`, the wire form in `plain`.
+"""
+
+from __future__ import annotations
+
+from psyche_core.coordinator.epochs import new_state
+from psyche_core.coordinator.transitions import apply
+
+__all__ = ["apply", "new_state"]

@@ -1,0 +1,50 @@
+"""Which samples each trainer of a round gets.
+
+Reference 3.5 with one extension (F14): a round's samples may be several intervals, requeued ones first; a trainer's share is a
+contiguous stretch of their concatenation and so may be several intervals too. With one fresh interval both are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from psyche_core.coordinator.committee import trainer_slots
+from psyche_core.coordinator.shuffle import deterministic_shuffle
+from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.types import BatchId, total_samples
+
+
+def split(first: int, total: int, parts: int) -> list[tuple[int, int]]:
+    """Cut `total` samples starting at `first` into at most `parts` closed intervals, the larger ones first; none is empty."""
+    intervals = []
+    for part in range(min(parts, total)):
+        size = total // parts + (part < total % parts)
+        intervals.append((first, first + size - 1))
+        first += size
+    return intervals
+
+
+def shares(state: CoordinatorState, round_: Round) -> dict[int, tuple[BatchId, ...]]:
+    """Slot -> its intervals in this round. Slots without samples (more trainers than samples, or a drain round) are left out."""
+    trainers = deterministic_shuffle(trainer_slots(state, round_), round_.seed)
+    stretches = split(0, total_samples(round_.batches), len(trainers))
+    return {slot: tuple(_stretch(round_.batches, first, last)) for slot, (first, last) in zip(trainers, stretches, strict=False)}
+
+
+def unaccepted(state: CoordinatorState, round_: Round, accepted: Collection[int]) -> tuple[BatchId, ...]:
+    """The samples of a round outside the shares of the accepted slots; all of them when it had no trainer."""
+    assigned = shares(state, round_)
+    if not assigned:
+        return round_.batches
+
+    return tuple(batch for slot, share in assigned.items() if slot not in accepted for batch in share)
+
+
+def _stretch(batches: tuple[BatchId, ...], first: int, last: int) -> Iterator[BatchId]:
+    """Samples first..last (counted over the concatenation of the intervals) as intervals."""
+    offset = 0
+    for batch in batches:
+        begin, end = max(first - offset, 0), min(last - offset, len(batch) - 1)
+        if begin <= end:
+            yield BatchId(batch.first + begin, batch.first + end)
+        offset += len(batch)

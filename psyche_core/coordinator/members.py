@@ -1,0 +1,108 @@
+"""Members: joining, leaving, and being reported as unhealthy.
+
+Decided: slots never move, leaving only changes a client's state (F4); who leaves or is dropped must join again; a re-join renews
+the transport key and keeps the place. Health is judged from statements alone: a slot is unhealthy when the previous round's
+witnesses reached their quorum and that quorum did not see its share; a slot without samples never is (F10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Join, Withdraw
+from psyche_core.coordinator.committee import is_witness, witness_slots
+from psyche_core.coordinator.rounds import Outcome, active_round
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.witness import accepted_slots, quorum
+from psyche_core.errors import CoordinatorError
+from psyche_core.types import MAX_CLIENTS, ClientState, NodeIdentity, RunState
+
+
+def with_pending(state: CoordinatorState, pending: tuple[NodeIdentity, ...], now: int) -> CoordinatorState:
+    """The state with another pending list, and since when it has had the minimum (F13)."""
+    enough = len(pending) >= state.config.init_min_clients
+    since = state.minimum_since if state.minimum_since is not None else now
+    return replace(state, pending=pending, minimum_since=since if enough else None)
+
+
+def join(state: CoordinatorState, command: Join, now: int) -> Outcome:
+    """Append to the pending list, once. Raises CoordinatorError (Halted when finished, ClientsFull)."""
+    if state.run_state is RunState.Finished:
+        raise CoordinatorError("Halted", "the run is finished; nobody can join it any more")
+
+    sender = command.sender
+    if any(member.signer == sender.signer for member in state.pending):
+        pending = tuple(sender if member.signer == sender.signer else member for member in state.pending)
+        return (state, ()) if pending == state.pending else (replace(state, pending=pending), ())
+
+    if len(state.pending) >= MAX_CLIENTS:
+        raise CoordinatorError("ClientsFull", f"{MAX_CLIENTS} members are already waiting; try again when one has left")
+
+    return with_pending(state, (*state.pending, sender), now), ()
+
+
+def withdraw(state: CoordinatorState, command: Withdraw, now: int) -> Outcome:
+    """Leave the pending list, and the epoch if healthy in it. Raises CoordinatorError (InvalidWithdraw)."""
+    sender = command.sender
+    slot = state.slot_of(sender)
+    if slot is not None and state.epoch.clients[slot].state is ClientState.Healthy:
+        return exited(state, (slot,), ClientState.Withdrawn, now)
+
+    pending = tuple(member for member in state.pending if member.signer != sender.signer)
+    if len(pending) == len(state.pending):
+        raise CoordinatorError("InvalidWithdraw", f"{sender} is neither waiting to join nor healthy in this epoch")
+
+    return with_pending(state, pending, now), ()
+
+
+def exited(state: CoordinatorState, slots: Iterable[int], to: ClientState, now: int) -> Outcome:
+    """Take healthy slots out of health and their members off the pending list; others of `slots` are left alone."""
+    leaving = tuple(sorted(set(slots) & set(state.healthy_slots)))
+    if not leaving:
+        return state, ()
+
+    height = 0 if state.current_round is None else state.current_round.height
+    clients = tuple(
+        replace(client, state=to, exited_height=height) if slot in leaving else client
+        for slot, client in enumerate(state.epoch.clients)
+    )
+    gone = {clients[slot].id.signer for slot in leaving}
+    state = replace(state, epoch=replace(state.epoch, clients=clients))
+    state = with_pending(state, tuple(member for member in state.pending if member.signer not in gone), now)
+    return state, (ClientsExited(epoch=state.progress.epoch, slots=leaving),)
+
+
+def health_check(state: CoordinatorState, command: HealthCheck, now: int) -> Outcome:
+    """Drop slots whose share a quorum did not see.
+
+    The statements of the previous round judge, about the round before it, and only its elected witnesses may report (F8).
+    Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound, InvalidHealthCheck); one healthy slot refuses the report.
+    """
+    if state.run_state.halted:
+        raise CoordinatorError("Halted", f"the run is {state.run_state.name}")
+    if not state.run_state.active:
+        raise CoordinatorError("InvalidRunState", f"health is judged while rounds are played, not in {state.run_state.name}")
+
+    current = active_round(state)
+    judging, judged = state.round_at(current.height - 1), state.round_at(current.height - 2)
+    if judging is None or judged is None:
+        raise CoordinatorError("InvalidHealthCheck", f"nothing is attested before height 2, this is height {current.height}")
+
+    sender = state.slot_of(command.sender)
+    if sender is None or not is_witness(state, judging, sender):
+        raise CoordinatorError("InvalidHealthCheck", f"{command.sender} was no witness of the previous round")
+
+    needed = quorum(len(witness_slots(state, judging)))
+    if len(judging.statements) < needed:
+        stated = len(judging.statements)
+        raise CoordinatorError("InvalidHealthCheck", f"{stated} of {needed} needed witnesses stated, which judges nobody")
+
+    unseen = shares(state, judged).keys() - accepted_slots(state, judged)
+    healthy = sorted(set(command.slots) - unseen)
+    if healthy or not command.slots:
+        got = f"slots {healthy} were seen or had no samples" if healthy else "no slot was named"
+        raise CoordinatorError("InvalidHealthCheck", got)
+
+    return exited(state, command.slots, ClientState.Dropped, now)

@@ -1,0 +1,161 @@
+"""Rounds: started, finished, settled; and how an epoch's rounds end.
+
+Decided here: samples are taken when a round starts (requeued first, F14) and settled when the next round has attested to it; the
+step advances when a trained round finishes (F2); every ending plays one drain round (F1). Only when no healthy client or no
+statement is left is an epoch cut: then nothing can ever be accepted from the round just played, so it is not a trained round, its
+samples return to the queue and the step stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from psyche_core.coordinator.assignment import shares, unaccepted
+from psyche_core.coordinator.commands import CooldownStarted, Event, RoundSettled, RoundStarted
+from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.requeue import added, merged, taken
+from psyche_core.coordinator.schedule import batch_size
+from psyche_core.coordinator.state import STORED_ROUNDS, CoordinatorState, EndReason, Round
+from psyche_core.coordinator.witness import accepted_slots, quorum
+from psyche_core.errors import CoordinatorError
+from psyche_core.types import BatchId, RunState
+
+Outcome = tuple[CoordinatorState, tuple[Event, ...]]
+"""A new state and what happened on the way to it."""
+
+ABANDONED = "Abandoned"
+
+
+def due(since: int, now: int, seconds: int) -> bool:
+    """Whether `seconds` have passed since `since`; at least one second must, even for 0 (reference 2)."""
+    return now != since and now >= since + seconds
+
+
+def active_round(state: CoordinatorState) -> Round:
+    """The current round. Raises CoordinatorError (NoActiveRound)."""
+    if state.current_round is None:
+        raise CoordinatorError("NoActiveRound", "no round has been played in this epoch")
+
+    return state.current_round
+
+
+def entered(state: CoordinatorState, run_state: RunState, now: int) -> CoordinatorState:
+    """The state in another phase, entered now."""
+    return replace(state, run_state=run_state, since=now)
+
+
+def start_round(state: CoordinatorState, now: int, *, seed: int, drain: bool = False) -> Outcome:
+    """Begin a round over the slots healthy now (F10), with samples unless it is the drain round."""
+    batches: tuple[BatchId, ...] = ()
+    if not drain:
+        state, batches = _with_samples_taken(state)
+    last = state.current_round
+    started = Round(
+        height=0 if last is None else last.height + 1,
+        step=state.progress.step,
+        seed=seed,
+        slots=state.healthy_slots,
+        batches=batches,
+        drain=drain,
+    )
+    rounds = (*state.epoch.rounds, started)[-STORED_ROUNDS:]
+    state = replace(entered(state, RunState.RoundTrain, now), epoch=replace(state.epoch, rounds=rounds))
+    event = RoundStarted(epoch=state.progress.epoch, height=started.height, step=started.step, drain=drain)
+    return state, (event,)
+
+
+def _with_samples_taken(state: CoordinatorState) -> tuple[CoordinatorState, tuple[BatchId, ...]]:
+    """Take a round's samples: from the queue first, then fresh ones."""
+    first = state.progress.data_index
+    wanted = batch_size(
+        first * state.model.LLM.max_seq_len,
+        start=state.config.global_batch_size_start,
+        end=state.config.global_batch_size_end,
+        warmup_tokens=state.config.global_batch_size_warmup_tokens,
+    )
+    again, queue = taken(state.requeue, wanted)
+    fresh = wanted - sum(len(batch) for batch in again)
+    batches = merged((*again, BatchId(first, first + fresh - 1))) if fresh else again
+    progress = replace(state.progress, data_index=first + fresh)
+    return replace(state, requeue=queue, progress=progress), batches
+
+
+def everybody_stated(state: CoordinatorState) -> bool:
+    """Whether every elected witness of the current round that is still healthy has stated (F15)."""
+    current = active_round(state)
+    stated = {statement.index for statement in current.statements}
+    return stated.issuperset(set(witness_slots(state, current)) & set(state.healthy_slots))
+
+
+def tick_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
+    """Let time pass in RoundTrain or RoundWitness."""
+    if state.run_state is RunState.RoundTrain:
+        if not due(state.since, now, state.config.max_round_train_time):
+            return state, ()
+        state = entered(state, RunState.RoundWitness, now)
+
+    if due(state.since, now, state.config.round_witness_time) or everybody_stated(state):
+        return finish_round(state, now, seed=seed)
+
+    return state, ()
+
+
+def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
+    """End a round's witness phase: settle the round before, then the next round, the drain round or the cooldown."""
+    current = active_round(state)
+    before = state.round_at(current.height - 1)
+    state, events = _settled(state, before) if before is not None else (state, ())
+    if not state.healthy_slots or not current.statements:
+        state, cut = (state, ()) if current.drain else _settled(state, current)
+        return _start_cooldown(state, now, reason=ABANDONED, events=(*events, *cut))
+
+    if current.drain:
+        ending = state.epoch.ending
+        return _start_cooldown(state, now, reason=ABANDONED if ending is None else ending.name, events=events)
+
+    state = replace(state, progress=replace(state.progress, step=state.progress.step + 1))
+    reason = _end_reason(state, current, now)
+    if reason is not None:
+        state = replace(state, epoch=replace(state.epoch, ending=reason))
+    state, started = start_round(state, now, seed=seed, drain=reason is not None)
+    return state, (*events, *started)
+
+
+def _settled(state: CoordinatorState, decided: Round) -> Outcome:
+    """Count the accepted rounds of `decided` (F12) and put the other samples back in the queue (F14)."""
+    accepted = accepted_slots(state, decided)
+    queue, lost = added(state.requeue, unaccepted(state, decided, accepted))
+    clients = tuple(
+        replace(client, accepted_rounds=client.accepted_rounds + 1) if slot in accepted else client
+        for slot, client in enumerate(state.epoch.clients)
+    )
+    event = RoundSettled(
+        epoch=state.progress.epoch,
+        height=decided.height,
+        step=decided.step,
+        accepted=tuple(sorted(accepted)),
+        refused=tuple(sorted(shares(state, decided).keys() - accepted)),
+    )
+    epoch = replace(state.epoch, clients=clients)
+    return replace(state, epoch=epoch, requeue=queue, lost_samples=state.lost_samples + lost), (event,)
+
+
+def _end_reason(state: CoordinatorState, finished: Round, now: int) -> EndReason | None:
+    """Why the epoch must end after this trained round, None to go on."""
+    config = state.config
+    rounds = config.rounds_per_epoch
+    met = {
+        EndReason.Pause: state.pending_pause,
+        EndReason.TotalSteps: state.progress.step > config.total_steps,
+        EndReason.EpochTime: due(state.epoch.start_time, now, config.epoch_time),
+        EndReason.Rounds: 0 < rounds <= finished.height + 1,
+        EndReason.TooFewClients: len(state.healthy_slots) < config.min_clients,
+        EndReason.MissedQuorum: len(finished.statements) < quorum(len(witness_slots(state, finished))),
+    }
+    return next((reason for reason, is_met in met.items() if is_met), None)
+
+
+def _start_cooldown(state: CoordinatorState, now: int, *, reason: str, events: tuple[Event, ...]) -> Outcome:
+    """Enter the cooldown. Rounds and statements stay stored: clients still apply the last trained round from them."""
+    started = CooldownStarted(epoch=state.progress.epoch, reason=reason)
+    return entered(state, RunState.Cooldown, now), (*events, started)

@@ -1,0 +1,91 @@
+"""Schedules over the run: samples per round, learning rate per step, cold-start factor.
+
+Formulas are the reference's (2.15, 3.12 and modeling 3) in float64. One correction: the cosine stays at its final rate after
+`total_steps` instead of rising again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.run_config import Choice
+
+
+def batch_size(tokens: int, *, start: int, end: int, warmup_tokens: int) -> int:
+    """Samples of a round before which `tokens` tokens were assigned: a linear ramp from `start` to `end`, halves rounded up."""
+    if tokens >= warmup_tokens:
+        return end
+
+    exact = start + (end - start) * tokens / warmup_tokens
+    whole = math.floor(exact)
+    return whole + 1 if exact - whole >= 0.5 else whole
+
+
+def learning_rate(schedule: Choice | Mapping[str, Any], step: int) -> float:
+    """Learning rate of `step` under one of the four schedules of the run configuration.
+
+    schedule: the `Choice` of model.LLM.lr_schedule or the same as a table with one key. Raises ValueError for another kind.
+    """
+    choice = Choice.parse(schedule)
+    settings = choice.settings or {}
+    if choice.name not in ("Constant", "Linear", "Cosine", "WarmupStableDecay"):
+        message = f"expected the schedule Constant, Linear, Cosine or WarmupStableDecay, got {choice.name}"
+        raise ValueError(message)
+
+    base, initial, warmup = settings["base_lr"], settings["warmup_init_lr"], settings["warmup_steps"]
+    if step < warmup:
+        return float(initial + (base - initial) * (step / warmup))
+
+    since = step - warmup
+    match choice.name:
+        case "Linear":
+            rate = _linear(base, settings["final_lr"], since, settings["total_steps"] - warmup)
+        case "Cosine":
+            rate = _cosine(base, settings["final_lr"], since, settings["total_steps"] - warmup)
+        case "WarmupStableDecay":
+            rate = _warmup_stable_decay(settings, since)
+        case _:
+            rate = base
+    return float(rate)
+
+
+def _linear(base: float, final: float, step: int, steps: int) -> float:
+    return final if step >= steps else base + (final - base) * (step / steps)
+
+
+def _cosine(base: float, final: float, step: int, steps: int) -> float:
+    return final if step >= steps else final + (base - final) * 0.5 * (1.0 + math.cos(math.pi * (step / steps)))
+
+
+def _warmup_stable_decay(settings: Mapping[str, Any], since: int) -> float:
+    """The part after the warm-up: stable, then cosine, then linear decay, then constant."""
+    if since < settings["stable_steps"]:
+        return float(settings["base_lr"])
+
+    since -= settings["stable_steps"]
+    middle = settings["cosine_decay_final_lr"]
+    if since < settings["cosine_decay_steps"]:
+        return _cosine(settings["base_lr"], middle, since, settings["cosine_decay_steps"])
+
+    since -= settings["cosine_decay_steps"]
+    return _linear(middle, settings["linear_decay_final_lr"], since, settings["linear_decay_steps"])
+
+
+def cold_start_bounds(state: CoordinatorState) -> tuple[int, int] | None:
+    """First and last step of the epoch's cold-start window (reference 2.14), None in an epoch that did not start cold."""
+    steps = state.model.LLM.cold_start_warmup_steps
+    if not state.epoch.cold_start or steps == 0:
+        return None
+
+    return state.epoch.start_step, state.epoch.start_step + steps
+
+
+def cold_start_factor(step: int, bounds: tuple[int, int] | None) -> float:
+    """Factor on the learning rate of `step`: rises from 0 to 1 inside the bounds (both inclusive), 1 elsewhere."""
+    if bounds is None or not bounds[0] <= step <= bounds[1]:
+        return 1.0
+
+    return (step - bounds[0]) / (bounds[1] - bounds[0])

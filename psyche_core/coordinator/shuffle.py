@@ -1,0 +1,87 @@
+"""Seeded permutations: the swap-or-not index shuffle (elections) and the LCG Fisher-Yates shuffle (assignment).
+
+Both are the reference's, bit for bit (reference 3.1 and 3.4). Neither is a source of secrets: who knows the seed knows the order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import TypeVar
+
+ROUNDS = 90
+_BLOCK_POSITIONS = 256
+_MASK = 2**64 - 1
+_MULTIPLIER = 6364136223846793005
+_INCREMENT = 1442695040888963407
+
+_Item = TypeVar("_Item")
+
+
+def shuffled_index(index: int, count: int, seed: bytes) -> int:
+    """Position of `index` among `count` after the swap-or-not shuffle.
+
+    seed: 32 bytes. Raises ValueError unless 0 <= index < count. Source: reference 3.1 (the shuffle of Ethereum's beacon chain).
+    """
+    if not 0 <= index < count:
+        message = f"expected an index below the count of {count}, got {index}"
+        raise ValueError(message)
+
+    for number in range(ROUNDS):
+        flip = (_pivot(seed, number, count) - index) % count
+        higher = max(index, flip)
+        if _bit(_block(seed, number, higher // _BLOCK_POSITIONS), higher):
+            index = flip
+    return index
+
+
+def shuffled_positions(count: int, seed: bytes) -> list[int]:
+    """`shuffled_index` of every index below `count`, with each block hashed once."""
+    positions = list(range(count))
+    for number in range(ROUNDS if count else 0):
+        pivot = _pivot(seed, number, count)
+        blocks = [_block(seed, number, block) for block in range((count - 1) // _BLOCK_POSITIONS + 1)]
+        for index, position in enumerate(positions):
+            flip = (pivot - position) % count
+            higher = max(position, flip)
+            if _bit(blocks[higher // _BLOCK_POSITIONS], higher):
+                positions[index] = flip
+    return positions
+
+
+def _pivot(seed: bytes, number: int, count: int) -> int:
+    return int.from_bytes(hashlib.sha256(seed + bytes([number])).digest()[:8], "little") % count
+
+
+def _block(seed: bytes, number: int, block: int) -> bytes:
+    return hashlib.sha256(seed + bytes([number]) + (block & 0xFFFFFFFF).to_bytes(4, "little")).digest()
+
+
+def _bit(block: bytes, position: int) -> int:
+    return block[position % _BLOCK_POSITIONS // 8] >> (position % 8) & 1
+
+
+class Lcg:
+    """The 64-bit linear congruential generator of the assignment shuffle. seed: u64, the state before the first output."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & _MASK
+
+    def next_u64(self) -> int:
+        """The next output, which is also the new state."""
+        self._state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
+        return self._state
+
+    def below(self, bound: int) -> int:
+        """The next output modulo `bound`: slightly biased, as in the reference."""
+        return self.next_u64() % bound
+
+
+def deterministic_shuffle(items: Iterable[_Item], seed: int) -> list[_Item]:
+    """A new list with the items in Fisher-Yates order drawn from `Lcg(seed)`. Source: reference 3.4."""
+    shuffled = list(items)
+    generator = Lcg(seed)
+    for last in range(len(shuffled) - 1, 0, -1):
+        other = generator.below(last + 1)
+        shuffled[last], shuffled[other] = shuffled[other], shuffled[last]
+    return shuffled

@@ -1,0 +1,117 @@
+"""Statements of clients: ready after loading (warmup), and what a round's witnesses saw.
+
+Decided: a statement counts only from a healthy member about its own slot (F8). What it claims is compared with nobody else's
+here; `witness` counts the votes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.commands import WarmupWitness, Witness
+from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.rounds import Outcome, active_round, entered, everybody_stated, finish_round, start_round
+from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.coordinator.witness import BLOOM_BYTES, quorum
+from psyche_core.errors import CoordinatorError
+from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, ClientState, NodeIdentity, RunState, WitnessStatement
+
+_LENGTHS = {"participants": MAX_CLIENTS // 8, "broadcast_bloom": BLOOM_BYTES, "merkle_root": 32, "model_digest": 32}
+
+
+def warmup_witness(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
+    """Count a client as ready; the first round starts when every healthy client is.
+
+    A late statement in RoundTrain changes nothing. Raises CoordinatorError (Halted, InvalidRunState, InvalidWitness,
+    DuplicateWitness).
+    """
+    _refuse_unless(state, RunState.Warmup, RunState.RoundTrain)
+    _check_member(state, command.sender, epoch=command.epoch, index=command.index)
+    if len(command.model_digest) != 32:
+        raise CoordinatorError("InvalidWitness", f"model_digest must be 32 bytes, got {len(command.model_digest)}")
+    if state.run_state is RunState.RoundTrain:
+        return state, ()
+    if command.index in state.epoch.ready:
+        raise CoordinatorError("DuplicateWitness", f"slot {command.index} is already ready")
+
+    ready = tuple(sorted({*state.epoch.ready, command.index}))
+    state = replace(state, epoch=replace(state.epoch, ready=ready))
+    healthy = state.healthy_slots
+    if len(healthy) >= state.config.min_clients and set(healthy) <= set(ready):
+        return start_round(state, now, seed=seed)
+
+    return state, ()
+
+
+def witness(state: CoordinatorState, command: Witness, now: int, *, seed: int) -> Outcome:
+    """Store an elected witness's statement; a quorum ends RoundTrain, all of them end RoundWitness (F15).
+
+    Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound, InvalidWitness, DuplicateWitness, WitnessesFull).
+    """
+    _refuse_unless(state, RunState.RoundTrain, RunState.RoundWitness)
+    current = active_round(state)
+    statement = command.statement
+    elected = witness_slots(state, current)
+    _check_statement(state, current, command.sender, statement, elected)
+    if any(stored.index == statement.index for stored in current.statements):
+        raise CoordinatorError("DuplicateWitness", f"slot {statement.index} has already stated in round {current.height}")
+    if len(current.statements) >= MAX_WITNESSES:
+        raise CoordinatorError("WitnessesFull", f"round {current.height} already holds {MAX_WITNESSES} statements")
+
+    stored = replace(current, statements=(*current.statements, statement))
+    state = replace(state, epoch=replace(state.epoch, rounds=(*state.epoch.rounds[:-1], stored)))
+    if state.run_state is RunState.RoundTrain and len(stored.statements) >= quorum(len(elected)):
+        state = entered(state, RunState.RoundWitness, now)
+    if state.run_state is RunState.RoundWitness and everybody_stated(state):
+        return finish_round(state, now, seed=seed)
+
+    return state, ()
+
+
+def _refuse_unless(state: CoordinatorState, *allowed: RunState) -> None:
+    if state.run_state.halted:
+        raise CoordinatorError("Halted", f"the run is {state.run_state.name}")
+    if state.run_state not in allowed:
+        expected = " or ".join(phase.name for phase in allowed)
+        raise CoordinatorError("InvalidRunState", f"expected {expected}, the run is in {state.run_state.name}")
+
+
+def _check_member(state: CoordinatorState, sender: NodeIdentity, *, epoch: int, index: int) -> None:
+    """Refuse (InvalidWitness) who is not healthy in this epoch or speaks for another slot."""
+    if epoch != state.progress.epoch:
+        raise CoordinatorError("InvalidWitness", f"this is epoch {state.progress.epoch}, the statement is about epoch {epoch}")
+
+    slot = state.slot_of(sender)
+    if slot is None or slot != index:
+        own = "has no slot" if slot is None else f"has slot {slot}"
+        raise CoordinatorError("InvalidWitness", f"{sender} {own} in this epoch and cannot speak for slot {index}")
+
+    health = state.epoch.clients[slot].state
+    if health is not ClientState.Healthy:
+        raise CoordinatorError("InvalidWitness", f"slot {slot} is {health.name} and no longer takes part in this epoch")
+
+
+def _check_statement(
+    state: CoordinatorState, current: Round, sender: NodeIdentity, statement: WitnessStatement, elected: tuple[int, ...]
+) -> None:
+    """Refuse (InvalidWitness) a statement that is not an elected witness's about this round, or malformed."""
+    _check_member(state, sender, epoch=statement.epoch, index=statement.index)
+    if statement.height != current.height:
+        message = f"the current round has height {current.height}, the statement has {statement.height}"
+        raise CoordinatorError("InvalidWitness", message)
+
+    if statement.index not in elected:
+        raise CoordinatorError("InvalidWitness", f"slot {statement.index} is not elected to witness in round {current.height}")
+
+    for name, expected in _LENGTHS.items():
+        got = len(getattr(statement, name))
+        if got != expected:
+            raise CoordinatorError("InvalidWitness", f"{name} must be {expected} bytes, got {got}")
+
+    before = state.round_at(current.height - 1)
+    assigned = shares(state, before) if before is not None else {}
+    strangers = [slot for slot in range(MAX_CLIENTS) if statement.saw(slot) and slot not in assigned]
+    if strangers:
+        message = f"participants names slots {strangers} that had no samples in the round before height {current.height}"
+        raise CoordinatorError("InvalidWitness", message)

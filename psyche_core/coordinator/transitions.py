@@ -1,0 +1,115 @@
+"""`apply`: the coordinator as a pure function of state, command, time and seed.
+
+Decided: no clock, no randomness, no I/O; a refused command raises and, values being frozen, changes nothing. The owner's commands
+are here, clients' commands in `members`, `statements` and `checkpoints`, time in `epochs` and `rounds`. Who may send an owner's
+command is the backend's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from psyche_core.coordinator import commands
+from psyche_core.coordinator.checkpoints import checkpoint
+from psyche_core.coordinator.commands import Command, EpochEnded, Event
+from psyche_core.coordinator.epochs import finish_run, finished, tick_cooldown, tick_waiting, tick_warmup, wait_for_members
+from psyche_core.coordinator.members import health_check, join, withdraw
+from psyche_core.coordinator.rounds import Outcome, entered, tick_round
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.statements import warmup_witness, witness
+from psyche_core.errors import ConfigError, CoordinatorError
+from psyche_core.run_config import check_cold_start, check_config, check_model
+from psyche_core.types import RunState
+
+
+def apply(state: CoordinatorState, command: Command, now: int, seed: int) -> tuple[CoordinatorState, tuple[Event, ...]]:
+    """The state after a command, and what happened.
+
+    now: unix seconds. seed: u64, the seed of the round if one starts. Raises CoordinatorError for a refused command (nothing
+    has changed), ValueError for a seed out of range, TypeError for something that is no command.
+    """
+    if not 0 <= seed < 2**64:
+        message = f"expected a seed of 64 bits, got {seed}"
+        raise ValueError(message)
+
+    match command:
+        case commands.Tick():
+            return _tick(state, now, seed=seed)
+        case commands.Join():
+            return join(state, command, now)
+        case commands.Withdraw():
+            return withdraw(state, command, now)
+        case commands.WarmupWitness():
+            return warmup_witness(state, command, now, seed=seed)
+        case commands.Witness():
+            return witness(state, command, now, seed=seed)
+        case commands.HealthCheck():
+            return health_check(state, command, now)
+        case commands.Checkpoint():
+            return checkpoint(state, command)
+        case commands.Pause():
+            return _pause(state, now)
+        case commands.Resume():
+            return _resume(state, now)
+        case commands.UpdateConfig():
+            return _update_config(state, command)
+    message = f"expected a command, got {type(command).__name__}"  # type: ignore[unreachable]  # callers may be untyped
+    raise TypeError(message)
+
+
+def _tick(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
+    match state.run_state:
+        case RunState.WaitingForMembers:
+            return tick_waiting(state, now)
+        case RunState.Warmup:
+            return tick_warmup(state, now, seed=seed)
+        case RunState.RoundTrain | RunState.RoundWitness:
+            return tick_round(state, now, seed=seed)
+        case RunState.Cooldown:
+            return tick_cooldown(state, now)
+    raise CoordinatorError("Halted", f"the run is {state.run_state.name}")
+
+
+def _pause(state: CoordinatorState, now: int) -> Outcome:
+    """Pause at once before the first round, else after the drain and the cooldown; the next epoch starts cold."""
+    if state.run_state.halted:
+        raise CoordinatorError("Halted", f"the run is already {state.run_state.name}")
+    if state.run_state.active:
+        return replace(state, pending_pause=True), ()
+
+    abandoned = state.run_state is RunState.Warmup
+    events = (EpochEnded(epoch=state.progress.epoch, success=False),) if abandoned else ()
+    state = replace(state, epoch=replace(state.epoch, cold_start=True))
+    return entered(state, RunState.Paused, now), events
+
+
+def _resume(state: CoordinatorState, now: int) -> Outcome:
+    if state.run_state not in (RunState.Paused, RunState.Uninitialized):
+        raise CoordinatorError("CannotResume", f"only a paused or never started run resumes, this one is {state.run_state.name}")
+    if finished(state):
+        return finish_run(state, now)
+
+    return wait_for_members(state, now), ()
+
+
+def _update_config(state: CoordinatorState, command: commands.UpdateConfig) -> Outcome:
+    if state.run_state is RunState.Finished:
+        raise CoordinatorError("UpdateConfigFinished", "a finished run keeps its configuration")
+    if not state.run_state.halted:
+        raise CoordinatorError("UpdateConfigNotHalted", f"pause the run first, it is in {state.run_state.name}")
+
+    config, model = command.config or state.config, command.model or state.model
+    try:
+        check_config(config)
+    except ConfigError as error:
+        raise CoordinatorError("ConfigSanityCheckFailed", str(error)) from error
+    try:
+        check_model(model)
+    except ConfigError as error:
+        raise CoordinatorError("ModelSanityCheckFailed", str(error)) from error
+    try:
+        check_cold_start(config, model)
+    except ConfigError as error:
+        raise CoordinatorError("ConfigSanityCheckFailed", str(error)) from error
+
+    return replace(state, config=config, model=model), ()

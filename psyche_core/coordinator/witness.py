@@ -1,0 +1,127 @@
+"""What witness statements say together: quorum, acceptance, the commitments' bloom filter and Merkle root.
+
+Decided: quorum is two thirds, rounded up, of the *elected* witnesses (F5); the filter's keys come from the round's seed and its
+2560 bits keep 256 entries under 1 % false positives (F6); consensus does not depend on the order of arrival (F7).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.errors import WireError
+
+BLOOM_BITS = 2560
+BLOOM_BYTES = BLOOM_BITS // 8
+BLOOM_KEYS = 8
+EMPTY_ROOT = bytes(32)
+
+_KEY_DOMAIN = b"psyche/broadcast-bloom/v1"
+_FNV_PRIME = 0x100000001B3
+_MASK = 2**64 - 1
+
+
+def quorum(elected: int) -> int:
+    """Statements needed among `elected` witnesses: two thirds, rounded up (F5); 0 for none elected."""
+    return -(-2 * elected // 3)
+
+
+def accepted_slots(state: CoordinatorState, round_: Round) -> frozenset[int]:
+    """Slots whose result of `round_` a quorum of the next round's elected witnesses saw; empty before any statement."""
+    attesting = state.round_at(round_.height + 1)
+    if attesting is None:
+        return frozenset()
+
+    needed = quorum(len(witness_slots(state, attesting)))
+    return frozenset(
+        slot for slot in shares(state, round_) if sum(statement.saw(slot) for statement in attesting.statements) >= needed
+    )
+
+
+def choose_commitment(state: CoordinatorState, round_: Round, slot: int, candidates: Iterable[bytes]) -> bytes | None:
+    """The commitment of `slot` in `round_` that the next round's witnesses agree on, None without a quorum.
+
+    candidates: commitment hashes received for that slot, in any order. A statement votes for each candidate in its filter when
+    it saw the slot; most votes win, ties go to the smallest hash.
+    """
+    attesting = state.round_at(round_.height + 1)
+    if attesting is None:
+        return None
+
+    filters = [
+        BroadcastBloom.from_bytes(attesting.seed, statement.broadcast_bloom)
+        for statement in attesting.statements
+        if statement.saw(slot)
+    ]
+    needed = quorum(len(witness_slots(state, attesting)))
+    votes = {candidate: sum(candidate in bloom for bloom in filters) for candidate in candidates}
+    agreed = [candidate for candidate, count in votes.items() if count >= needed]
+    return min(agreed, key=lambda candidate: (-votes[candidate], candidate), default=None)
+
+
+def bloom_positions(keys: Sequence[int], item: bytes, bits: int) -> list[int]:
+    """Bit of each key for an item: 64-bit FNV-1a with the key as initial state, modulo `bits`. Source: reference 3.7."""
+    positions = []
+    for key in keys:
+        value = key
+        for byte in item:
+            value = ((value ^ byte) * _FNV_PRIME) & _MASK
+        positions.append(value % bits)
+    return positions
+
+
+def bloom_keys(seed: int) -> tuple[int, ...]:
+    """The filter's 8 keys (u64) in the round with this seed: SHA-256(domain, seed as u64 LE, number), first 8 bytes LE."""
+    prefix = _KEY_DOMAIN + seed.to_bytes(8, "little")
+    return tuple(int.from_bytes(hashlib.sha256(prefix + bytes([number])).digest()[:8], "little") for number in range(BLOOM_KEYS))
+
+
+class BroadcastBloom:
+    """Filter over commitment hashes. seed: of the round in which the statement is sent, never the witness's choice."""
+
+    def __init__(self, seed: int) -> None:
+        self._keys = bloom_keys(seed)
+        self._bits = bytearray(BLOOM_BYTES)
+
+    @classmethod
+    def from_bytes(cls, seed: int, data: bytes) -> BroadcastBloom:
+        """The filter whose bits are `data`. Raises WireError unless those are 320 bytes."""
+        if len(data) != BLOOM_BYTES:
+            message = f"expected a filter of {BLOOM_BYTES} bytes, got {len(data)}"
+            raise WireError(message)
+
+        bloom = cls(seed)
+        bloom._bits[:] = data
+        return bloom
+
+    def add(self, item: bytes) -> None:
+        """Put an item in."""
+        for position in bloom_positions(self._keys, item, BLOOM_BITS):
+            self._bits[position // 8] |= 1 << (position % 8)
+
+    def __contains__(self, item: bytes) -> bool:
+        return all(self._bits[position // 8] >> (position % 8) & 1 for position in bloom_positions(self._keys, item, BLOOM_BITS))
+
+    def to_bytes(self) -> bytes:
+        """The 2560 bits, bit i being bit i % 8 of byte i // 8."""
+        return bytes(self._bits)
+
+
+def merkle_root(items: Sequence[bytes]) -> bytes:
+    """Root over the items in this order; 32 zero bytes for none.
+
+    Leaf SHA-256(0x00, item), node SHA-256(0x01, left, right), an odd last node is paired with itself (reference 3.8). Sort the
+    items first: equal sets must give equal roots (F6).
+    """
+    if not items:
+        return EMPTY_ROOT
+
+    level = [hashlib.sha256(b"\x00" + item).digest() for item in items]
+    while len(level) > 1:
+        if len(level) % 2:
+            level.append(level[-1])
+        level = [hashlib.sha256(b"\x01" + left + right).digest() for left, right in zip(level[::2], level[1::2], strict=True)]
+    return level[0]

@@ -1,0 +1,380 @@
+"""Find, load and explain plugins.
+
+Decided: names come from entry points of one group, read without importing anything; a module is imported when one of its names
+is asked for, checked against the plugin API, and asked for its registrations through pluggy, once. Each module gets a plugin
+manager of its own, so a broken plugin cannot disturb another. Refuses to guess: a name that two distributions bring is an error
+for who chooses it, and only for them. Holds no global state; a registry is an object.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from importlib.metadata import entry_points as installed_entry_points
+from types import MappingProxyType, ModuleType
+from typing import Any, Literal, Self, overload
+
+import pluggy
+from pydantic import BaseModel, ValidationError
+
+from psyche_core import hookspecs
+from psyche_core.errors import ConfigError, PluginError
+from psyche_core.hookspecs import (
+    GROUP,
+    KINDS,
+    PLUGIN_API,
+    PROJECT,
+    BackendRegistration,
+    DataRegistration,
+    ModelRegistration,
+    OptimizerRegistration,
+    Registration,
+    TransportRegistration,
+)
+from psyche_core.run_config import RunFile
+from psyche_core.sentences import did_you_mean, join_path, nearest, sentences
+
+Status = Literal["ok", "not loaded", "failed", "incompatible", "duplicate", "disabled"]
+
+FIRST_PARTY_EXTRAS: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("backend", "tcp"): "tcp",
+        ("backend", "solana"): "solana",
+        ("data", "Server"): "tcp",
+        ("data", "Http"): "http",
+        ("optimizer", "Distro"): "distro",
+        ("transport", "quic"): "quic",
+    }
+)
+"""(kind, name) -> the extra of psyche-core that installs it."""
+
+_HOOKS: Mapping[str, tuple[str, type[Registration]]] = MappingProxyType(
+    {
+        "backend": ("psyche_register_backends", BackendRegistration),
+        "optimizer": ("psyche_register_optimizers", OptimizerRegistration),
+        "data": ("psyche_register_data", DataRegistration),
+        "transport": ("psyche_register_transports", TransportRegistration),
+        "model": ("psyche_register_models", ModelRegistration),
+    }
+)
+
+
+class PluginApiWarning(UserWarning):
+    """A plugin was written for a newer minor version of the plugin API than this core knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginRecord:
+    """What is known of one entry point.
+
+    name: as a run configuration says it; the whole entry point name, and kind "", when that is not `<kind>.<Name>`.
+    cause: why the status is not ok, one sentence; summary and api ("1.0") are known once the plugin was loaded.
+    """
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    module: str
+    status: Status
+    cause: str = ""
+    summary: str = ""
+    api: str = ""
+
+    @property
+    def entry_point(self) -> str:
+        """The name of the entry point, `<kind>.<Name>`."""
+        return join_path(self.kind, self.name)
+
+    @property
+    def origin(self) -> str:
+        """Distribution and version, for people."""
+        return f"{self.distribution} {self.version}".strip()
+
+
+Records = list[PluginRecord]
+
+
+class _Refused(Exception):
+    """Why an entry point could not be used; becomes the record's status and cause."""
+
+    def __init__(self, status: Status, cause: str) -> None:
+        super().__init__(cause)
+        self.status: Status = status
+
+
+class PluginRegistry:
+    """The plugins of this environment. Not thread-safe; make one per program with `discover`."""
+
+    def __init__(self, records: Iterable[PluginRecord]) -> None:
+        self._records = list(records)
+        self._loaded: dict[tuple[str, str], Registration] = {}
+        self._errors: dict[int, BaseException] = {}
+
+    @classmethod
+    def discover(
+        cls,
+        *,
+        disabled: Collection[str] = (),
+        only: Collection[str] | None = None,
+        entry_points: Iterable[EntryPoint] | None = None,
+    ) -> Self:
+        """Read the entry points; imports nothing.
+
+        disabled: names not to use, `<kind>.<Name>` or of a distribution. only: if given, all others are disabled.
+        entry_points: instead of those installed in this environment.
+        """
+        found = installed_entry_points(group=GROUP) if entry_points is None else entry_points
+        unique = {_described(entry_point): None for entry_point in found}
+        records = [_switched(record, disabled, only) for record in unique]
+        holders = Counter(record.entry_point for record in records if record.status == "not loaded")
+        return cls(
+            replace(record, status="duplicate", cause=_rivals(record, records))
+            if record.status == "not loaded" and holders[record.entry_point] > 1
+            else record
+            for record in sorted(records, key=lambda record: (record.kind, record.name, record.distribution))
+        )
+
+    def list(self) -> Records:
+        """Every entry point found, in order of kind, name and distribution."""
+        return list(self._records)
+
+    def inspect_all(self) -> Records:
+        """Load whatever can be loaded and list all; a broken plugin shows in its record and raises nothing."""
+        for record in self.list():
+            if record.status == "not loaded":
+                try:
+                    self.load(record.kind, record.name)
+                except PluginError:
+                    continue  # the record says why
+
+        return self.list()
+
+    @overload
+    def load(self, kind: Literal["backend"], name: str) -> BackendRegistration: ...
+    @overload
+    def load(self, kind: Literal["optimizer"], name: str) -> OptimizerRegistration: ...
+    @overload
+    def load(self, kind: Literal["data"], name: str) -> DataRegistration: ...
+    @overload
+    def load(self, kind: Literal["transport"], name: str) -> TransportRegistration: ...
+    @overload
+    def load(self, kind: Literal["model"], name: str) -> ModelRegistration: ...
+    @overload
+    def load(self, kind: str, name: str) -> Registration: ...
+
+    def load(self, kind: str, name: str) -> Registration:
+        """The registration of `<kind>.<name>`; imports its module at the first call.
+
+        Raises PluginError when it is missing, disabled, broken, brought by two distributions or of another API version;
+        ValueError for a kind that does not exist. Warns with PluginApiWarning for a newer minor API.
+        """
+        if kind not in KINDS:
+            message = f"kind must be one of {', '.join(KINDS)}, got {kind!r}"
+            raise ValueError(message)
+
+        known = self._loaded.get((kind, name))
+        if known is not None:
+            return known
+
+        candidates = [at for at, record in enumerate(self._records) if (record.kind, record.name) == (kind, name)]
+        usable = [at for at in candidates if self._records[at].status != "disabled"]
+        if not candidates:
+            raise PluginError(self._missing(kind, name))
+        if not usable:
+            record = self._records[candidates[0]]
+            message = f"the {kind} plugin {name} ({record.origin}) is disabled; enable {record.entry_point} to use it"
+            raise PluginError(message)
+
+        (at, *_) = usable
+        if self._records[at].status == "duplicate":
+            message = f"the {kind} plugin {name} is ambiguous: {self._records[at].cause}"
+            raise PluginError(message)
+
+        return self._load_record(at)
+
+    def _load_record(self, at: int) -> Registration:
+        record = self._records[at]
+        if record.status == "not loaded":
+            try:
+                registration, api = _registration_of(record)
+            except _Refused as refused:
+                self._records[at] = record = replace(record, status=refused.status, cause=str(refused))
+                self._errors[at] = refused.__cause__ or refused
+            else:
+                self._records[at] = replace(record, status="ok", summary=registration.summary, api=api)
+                self._loaded[record.kind, record.name] = registration
+                return registration
+
+        message = f"the plugin {record.entry_point} ({record.origin}, module {record.module}) cannot be used: {record.cause}"
+        raise PluginError(message) from self._errors.get(at)
+
+    def _missing(self, kind: str, name: str) -> str:
+        installed = sorted({record.name for record in self._records if record.kind == kind and record.status != "disabled"})
+        there = f"installed {kind} plugins: {', '.join(installed) or 'none'}"
+        extra = FIRST_PARTY_EXTRAS.get((kind, name))
+        if extra is not None:
+            return f"the {kind} plugin {name} is not installed; get it with: pip install 'psyche-core[{extra}]' ({there})"
+
+        ours = [known for of_kind, known in FIRST_PARTY_EXTRAS if of_kind == kind and known not in installed]
+        near = nearest(name, [*installed, *ours])
+        hint = f"; did you mean {near}?" if near is not None else ""
+        if near in ours:
+            hint += f" (pip install 'psyche-core[{FIRST_PARTY_EXTRAS[kind, near]}]')"
+
+        return f"no {kind} plugin is named {name}{hint}; {there}"
+
+
+def _described(entry_point: EntryPoint) -> PluginRecord:
+    distribution, version = _distribution_of(entry_point)
+    kind, dot, name = entry_point.name.partition(".")
+    record = PluginRecord(
+        kind=kind,
+        name=name,
+        distribution=distribution,
+        version=version,
+        module=entry_point.value,
+        status="not loaded",
+    )
+    if not dot or not name or kind not in KINDS:
+        cause = f"the entry point must be named <kind>.<Name> with a kind among {', '.join(KINDS)}"
+        return replace(record, kind="", name=entry_point.name, status="failed", cause=cause)
+
+    return record
+
+
+def _distribution_of(entry_point: EntryPoint) -> tuple[str, str]:
+    """Name and version; a distribution with broken metadata must not stop the others."""
+    try:
+        name, version = entry_point.dist.name, entry_point.dist.version  # type: ignore[union-attr]  # None is caught too
+    except Exception:  # importlib.metadata raises several families, by Python version
+        name = version = ""
+    return name or "unknown distribution", version or ""
+
+
+def _switched(record: PluginRecord, disabled: Collection[str], only: Collection[str] | None) -> PluginRecord:
+    names = {record.entry_point, record.distribution}
+    if names & set(disabled):
+        return replace(record, status="disabled", cause="disabled by its user")
+    if only is not None and not names & set(only):
+        return replace(record, status="disabled", cause="not among the only plugins to use")
+
+    return record
+
+
+def _rivals(record: PluginRecord, records: Iterable[PluginRecord]) -> str:
+    names = [other.origin for other in records if other.entry_point == record.entry_point and other.status != "disabled"]
+    return f"{' and '.join(sorted(names))} both bring {record.entry_point}; uninstall or disable one of them"
+
+
+def _registration_of(record: PluginRecord) -> tuple[Registration, str]:
+    """Import the module, check its API version, call its hook. Raises _Refused."""
+    module = _imported(record.module)
+    api = _checked_api(module, record)
+    hook_name, of_type = _HOOKS[record.kind]
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(module, name=record.module)
+        manager.check_pending()
+        answers: list[Any] = getattr(manager.hook, hook_name)()
+    except (Exception, SystemExit) as error:  # it is somebody else's code: anything may come
+        cause = f"{hook_name} failed with {type(error).__name__}: {error}"
+        raise _Refused("failed", cause) from error
+
+    if not answers:
+        cause = f"its module has no @hookimpl function {hook_name}"
+        raise _Refused("failed", cause)
+
+    registered = answers[0]
+    if not isinstance(registered, list | tuple) or not all(isinstance(item, of_type) for item in registered):
+        cause = f"{hook_name} must return a list of {of_type.__name__}, got {type(registered).__name__}"
+        raise _Refused("failed", cause)
+
+    named = [item for item in registered if item.name == record.name]
+    if len(named) != 1:
+        names = ", ".join(item.name for item in registered) or "nothing"
+        cause = f"{hook_name} must register {record.name} exactly once, got {names}"
+        raise _Refused("failed", cause)
+
+    return named[0], api
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # importing runs somebody else's code
+        cause = f"importing it failed with {type(error).__name__}: {error}"
+        raise _Refused("failed", cause) from error
+
+
+def _checked_api(module: ModuleType, record: PluginRecord) -> str:
+    ours = f"{PLUGIN_API[0]}.{PLUGIN_API[1]}"
+    text = getattr(module, "PSYCHE_PLUGIN_API", None)
+    try:
+        major, minor = (int(part) for part in str(text).split("."))
+    except ValueError:
+        cause = f'its module must say PSYCHE_PLUGIN_API = "{ours}", got {text!r}'
+        raise _Refused("incompatible", cause) from None
+
+    if major != PLUGIN_API[0]:
+        older = "psyche-core" if major > PLUGIN_API[0] else record.distribution
+        cause = f"it was written for plugin API {text}, this core has {ours}; upgrade {older}"
+        raise _Refused("incompatible", cause)
+    if minor > PLUGIN_API[1]:
+        message = f"{record.entry_point} ({record.origin}) was written for plugin API {text}, this core has {ours}"
+        warnings.warn(message, PluginApiWarning, stacklevel=2)
+
+    return str(text)
+
+
+def validate_settings(registration: Registration, settings: Mapping[str, Any] | None, *, where: str) -> BaseModel | None:
+    """A plugin's own table, validated by its own model; None where the plugin takes no settings.
+
+    where: dotted key of the table, for messages. Raises ConfigError with one sentence per problem.
+    """
+    model: type[BaseModel] | None = getattr(registration, "settings", None)
+    given = dict(settings or {})
+    if model is None:
+        if given:
+            message = f"{where}: {registration.name} takes no settings, got {', '.join(given)}"
+            raise ConfigError(message)
+
+        return None
+
+    known = {name for key, field in model.model_fields.items() for name in (key, field.alias) if name}
+    unknown = [key for key in given if key not in known] if model.model_config.get("extra") != "forbid" else []
+    if unknown:
+        raise ConfigError("\n".join(f"{where}.{key}: unknown key{did_you_mean(key, known)}" for key in unknown))
+
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError("\n".join(sentences(error, model, where=where))) from error
+
+
+def check_run_file_plugins(run_file: RunFile, registry: PluginRegistry) -> None:
+    """Have the plugins a run names found and their settings validated. Raises ConfigError with every problem, one a line."""
+    llm = run_file.model.LLM
+    problems: list[str] = []
+    for kind, key, choice_name, settings in (
+        ("model", "architecture", llm.architecture, None),
+        ("data", "data_location", llm.data_location.name, llm.data_location.settings),
+        ("optimizer", "optimizer", llm.optimizer.name, llm.optimizer.settings),
+    ):
+        where = f"model.LLM.{key}"
+        try:
+            registration = registry.load(kind, choice_name)
+            if kind != "model":
+                validate_settings(registration, settings, where=f"{where}.{choice_name}")
+        except PluginError as error:
+            problems.append(f"{where} = {choice_name}: {error}")
+        except ConfigError as error:
+            problems.append(str(error))
+
+    if problems:
+        raise ConfigError("\n".join(problems))

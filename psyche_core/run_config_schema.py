@@ -1,0 +1,364 @@
+"""The tables of a run configuration as frozen, strict models: which keys exist, of which type and range.
+
+Keys and enumeration spellings are the reference's `state.toml` and `data.toml`. Decided: unknown keys, numbers written as
+strings, floats that are not finite and strings over their limit are refused (the reference ignored the first and cut the last);
+enumerations are externally tagged and become a `Choice`. Rules between keys are `run_config_rules`; settings of optimizers and
+data locations belong to their plugins.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+
+from psyche_core.sentences import did_you_mean, nested_error, problems_of, shown
+
+MAX_RUN_ID_BYTES = 32
+MAX_STRING_BYTES = 64
+MAX_URL_BYTES = 192
+MAX_SETTINGS_DEPTH = 8
+"""Nesting of a plugin's settings table; leaves room below the wire's own limit."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+
+U8 = Annotated[int, Field(ge=0, le=2**8 - 1)]
+U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
+U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
+U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
+Rate = Annotated[float, Field(ge=0.0)]
+
+
+class Table(BaseModel):
+    """Base of every table: immutable, no unknown keys, no silent conversions, finite floats."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _limited_text(value: str, *, at_most: int) -> str:
+    size = len(value.encode())
+    if size > at_most:
+        message = f"must be at most {at_most} bytes of UTF-8, got {size}"
+        raise ValueError(message)
+    if "\0" in value:
+        message = "must not contain NUL characters"
+        raise ValueError(message)
+
+    return value
+
+
+def _short_text(value: Any) -> Any:
+    return _limited_text(value, at_most=MAX_STRING_BYTES) if isinstance(value, str) else value
+
+
+def _run_id(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not value:
+        message = "must not be empty"
+        raise ValueError(message)
+
+    return _limited_text(value, at_most=MAX_RUN_ID_BYTES)
+
+
+def _plugin_name(value: Any) -> Any:
+    if isinstance(value, str) and not _NAME.fullmatch(value):
+        message = "must be a name of letters, digits, _ and -, at most 64, starting with a letter"
+        raise ValueError(message)
+
+    return value
+
+
+ShortText = Annotated[str, BeforeValidator(_short_text)]
+RunId = Annotated[str, BeforeValidator(_run_id)]
+PluginName = Annotated[str, BeforeValidator(_plugin_name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One variant of an externally tagged enumeration: `"Dummy"`, `{Distro = {…}}` or `{Server = "host:port"}`.
+
+    settings: the variant's table (treat as immutable), None when there is none. A bare string is kept as {"location": "…"}.
+    """
+
+    name: str
+    settings: dict[str, Any] | None = None
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # settings are a dict; equal choices have equal names, which is all a hash owes
+
+    @classmethod
+    def parse(cls, value: Any) -> Choice:
+        """Read the TOML form. Raises ValueError with one sentence."""
+        if isinstance(value, Choice):
+            return value
+        if isinstance(value, str):
+            name: Any = value
+            settings: Any = None
+        elif isinstance(value, Mapping) and len(value) == 1:
+            ((name, settings),) = value.items()
+        else:
+            got = f"{len(value)} ({', '.join(map(str, value))})" if isinstance(value, Mapping) else shown(value)
+            message = f"must be a name or a table with exactly one name, got {got}"
+            raise ValueError(message)
+
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            message = f"{shown(name)} must be a name of letters, digits, _ and -, at most 64, starting with a letter"
+            raise ValueError(message)
+
+        if isinstance(settings, str):
+            settings = {"location": settings}
+        if settings is None:
+            return cls(name)
+        if not isinstance(settings, Mapping):
+            raise nested_error([(name, f" = {shown(settings)}: must be a table or a string")])
+
+        _check_plain(settings, at=name, depth=0)
+        return cls(name, dict(settings))
+
+    def to_toml(self) -> Any:
+        """The TOML form; `parse` reads it back to an equal choice."""
+        if self.settings is None:
+            return self.name
+        if self.settings.keys() == {"location"} and isinstance(self.settings["location"], str):
+            return {self.name: self.settings["location"]}
+
+        return {self.name: dict(self.settings)}
+
+
+def _check_plain(value: Any, *, at: str, depth: int) -> None:
+    """Refuse what could not travel over the wire: dates, floats that are not finite, huge integers, deep nesting."""
+    rule = None
+    if depth > MAX_SETTINGS_DEPTH:
+        rule = f"must not be nested deeper than {MAX_SETTINGS_DEPTH}"
+    elif isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            rule = "must have strings as keys"
+        else:
+            for key, item in value.items():
+                _check_plain(item, at=f"{at}.{key}", depth=depth + 1)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_plain(item, at=f"{at}.{index}", depth=depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        rule = "must be a finite number"
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        rule = "must fit in 64 bits"
+    elif not isinstance(value, str | bool | int | float | None):
+        rule = "must be a string, number, boolean, list or table"
+
+    if rule is not None:
+        raise nested_error([(at, f" = {shown(value)}: {rule}")])
+
+
+class ConstantSchedule(Table):
+    """`base_lr` after a linear warm-up of `warmup_steps` from `warmup_init_lr`."""
+
+    base_lr: Annotated[float, Field(gt=0.0)]
+    warmup_init_lr: Rate
+    warmup_steps: U32
+
+
+class DecaySchedule(ConstantSchedule):
+    """Linear or cosine decay to `final_lr` at step `total_steps`."""
+
+    final_lr: Rate
+    total_steps: U32
+
+
+class WarmupStableDecaySchedule(ConstantSchedule):
+    """Warm-up, a stable stretch, a cosine decay, then a linear decay."""
+
+    cosine_decay_final_lr: Rate
+    linear_decay_final_lr: Rate
+    stable_steps: U32
+    cosine_decay_steps: U32
+    linear_decay_steps: U32
+
+
+class HubRepo(Table):
+    """A model repository on the hub (or a local directory of that name)."""
+
+    repo_id: ShortText
+    revision: ShortText | None = None
+
+
+class GcsRepo(Table):
+    """A bucket of Google Cloud Storage."""
+
+    bucket: ShortText
+    prefix: ShortText | None = None
+
+
+LR_SCHEDULES: Mapping[str, type[Table] | None] = MappingProxyType(
+    {
+        "Constant": ConstantSchedule,
+        "Linear": DecaySchedule,
+        "Cosine": DecaySchedule,
+        "WarmupStableDecay": WarmupStableDecaySchedule,
+    }
+)
+CHECKPOINTS: Mapping[str, type[Table] | None] = MappingProxyType(
+    {"Ephemeral": None, "Dummy": HubRepo, "Hub": HubRepo, "P2P": HubRepo, "Gcs": GcsRepo, "P2PGcs": GcsRepo}
+)
+
+
+def _known_choice(value: Any, variants: Mapping[str, type[Table] | None]) -> Choice:
+    """A choice among the core's own variants, its settings validated."""
+    choice = Choice.parse(value)
+    if choice.name not in variants:
+        raise nested_error([(choice.name, f": unknown variant{did_you_mean(choice.name, variants)}")])
+
+    table = variants[choice.name]
+    if table is None:
+        if choice.settings:
+            raise nested_error([(choice.name, f" = {shown(choice.settings)}: takes no settings")])
+        return Choice(choice.name)
+
+    if isinstance(value, Mapping) and isinstance(value[choice.name], str):
+        rule = f"must be a table with {', '.join(table.model_fields)}"
+        raise nested_error([(choice.name, f" = {shown(value[choice.name])}: {rule}")])
+
+    try:
+        settings = table.model_validate(choice.settings or {})
+    except ValidationError as error:
+        below = [(f"{choice.name}.{path}", text) for path, text in problems_of(error, table)]
+        raise nested_error(below) from error
+
+    return Choice(choice.name, settings.model_dump(exclude_none=True))
+
+
+def _schedule(value: Any) -> Choice:
+    return _known_choice(value, LR_SCHEDULES)
+
+
+def _checkpoint(value: Any) -> Choice:
+    return _known_choice(value, CHECKPOINTS)
+
+
+_as_toml = PlainSerializer(Choice.to_toml)
+PluginChoice = Annotated[Choice, PlainValidator(Choice.parse), _as_toml]
+ScheduleChoice = Annotated[Choice, PlainValidator(_schedule), _as_toml]
+CheckpointChoice = Annotated[Choice, PlainValidator(_checkpoint), _as_toml]
+
+
+class CoordinatorConfig(Table):
+    """`[config]`. Times in seconds, batch sizes in samples (sequences) per round, `*_tokens` in tokens.
+
+    witness_nodes 0 elects everybody (at most 32). rounds_per_epoch: our addition; the epoch ends after that many trained rounds
+    or at epoch_time, whichever is first; 0 means only epoch_time.
+    """
+
+    warmup_time: U64
+    cooldown_time: U64
+    max_round_train_time: U64
+    round_witness_time: U64
+    epoch_time: U64
+    global_batch_size_warmup_tokens: U64
+    total_steps: U32
+    init_min_clients: U16
+    min_clients: U16
+    witness_nodes: U16
+    global_batch_size_start: U16
+    global_batch_size_end: U16
+    verification_percent: U8
+    waiting_for_members_extra_time: U8
+    rounds_per_epoch: U32 = 0
+
+
+class LLMConfig(Table):
+    """`[model.LLM]`. max_seq_len in tokens. architecture, data_location and optimizer are names of plugins."""
+
+    max_seq_len: U32
+    cold_start_warmup_steps: U32
+    architecture: PluginName
+    checkpoint: CheckpointChoice
+    data_type: Literal["Pretraining", "Finetuning"]
+    data_location: PluginChoice
+    lr_schedule: ScheduleChoice
+    optimizer: PluginChoice
+
+
+class ModelConfig(Table):
+    """`[model]`: the reference's tagged union of model kinds, of which there is one."""
+
+    LLM: LLMConfig
+
+
+class ProgressConfig(Table):
+    """`[progress]`, for a run that goes on: ended epochs, next step to train (from 1), first sample not yet assigned."""
+
+    epoch: U16 = 0
+    step: U32 = 1
+    epoch_start_data_index: U64 = 0
+
+
+RunStateName = Literal[
+    "Uninitialized", "WaitingForMembers", "Warmup", "RoundTrain", "RoundWitness", "Cooldown", "Finished", "Paused"
+]
+
+
+class RunFile(Table):
+    """`state.toml`. run_state is read for the reference's sake and ignored: a server always starts by waiting for members."""
+
+    run_id: RunId
+    run_state: RunStateName = "WaitingForMembers"
+    config: CoordinatorConfig
+    model: ModelConfig
+    progress: ProgressConfig = ProgressConfig()
+
+
+def _directory(value: Any) -> Any:
+    if not isinstance(value, str | Path):
+        message = "must be a path in quotes"
+        raise ValueError(message)  # noqa: TRY004 - pydantic reports ValueError only
+    if value == "":
+        message = 'must not be empty; write "." for the folder of this file'
+        raise ValueError(message)
+
+    return Path(value)
+
+
+Directory = Annotated[Path, BeforeValidator(_directory)]
+
+
+class TextSource(Table):
+    """`[text]` in data.toml, our addition: how to make the token files at first use.
+
+    package: an installed package that brings the text. tokenizer: file to tokenize with. held_out: share kept for evaluation.
+    """
+
+    package: Annotated[str, Field(min_length=1)]
+    tokenizer: Directory
+    held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
+
+
+class DataFile(Table):
+    """`data.toml`: token files in a folder. seq_len in tokens; shuffle_seed is 32 bytes."""
+
+    dir: Directory
+    token_size: Literal["TwoBytes", "FourBytes"]
+    seq_len: Annotated[int, Field(ge=1, le=2**32 - 1)]
+    shuffle_seed: Annotated[tuple[U8, ...], Field(strict=False, min_length=32, max_length=32)]
+    text: TextSource | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes per token: 2 or 4."""
+        return {"TwoBytes": 2, "FourBytes": 4}[self.token_size]
+
+    @property
+    def seed(self) -> bytes:
+        """The shuffle seed as 32 bytes."""
+        return bytes(self.shuffle_seed)
+
+    def resolved(self, base: Path) -> Self:
+        """The same with relative paths starting at `base`, the folder of the file."""
+        text = self.text.model_copy(update={"tokenizer": base / self.text.tokenizer}) if self.text else None
+        return self.model_copy(update={"dir": base / self.dir, "text": text})

@@ -1,0 +1,124 @@
+"""Turn pydantic's validation errors into sentences a user can act on: key, value, rule, and a near name for a typing error.
+
+Decided: one sentence per problem, `key = value: rule`; an unknown key never shows its value (it may be a secret put in the wrong
+place) but the nearest known key. Refuses nothing itself: it only explains what a model refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
+
+NESTED = "psyche_nested"
+"""Error type of a custom validator that has several problems of its own; `ctx["problems"]` is a list of (path, text)."""
+
+_SHOWN_CHARACTERS = 80
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be, letter case aside."""
+    by_fold = {candidate.casefold(): candidate for candidate in sorted(known)}
+    near = difflib.get_close_matches(name.casefold(), by_fold, n=1)
+    return by_fold[near[0]] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the nearest known name, else `; known: A, B`, else nothing."""
+    names = sorted(known)
+    near = nearest(name, names)
+    if near is not None:
+        return f"; did you mean {near}?"
+
+    return f"; known: {', '.join(names)}" if names else ""
+
+
+def shown(value: Any) -> str:
+    """A value as TOML would write it, cut to a line."""
+    try:
+        text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = str(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def join_path(*parts: str) -> str:
+    """Dotted key of a table inside a table; empty parts are left out."""
+    return ".".join(part for part in parts if part)
+
+
+def nested_error(problems: list[tuple[str, str]]) -> PydanticCustomError:
+    """What a custom validator raises for problems below its own key: (path below it, text after the path)."""
+    text = "; ".join(join_path(path) + problem for path, problem in problems)
+    return PydanticCustomError(NESTED, "{text}", {"text": text, "problems": problems})
+
+
+def problems_of(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
+    """(path, rest of the sentence) of every problem; `path + rest` is the sentence.
+
+    model: the class that refused the input; its fields are the known keys.
+    """
+    found: list[tuple[str, str]] = []
+    for detail in error.errors(include_url=False):
+        loc = detail["loc"]
+        path = join_path(*(str(part) for part in loc))
+        kind, value = detail["type"], detail["input"]
+        context: Mapping[str, Any] = detail.get("ctx") or {}
+        if kind == NESTED:
+            found.extend((join_path(path, below), text) for below, text in context["problems"])
+        elif kind == "extra_forbidden":
+            found.append((path, f": unknown key{did_you_mean(str(loc[-1]), _known_keys(model, loc[:-1]))}"))
+        elif kind == "missing":
+            found.append((path, ": missing; this key is required"))
+        elif isinstance(value, BaseModel) or (kind == "value_error" and isinstance(value, Mapping)):
+            found.append((path, f": {_rule(detail['msg'])}"))
+        else:
+            found.append((path, f" = {shown(value)}: {_rule(detail['msg'])}"))
+
+    return found
+
+
+def sentences(error: ValidationError, model: type[BaseModel], *, where: str = "") -> list[str]:
+    """One sentence per problem. where: dotted key of the table that `model` describes."""
+    return [join_path(where, path) + text for path, text in problems_of(error, model)]
+
+
+def _rule(message: str) -> str:
+    text = message.removeprefix("Value error, ").replace(" after validation, not ", ", got ")
+    for theirs, ours in (
+        ("Input should be greater than or equal to", "must be at least"),
+        ("Input should be less than or equal to", "must be at most"),
+        ("Input should be a valid dictionary or instance of", "must be a table for"),
+        ("Input should be", "must be"),
+        ("String should", "must"),
+        ("Tuple should", "must"),
+        ("List should", "must"),
+        ("Value should", "must"),
+    ):
+        if text.startswith(theirs):
+            return ours + text.removeprefix(theirs)
+
+    return text
+
+
+def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Keys of the table at `loc`; nothing where the path goes through a union or a free table."""
+    at: Any = model
+    for part in loc:
+        if isinstance(part, int):
+            at = next(iter(get_args(at)), None)
+        elif isinstance(at, type) and issubclass(at, BaseModel) and part in _fields(at):
+            at = _fields(at)[part]
+        if get_origin(at) in (Union, types.UnionType):
+            at = next((option for option in get_args(at) if isinstance(option, type) and issubclass(option, BaseModel)), None)
+
+    return list(_fields(at)) if isinstance(at, type) and issubclass(at, BaseModel) else []
+
+
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}

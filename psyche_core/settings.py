@@ -1,0 +1,137 @@
+"""What the programs can be told, in one place: defaults, rules and explanations of every option.
+
+Sources, strongest first: explicit arguments, then environment variables `PSYCHE_<NAME>`, then the default written here. An
+environment variable never beats an argument, and a value that breaks a rule is refused with one sentence, wherever it came
+from. The command line takes names, help texts and defaults from these classes; it has none of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from psyche_core.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "PSYCHE_"
+
+Logs = Literal["auto", "console", "json", "none"]
+_LOGS = "auto: live panel on a terminal, lines elsewhere; console: lines; json: one event per line; none: nothing"
+
+
+class _ProgramSettings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True, validate_default=False
+    )
+
+
+class ClientSettings(_ProgramSettings):
+    """Everything `psyche client train` can be told."""
+
+    run_id: str = Field(min_length=1, max_length=64, description="Run to take part in; the server must host the same.")
+    server_addr: str = Field(description="The coordinator as the backend names it; for tcp `host:port`.")
+    identity_secret_key_path: Path | None = Field(
+        default=None, description="File with our 32-byte Ed25519 key. Without it we are somebody new each time."
+    )
+    backend: str = Field(default="tcp", description="Coordinator backend, by plugin name.")
+    transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
+    bind_p2p_interface: str = Field(
+        default="auto", description="Address to bind for peers; auto: the local address that reaches the server."
+    )
+    bind_p2p_port: int = Field(default=0, ge=0, le=65535, description="Port to bind for peers; 0 picks a free one.")
+    device: str = Field(default="auto", description="auto, cpu, mps, cuda or cuda:N.")
+    micro_batch_size: int = Field(default=8, ge=1, description="Sequences per forward pass; bounds memory, not results.")
+    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; as torch likes when not given.")
+    checkpoint_dir: Path | None = Field(default=None, description="Folder to save a checkpoint in at each epoch's end.")
+    keep_steps: int = Field(default=3, ge=1, description="Newest checkpoints to keep in that folder.")
+    validation_data: Path | None = Field(
+        default=None, description="Held-out tokens (token file or folder of them) to measure the loss on."
+    )
+    validation_sequences: int = Field(default=64, ge=1, description="Sequences of it to use each time.")
+    logs: Logs = Field(default="auto", description=_LOGS)
+    events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    base: Path = Field(default_factory=Path.cwd, description="Folder that relative paths of the run configuration start from.")
+
+    @field_validator("server_addr")
+    @classmethod
+    def _address_is_not_empty(cls, value: str) -> str:
+        if not value.strip():
+            message = "must not be empty; write host:port, for instance 127.0.0.1:20000"
+            raise ValueError(message)
+
+        return value.strip()
+
+    @field_validator("run_id")
+    @classmethod
+    def _run_id_without_quotes(cls, value: str) -> str:
+        """Shell-quoted twice (`'"name"'`) is a frequent slip in unit files and compose files."""
+        return value.strip().strip("\"'")
+
+
+class ServerSettings(_ProgramSettings):
+    """Everything `psyche server run` can be told."""
+
+    state: Path = Field(description="Run file (state.toml): run_id, [config], [model].")
+    data_config: Path | None = Field(
+        default=None, description="Data file (data.toml); needed when the run's data_location is Server."
+    )
+    server_port: int = Field(default=0, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    backend: str = Field(default="tcp", description="Coordinator backend to host, by plugin name.")
+    withdraw_on_disconnect: bool = Field(default=True, description="A client whose connection is lost leaves the epoch.")
+    logs: Logs = Field(default="auto", description="auto and console: lines; json: one event per line; none: nothing")
+    events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+
+
+class TestnetSettings(_ProgramSettings):
+    """Everything `psyche testnet start` can be told."""
+
+    __test__ = False  # not a test class, whatever pytest makes of its name
+
+    config_path: Path = Field(description="Folder with state.toml and, where the server has the data, data.toml.")
+    num_clients: int = Field(ge=1, le=256, description="Client processes to start.")
+    server_port: int = Field(default=20000, ge=0, le=65535, description="Port of the server; 0 picks a free one.")
+    out: Path | None = Field(default=None, description="Folder for report, events, logs, keys and checkpoints; runs/<run_id>.")
+    validation_data: Path | None = Field(
+        default=None, description="Held-out tokens for the first client; the config folder's data/validation when it is there."
+    )
+    validation_sequences: int = Field(default=64, ge=1, description="Sequences of it to use each time.")
+    micro_batch_size: int = Field(default=8, ge=1, description="Sequences per forward pass of each client.")
+    device: str = Field(default="cpu", description="Device of every client: cpu, cuda, …")
+    torch_threads: int = Field(default=1, ge=1, description="CPU threads of each client.")
+    time_limit: float | None = Field(default=None, gt=0, description="Fail when the run takes longer, in seconds.")
+    require_steps: int = Field(default=0, ge=0, description="Fail unless this many steps were trained and applied.")
+    require_epochs: int = Field(default=0, ge=0, description="Fail unless this many epochs were completed by all.")
+    require_loss_drop: float = Field(default=0.0, ge=0, description="Fail unless validation loss falls by this many nats.")
+    logs: Literal["auto", "console", "none"] = Field(
+        default="auto", description="auto: live panel on a terminal, lines elsewhere; console: lines; none: nothing"
+    )
+
+
+_Settings = TypeVar("_Settings", bound=_ProgramSettings)
+
+
+def load_settings(cls: type[_Settings], given: dict[str, Any]) -> _Settings:
+    """Settings from explicit arguments and the environment.
+
+    given: by field name; None means not given. Raises ConfigError that says which value broke which rule and where it came from.
+    """
+    explicit = {name: value for name, value in given.items() if value is not None}
+    try:
+        return cls(**explicit)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentence(dict(problem), explicit) for problem in error.errors())) from None
+
+
+def _sentence(problem: dict[str, Any], explicit: dict[str, Any]) -> str:
+    name = str(problem["loc"][0]) if problem["loc"] else ""
+    option, variable = "--" + name.replace("_", "-"), ENVIRONMENT_PREFIX + name.upper()
+    if problem["type"] == "missing":
+        return f"{option} is needed (or the environment variable {variable})"
+
+    source = variable if name not in explicit and variable in os.environ else option
+    rule = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{source}: got {problem['input']!r}; {rule[0].lower()}{rule[1:]}"

@@ -1,0 +1,199 @@
+"""Conformance of data providers: what `psyche_core.interfaces.data` promises, as tests a plugin author inherits.
+
+    class TestMyData(DataConformance):
+        def provider(self, source: Path) -> DataProvider:
+            return MyData(source, sequence_length=self.sequence_length, token_size=self.token_size)
+
+`source` is a folder of token files with known tokens. Where a provider reads from elsewhere (a server, a bucket), override the
+fixture `source` to put `token_folder` there. A provider whose samples do not come from files overrides `expected` and sets
+`source_can_break = False`; nothing else is optional.
+"""
+
+# ruff: noqa: D102  # the names of the tests are the sentences
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from psyche_core.errors import DataError
+from psyche_core.interfaces.data import DataProvider, Samples
+from psyche_core.types import BatchId
+
+TIMEOUT = 20.0
+
+
+@pytest.mark.anyio
+class DataConformance:
+    """Inherit and write `provider`.
+
+    sequence_length: tokens per sample of the standard source; token_size: bytes per token. file_sequences: whole sequences in
+    each of its files; stray_tokens: tokens after the last whole one (0 twice: exact multiples, the last sequence counts).
+    """
+
+    sequence_length = 8
+    token_size = 2
+    file_sequences = (5, 1, 7)
+    stray_tokens = (0, 3, 0)
+    source_can_break = True
+
+    def provider(self, source: Any) -> DataProvider:
+        """A fresh provider over the source, not yet entered, in the source's own order."""
+        raise NotImplementedError
+
+    def expected(self) -> list[bytes]:
+        """The tokens of every distinct sample, by number."""
+        size = self.sequence_length * self.token_size
+        return [
+            tokens[at : at + size]
+            for tokens, sequences in zip(self.file_tokens(), self.file_sequences, strict=True)
+            for at in range(0, sequences * size, size)
+        ]
+
+    def break_source(self, token_folder: Path) -> None:
+        """Damage the source after a provider was entered: the last file loses half its bytes."""
+        last = max(token_folder.iterdir())
+        content = last.read_bytes()
+        last.write_bytes(content[: len(content) // 2])
+
+    def file_tokens(self) -> list[bytes]:
+        """Contents of the standard source's files: every token differs from its neighbours."""
+        contents, number = [], 1
+        for sequences, strays in zip(self.file_sequences, self.stray_tokens, strict=True):
+            count = sequences * self.sequence_length + strays
+            contents.append(b"".join(value.to_bytes(self.token_size, "little") for value in range(number, number + count)))
+            number += count
+
+        return contents
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        """The event loop the tests run on."""
+        return "asyncio"
+
+    @pytest.fixture
+    def token_folder(self, tmp_path: Path) -> Path:
+        """The standard source: `000.bin`, `001.bin`, …"""
+        folder = tmp_path / "tokens"
+        folder.mkdir()
+        for number, content in enumerate(self.file_tokens()):
+            (folder / f"{number:03}.bin").write_bytes(content)
+
+        return folder
+
+    @pytest.fixture
+    def source(self, token_folder: Path) -> Any:
+        """What `provider` is given."""
+        return token_folder
+
+    async def test_counts_every_whole_sequence(self, source: Any) -> None:
+        async with self.provider(source) as provider:
+            assert provider.sequence_length == self.sequence_length
+            assert provider.num_sequences == len(self.expected())
+
+    async def test_every_number_has_its_tokens(self, source: Any) -> None:
+        async with self.provider(source) as provider:
+            for number, tokens in enumerate(self.expected()):
+                samples = await provider.read([BatchId(number, number)], timeout=TIMEOUT)
+                assert samples.tokens == tokens, f"sample {number}"
+
+    async def test_last_sequence_is_present(self, source: Any) -> None:
+        last = len(self.expected()) - 1
+        async with self.provider(source) as provider:
+            samples = await provider.read([BatchId(last, last)], timeout=TIMEOUT)
+
+        assert samples.tokens == self.expected()[-1]
+
+    async def test_an_interval_is_read_in_order_with_both_ends(self, source: Any) -> None:
+        last = len(self.expected()) - 1
+        async with self.provider(source) as provider:
+            samples = await provider.read([BatchId(0, last)], timeout=TIMEOUT)
+
+        assert samples == self._samples(list(range(last + 1)))
+
+    async def test_intervals_are_read_in_the_order_given(self, source: Any) -> None:
+        last = len(self.expected()) - 1
+        batches = [BatchId(last, last), BatchId(0, last // 2), BatchId(last, last), BatchId(last // 2, last)]
+        numbers = [number for batch in batches for number in range(batch.first, batch.last + 1)]
+        async with self.provider(source) as provider:
+            samples = await provider.read(batches, timeout=TIMEOUT)
+
+        assert samples == self._samples(numbers)
+
+    async def test_many_intervals_at_once(self, source: Any) -> None:
+        numbers = [(7 * step) % 100 for step in range(300)]
+        async with self.provider(source) as provider:
+            samples = await provider.read([BatchId(number, number) for number in numbers], timeout=TIMEOUT)
+
+        assert samples == self._samples(numbers)
+
+    async def test_numbers_past_the_end_wrap_around(self, source: Any) -> None:
+        count = len(self.expected())
+        numbers = [*range(count - 1, 2 * count + 1)]
+        far = 2**63 // count * count
+        async with self.provider(source) as provider:
+            across = await provider.read([BatchId(numbers[0], numbers[-1])], timeout=TIMEOUT)
+            distant = await provider.read([BatchId(far, far)], timeout=TIMEOUT)
+
+        assert across == self._samples(numbers)
+        assert distant == self._samples([0])
+
+    async def test_no_intervals_are_no_samples(self, source: Any) -> None:
+        async with self.provider(source) as provider:
+            samples = await provider.read([], timeout=TIMEOUT)
+
+        assert samples == self._samples([])
+
+    async def test_two_providers_read_the_same(self, source: Any) -> None:
+        batches = [BatchId(3, 9), BatchId(0, 1)]
+        async with self.provider(source) as one, self.provider(source) as other:
+            assert await one.read(batches, timeout=TIMEOUT) == await other.read(batches, timeout=TIMEOUT)
+
+    async def test_no_time_is_a_timeout_and_the_provider_goes_on(self, source: Any) -> None:
+        async with self.provider(source) as provider:
+            with pytest.raises(TimeoutError):
+                await provider.read([BatchId(0, 2)], timeout=0.0)
+
+            assert await provider.read([BatchId(0, 2)], timeout=TIMEOUT) == self._samples([0, 1, 2])
+
+    async def test_a_cancelled_read_leaves_the_provider_usable(self, source: Any) -> None:
+        async with self.provider(source) as provider:
+            async with anyio.create_task_group() as tasks:
+
+                async def read() -> None:
+                    await provider.read([BatchId(0, 5)], timeout=TIMEOUT)
+
+                tasks.start_soon(read)
+                await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+
+            assert await provider.read([BatchId(1, 1)], timeout=TIMEOUT) == self._samples([1])
+
+    async def test_a_damaged_source_is_a_data_error_and_no_short_batch(self, source: Any, token_folder: Path) -> None:
+        if not self.source_can_break:
+            pytest.skip("its samples come from no source that could be damaged")
+
+        last = len(self.expected()) - 1
+        async with self.provider(source) as provider:
+            self.break_source(token_folder)
+            with pytest.raises(DataError) as caught:
+                await provider.read([BatchId(0, last)], timeout=TIMEOUT)
+
+        assert len(str(caught.value)) > 20, "a DataError says what was got, what was expected and what to do"
+
+    async def test_closing_twice_is_closing_once(self, source: Any) -> None:
+        never_entered = self.provider(source)
+        await never_entered.aclose()
+
+        async with self.provider(source) as provider:
+            await provider.aclose()
+            await provider.aclose()
+
+    def _samples(self, numbers: list[int]) -> Samples:
+        rows = self.expected()
+        tokens = b"".join(rows[number % len(rows)] for number in numbers)
+        return Samples(tokens, len(numbers), self.sequence_length, self.token_size)

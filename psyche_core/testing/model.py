@@ -1,0 +1,232 @@
+"""Conformance of a model architecture. A plugin's whole test is:
+
+    class TestTinyGru(ModelConformance):
+        create = staticmethod(create_tiny_gru)
+        config = TINY  # {"model_type": "tiny_gru", "vocab_size": 61, ...}
+
+Decided here: models are built small, with random weights, on the CPU and with one thread. Speed and quality are not judged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from psyche_core.errors import ModelError
+from psyche_core.hookspecs import ModelContext
+from psyche_core.interfaces.data import Samples
+from psyche_core.interfaces.model import Model
+
+
+class ModelConformance:
+    """What every `Model` must do. Subclass it; override what the comments name.
+
+    create: the registration's factory. config: written to config.json of the source folder; keep it under a million
+    parameters. max_seq_len: longest sequence given.
+    """
+
+    config: ClassVar[Mapping[str, Any]]
+    max_seq_len: ClassVar[int] = 16
+
+    @staticmethod
+    def create(context: ModelContext) -> Model:
+        """The factory under test; write `create = staticmethod(your_factory)`."""
+        raise NotImplementedError
+
+    @pytest.fixture(autouse=True)
+    def one_thread(self) -> Iterator[None]:
+        """Equal sums need one order of summation."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        """A folder with config.json and no weights."""
+        folder = tmp_path / "source"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(dict(self.config)), encoding="utf-8")
+        return folder
+
+    @pytest.fixture
+    def model(self, source: Path) -> Model:
+        """A fresh model with random weights."""
+        return self.build(source)
+
+    def build(self, source: Path, *, seed: bytes = bytes(32)) -> Model:
+        """A model on the CPU."""
+        return self.create(ModelContext(source=source, max_seq_len=self.max_seq_len, seed=seed, device="cpu"))
+
+    def samples(self, model: Model, *, count: int = 5, sequence_length: int = 12, seed: int = 0) -> Samples:
+        """Random tokens of the model's vocabulary."""
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(model.vocab_size, (count, sequence_length), generator=generator)  # (B, T)
+        tokens = b"".join(int(token).to_bytes(4, "little") for token in ids.flatten())
+        return Samples(tokens, count, sequence_length, 4)
+
+    def test_parameters_are_float_tensors_in_order_of_name(self, model: Model) -> None:
+        """Names ascend; values are floating point, contiguous and finite; no tensor appears twice."""
+        names = list(model.parameters)
+        assert names
+        assert names == sorted(names)
+        for name, tensor in model.parameters.items():
+            assert tensor.is_floating_point(), name
+            assert tensor.is_contiguous(), name
+            assert bool(tensor.isfinite().all()), name
+        assert len({tensor.data_ptr() for tensor in model.parameters.values()}) == len(names), "a tied weight appears twice"
+
+    def test_same_context_gives_the_same_bits(self, source: Path) -> None:
+        """Members of a run that starts from random weights must agree, whatever ran in their process before."""
+        first = self.build(source)
+        torch.rand(3)
+        assert_equal_weights(first, self.build(source))
+
+    def test_another_seed_gives_other_weights(self, source: Path) -> None:
+        """Otherwise the seed is not used."""
+        first, second = self.build(source), self.build(source, seed=b"\x01" * 32)
+        assert any(not torch.equal(tensor, second.parameters[name]) for name, tensor in first.parameters.items())
+
+    def test_building_leaves_the_global_random_state_alone(self, source: Path) -> None:
+        """A plugin must not disturb who embeds it."""
+        before = torch.get_rng_state()
+        self.build(source)
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_untrained_loss_is_near_uniform(self, model: Model) -> None:
+        """Nats per predicted token: about log(vocabulary) on random tokens. Catches sums, bits and unshifted labels."""
+        uniform = float(torch.log(torch.tensor(float(model.vocab_size))))
+        assert model.loss(self.samples(model), micro_batch_size=5) == pytest.approx(uniform, rel=0.25)
+
+    def test_gradients_are_deterministic(self, model: Model) -> None:
+        """The second call drops the first one's gradient and finds it again, bit for bit."""
+        samples = self.samples(model)
+        loss, first = model.gradients(samples, micro_batch_size=2), gradients_of(model)
+        assert model.gradients(samples, micro_batch_size=2) == loss
+        second = gradients_of(model)
+        assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+    def test_gradients_is_the_slope_of_loss(self, model: Model) -> None:
+        """A small step along the gradient changes `loss` by what the gradient says."""
+        samples = self.samples(model)
+        before = model.gradients(samples, micro_batch_size=5)
+        assert before == pytest.approx(model.loss(samples, micro_batch_size=5), abs=1e-5)
+        gradients = gradients_of(model)
+        squared_norm = squared_norm_of(gradients)
+        step = 0.02 / squared_norm
+        shift(model, gradients, -step / 2)
+        low = model.loss(samples, micro_batch_size=5)
+        shift(model, gradients, step)
+        high = model.loss(samples, micro_batch_size=5)
+        assert high - low == pytest.approx(step * squared_norm, rel=0.1)
+
+    @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 64])
+    def test_micro_batches_change_nothing(self, model: Model, micro_batch_size: int) -> None:
+        """5 sequences in parts of 2 weigh 2:2:1, in loss and gradient."""
+        samples = self.samples(model, count=5)
+        whole, expected = model.gradients(samples, micro_batch_size=5), gradients_of(model)
+        assert model.gradients(samples, micro_batch_size=micro_batch_size) == pytest.approx(whole, abs=1e-5)
+        for name, gradient in gradients_of(model).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-5)
+        assert model.loss(samples, micro_batch_size=micro_batch_size) == pytest.approx(whole, abs=1e-5)
+
+    def test_loss_leaves_gradients_and_weights_alone(self, model: Model) -> None:
+        """Evaluation between two rounds must not show in training."""
+        model.gradients(self.samples(model), micro_batch_size=5)
+        gradients, weights = gradients_of(model), weights_of(model)
+        model.loss(self.samples(model, seed=1), micro_batch_size=5)
+        assert all(torch.equal(tensor, gradients[name]) for name, tensor in gradients_of(model).items())
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in weights_of(model).items())
+
+    @pytest.mark.parametrize("call", ["gradients", "loss"])
+    def test_ids_out_of_the_vocabulary_are_refused(self, model: Model, call: str) -> None:
+        """A wrong data set is a sentence, not an index error of some kernel."""
+        samples = Samples(model.vocab_size.to_bytes(4, "little") * 4, 1, 4, 4)
+        with pytest.raises(ModelError, match=str(model.vocab_size)):
+            getattr(model, call)(samples, micro_batch_size=1)
+
+    def test_two_byte_and_four_byte_tokens_read_alike(self, model: Model) -> None:
+        """Ids from 32768 up must not turn negative in two bytes; small vocabularies at least read little-endian."""
+        ids = [0, model.vocab_size - 1, 1, min(300, model.vocab_size - 1)]
+        short = Samples(b"".join(token.to_bytes(2, "little") for token in ids), 1, 4, 2)
+        long = Samples(b"".join(token.to_bytes(4, "little") for token in ids), 1, 4, 4)
+        assert model.loss(short, micro_batch_size=1) == model.loss(long, micro_batch_size=1)
+
+    def test_descent_learns_a_fixed_batch(self, model: Model) -> None:
+        """Ten steps of plain descent on one batch, each long enough to lower its loss by 0.02 if that were linear."""
+        samples = self.samples(model)
+        before = model.loss(samples, micro_batch_size=5)
+        for _ in range(10):
+            model.gradients(samples, micro_batch_size=5)
+            gradients = gradients_of(model)
+            shift(model, gradients, -0.02 / squared_norm_of(gradients))
+        assert model.loss(samples, micro_batch_size=5) < before - 0.1
+
+    def test_saved_model_is_built_again_with_the_same_bits(self, model: Model, source: Path) -> None:
+        """`save` writes the parameters given, not the compute weights; the same factory reads them."""
+        masters = {name: tensor.detach().float() + 0.5 for name, tensor in model.parameters.items()}
+        target = source.parent / "saved"
+        model.save(target, parameters=masters)
+        again = self.build(target, seed=b"\x02" * 32)
+        for name, tensor in again.parameters.items():
+            assert torch.equal(tensor.detach(), masters[name].to(tensor.dtype)), name
+        assert [path.name for path in source.parent.iterdir() if "saved" in path.name] == ["saved"], "temporary files are left"
+
+    def test_saving_replaces_an_older_checkpoint(self, model: Model, source: Path) -> None:
+        """And leaves nothing of it."""
+        target = source.parent / "saved"
+        target.mkdir()
+        (target / "stale.txt").write_text("old")
+        model.save(target, parameters=model.parameters)
+        assert not (target / "stale.txt").exists()
+        assert_equal_weights(model, self.build(target))
+
+    def test_refused_save_leaves_the_older_checkpoint(self, model: Model, source: Path) -> None:
+        """Parameters of a wrong shape are refused before anything is replaced."""
+        target = source.parent / "saved"
+        model.save(target, parameters=model.parameters)
+        name = next(iter(model.parameters))
+        wrong = {**model.parameters, name: torch.zeros(1, 2, 3)}
+        with pytest.raises(ModelError, match=r"shape"):
+            model.save(target, parameters=wrong)
+        assert_equal_weights(model, self.build(target))
+
+    def test_missing_configuration_is_named(self, tmp_path: Path) -> None:
+        """An empty source folder is a ModelError about config.json."""
+        with pytest.raises(ModelError, match=r"config\.json"):
+            self.build(tmp_path)
+
+
+def weights_of(model: Model) -> dict[str, torch.Tensor]:
+    """Copies of the compute weights by name."""
+    return {name: tensor.detach().clone() for name, tensor in model.parameters.items()}
+
+
+def gradients_of(model: Model) -> dict[str, torch.Tensor]:
+    """Copies of the gradients by name; every parameter must have one."""
+    assert all(tensor.grad is not None for tensor in model.parameters.values()), "a parameter got no gradient"
+    return {name: tensor.grad.clone() for name, tensor in model.parameters.items()}
+
+
+def squared_norm_of(gradients: Mapping[str, torch.Tensor]) -> float:
+    """Squared L2 norm over all tensors together."""
+    return sum(float(gradient.double().square().sum()) for gradient in gradients.values())
+
+
+def shift(model: Model, direction: Mapping[str, torch.Tensor], step: float) -> None:
+    """Move the weights by step * direction, as an optimizer writes compute weights."""
+    with torch.no_grad():
+        for name, tensor in model.parameters.items():
+            tensor.add_(direction[name], alpha=step)
+
+
+def assert_equal_weights(first: Model, second: Model) -> None:
+    """Equal names and bits."""
+    assert list(first.parameters) == list(second.parameters)
+    for name, tensor in first.parameters.items():
+        assert torch.equal(tensor, second.parameters[name]), name

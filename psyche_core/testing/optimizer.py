@@ -1,0 +1,330 @@
+"""Conformance of an optimizer. A plugin's whole test is:
+
+    class TestSparseSign(OptimizerConformance):
+        def make_optimizer(self, model):
+            return SparseSign(Settings(), model)
+
+Decided here: every optimizer is driven through the overlapped schedule of protocol section 3 (apply s - 2 before training s),
+with members that have no share in a round and payloads that are not accepted, on a toy model with odd shapes. Quality of
+training is not judged beyond "the loss falls".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from psyche_core.errors import NonFiniteError, PayloadRejected
+from psyche_core.interfaces.model import Model
+from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
+
+FUZZED_PAYLOADS = 300
+MEMORY_PER_CHECK = 64
+"""`check` may allocate this many times `max_payload_bytes`, plus one MiB."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """One member: its model, its optimizer and what it sent by step."""
+
+    model: ToyModel
+    optimizer: Optimizer
+    sent: dict[int, bytes] = field(default_factory=dict)
+
+    def train(self, step: int, *, data: int, learning_rate: float) -> bytes:
+        """One trained step; returns the payload."""
+        self.optimizer.load_lookahead(learning_rate=learning_rate)
+        self.model.gradients(toy_samples(data), micro_batch_size=1)
+        self.sent[step] = self.optimizer.compress(step, learning_rate=learning_rate)
+        return self.sent[step]
+
+
+def digest(parameters: Mapping[str, Any]) -> str:
+    """SHA-256 over names and float32 bits, ascending by name."""
+    state = hashlib.sha256()
+    for name in sorted(parameters):
+        state.update(name.encode())
+        state.update(parameters[name].detach().cpu().contiguous().numpy().tobytes())
+
+    return state.hexdigest()
+
+
+def play_rounds(
+    replicas: Sequence[Replica],
+    *,
+    rounds: int,
+    learning_rate: float,
+    seed: int = 0,
+    after_round: Callable[[], None] | None = None,
+) -> None:
+    """Overlapped rounds with a drain. About a fifth of the shares are missing and a fifth of the payloads are not accepted.
+
+    Every replica applies the accepted payloads in its own arrival order. after_round is called once all have applied.
+    """
+    dice = random.Random(seed)
+    accepted: dict[int, list[int]] = {}
+    for step in range(1, rounds + 3):
+        for replica in replicas:
+            if step > 2:
+                payloads = [replicas[sender].sent[step - 2] for sender in accepted[step - 2]]
+                dice.shuffle(payloads)
+                own_accepted = any(replicas[sender] is replica for sender in accepted[step - 2])
+                replica.optimizer.apply(step - 2, payloads, learning_rate=learning_rate, own_accepted=own_accepted)
+
+        if after_round is not None:
+            after_round()
+        if step > rounds:
+            continue
+
+        senders = [number for number in range(len(replicas)) if dice.random() < 0.8]
+        for number in senders:
+            replicas[number].train(step, data=step * len(replicas) + number, learning_rate=learning_rate)
+        accepted[step] = [number for number in senders if dice.random() < 0.8]
+
+
+class OptimizerConformance:
+    """What every `Optimizer` must do. Subclass it, give `make_optimizer`; override what the comments name.
+
+    learning_rate: of all steps. resends_refused: False for an optimizer that drops work that was not accepted, which the
+    contract allows only where it is documented.
+    """
+
+    learning_rate: ClassVar[float] = 0.01
+    resends_refused: ClassVar[bool] = True
+
+    def make_optimizer(self, model: Model) -> Optimizer:
+        """A fresh optimizer of `model`."""
+        raise NotImplementedError
+
+    @pytest.fixture(autouse=True)
+    def one_thread(self) -> Iterator[None]:
+        """Small tensors and shared machines: one thread is fastest."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+    def replica(self, shapes: Mapping[str, tuple[int, ...]] = TOY_SHAPES) -> Replica:
+        """A member at the common starting point."""
+        model = ToyModel(shapes)
+        return Replica(model, self.make_optimizer(model))
+
+    def payload(self, *, step: int = 1, data: int = 1) -> bytes:
+        """What a fresh member sends."""
+        return self.replica().train(step, data=data, learning_rate=self.learning_rate)
+
+    def assert_equal_masters(self, replicas: Sequence[Replica]) -> None:
+        """Bit for bit when the optimizer says so, else closely."""
+        first, *others = [replica.optimizer for replica in replicas]
+        for other in others:
+            if first.exact:
+                assert digest(other.masters) == digest(first.masters)
+            else:
+                for name, master in first.masters.items():
+                    torch.testing.assert_close(other.masters[name], master, rtol=1e-4, atol=self.learning_rate / 10)
+
+    def test_masters_are_the_models_weights_in_float32(self) -> None:
+        """Masters start as the model's weights, float32, ascending by name."""
+        model = ToyModel(dtype=torch.bfloat16)
+        masters = self.make_optimizer(model).masters
+        assert list(masters) == sorted(TOY_SHAPES)
+        for name, master in masters.items():
+            assert master.dtype == torch.float32
+            assert torch.equal(master, model.parameters[name].detach().float())
+
+    def test_lookahead_and_gradients_do_not_change_the_masters(self) -> None:
+        """Only `apply` and `load_parameters` move masters."""
+        replica = self.replica()
+        before = digest(replica.optimizer.masters)
+        for step in (1, 2):
+            replica.train(step, data=step, learning_rate=self.learning_rate)
+        replica.optimizer.load_lookahead(learning_rate=self.learning_rate)
+        assert digest(replica.optimizer.masters) == before
+
+    def test_load_masters_writes_the_compute_weights(self) -> None:
+        """For evaluation."""
+        replica = self.replica()
+        replica.train(1, data=1, learning_rate=self.learning_rate)
+        replica.optimizer.load_lookahead(learning_rate=self.learning_rate)
+        replica.optimizer.load_masters()
+        assert digest(replica.model.parameters) == digest(replica.optimizer.masters)
+
+    def test_apply_moves_the_masters(self) -> None:
+        """A payload has an effect."""
+        replica = self.replica()
+        before = digest(replica.optimizer.masters)
+        replica.optimizer.apply(1, [self.payload()], learning_rate=self.learning_rate, own_accepted=False)
+        assert digest(replica.optimizer.masters) != before
+
+    def test_no_payloads_leave_the_masters(self) -> None:
+        """An empty round changes nothing, weight decay included."""
+        replica = self.replica()
+        replica.train(1, data=1, learning_rate=self.learning_rate)
+        before = digest(replica.optimizer.masters)
+        replica.optimizer.apply(1, [], learning_rate=self.learning_rate, own_accepted=False)
+        assert digest(replica.optimizer.masters) == before
+
+    def test_apply_does_not_depend_on_the_order_of_payloads(self) -> None:
+        """Arrival order differs between members."""
+        payloads = [self.payload(data=data) for data in range(5)]
+        replicas = [self.replica() for _ in range(3)]
+        for replica, order in zip(replicas, (payloads, payloads[::-1], payloads[2:] + payloads[:2]), strict=True):
+            replica.optimizer.apply(1, order, learning_rate=self.learning_rate, own_accepted=False)
+        self.assert_equal_masters(replicas)
+
+    def test_apply_does_not_depend_on_what_was_trained_here(self) -> None:
+        """A member without a share, the sender, and one that trained ahead agree."""
+        idle, sender, ahead = self.replica(), self.replica(), self.replica()
+        payloads = [sender.train(1, data=1, learning_rate=self.learning_rate), self.payload(data=2)]
+        for step in (1, 2):
+            ahead.train(step, data=7 + step, learning_rate=self.learning_rate)
+        for replica in (idle, sender, ahead):
+            replica.optimizer.apply(1, payloads, learning_rate=self.learning_rate, own_accepted=replica is sender)
+        self.assert_equal_masters([idle, sender, ahead])
+
+    def test_four_replicas_stay_equal_over_overlapped_rounds(self) -> None:
+        """With missing shares, refused payloads and other data for each."""
+        replicas = [self.replica() for _ in range(4)]
+        start = digest(replicas[0].optimizer.masters)
+        play_rounds(
+            replicas, rounds=30, learning_rate=self.learning_rate, after_round=lambda: self.assert_equal_masters(replicas)
+        )
+        assert digest(replicas[0].optimizer.masters) != start
+
+    def test_the_loss_falls(self) -> None:
+        """One member alone gets nearer to its targets."""
+        replica = self.replica()
+        for parameter in replica.model.parameters.values():
+            parameter.data.fill_(0.3)
+        replica.optimizer.load_parameters({name: value.detach() for name, value in replica.model.parameters.items()})
+        before = replica.model.loss(toy_samples(0), micro_batch_size=1)
+        play_rounds([replica], rounds=20, learning_rate=self.learning_rate)
+        replica.optimizer.load_masters()
+        assert replica.model.loss(toy_samples(0), micro_batch_size=1) < before
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+    def test_a_gradient_that_is_not_finite_changes_nothing(self, bad: float) -> None:
+        """NonFiniteError, and the next payload is what it would have been."""
+        hit, twin = self.replica(), self.replica()
+        for replica in (hit, twin):
+            replica.train(1, data=1, learning_rate=self.learning_rate)
+
+        before = digest(hit.optimizer.masters)
+        hit.model.gradients(toy_samples(2), micro_batch_size=1)
+        hit.model.parameters["odd.prime.weight"].grad[13, 1] = bad  # type: ignore[index]  # set by gradients
+        with pytest.raises(NonFiniteError):
+            hit.optimizer.compress(2, learning_rate=self.learning_rate)
+
+        assert digest(hit.optimizer.masters) == before
+        again = [replica.train(2, data=3, learning_rate=self.learning_rate) for replica in (hit, twin)]
+        assert again[0] == again[1]
+
+    def test_work_that_was_not_accepted_is_given_back(self) -> None:
+        """What comes after differs from what comes after an accepted payload."""
+        if not self.resends_refused:
+            pytest.skip("this optimizer drops refused work, and says so")
+
+        later = []
+        for accepted in (False, True):
+            replica = self.replica()
+            own = replica.train(1, data=1, learning_rate=self.learning_rate)
+            replica.train(2, data=2, learning_rate=self.learning_rate)
+            payloads = [own] if accepted else []
+            replica.optimizer.apply(1, payloads, learning_rate=self.learning_rate, own_accepted=accepted)
+            replica.model.fill_gradients(0.0)
+            later.append(replica.optimizer.compress(3, learning_rate=self.learning_rate))
+        assert later[0] != later[1]
+
+    def test_load_parameters_replaces_masters_and_forgets(self) -> None:
+        """A member that resynced acts like a new one."""
+        used, fresh = self.replica(), self.replica()
+        start = {name: master.clone() for name, master in fresh.optimizer.masters.items()}
+        for step in (1, 2):
+            payload = used.train(step, data=step, learning_rate=self.learning_rate)
+        used.optimizer.apply(1, [payload], learning_rate=self.learning_rate, own_accepted=True)
+        used.optimizer.load_parameters(start)
+        assert digest(used.optimizer.masters) == digest(start)
+        later = [replica.train(3, data=3, learning_rate=self.learning_rate) for replica in (used, fresh)]
+        assert later[0] == later[1]
+
+    def test_valid_payloads_pass_and_fit(self) -> None:
+        """Zero, tiny and large gradients give payloads that pass and fit."""
+        optimizer = self.replica().optimizer
+        spiky = self.replica()
+        for step, scale in enumerate((0.0, 1e-30, 1.0, 1e4), start=1):
+            spiky.model.gradients(toy_samples(step), micro_batch_size=1)
+            for parameter in spiky.model.parameters.values():
+                assert parameter.grad is not None
+                parameter.grad.mul_(scale)
+
+            payload = spiky.optimizer.compress(step, learning_rate=self.learning_rate)
+            optimizer.check(payload)
+            assert len(payload) <= optimizer.max_payload_bytes
+
+    @pytest.mark.parametrize("cut", [1, 2, 7, 100])
+    def test_truncated_and_lengthened_payloads_are_rejected(self, cut: int) -> None:
+        """Lengths are exact."""
+        optimizer, payload = self.replica().optimizer, self.payload()
+        for bad in (payload[:-cut], payload[:cut], payload + bytes(cut), payload[cut:], payload * (cut + 1)):
+            with pytest.raises(PayloadRejected):
+                optimizer.check(bad)
+
+    def test_payloads_of_another_model_are_rejected(self) -> None:
+        """Another name, shape or number of parameters."""
+        payload = self.payload()
+        renamed = {("x" + name if name == "odd.bias" else name): shape for name, shape in TOY_SHAPES.items()}
+        turned = {**TOY_SHAPES, "embed.weight": (64, 96)}
+        fewer = {name: shape for name, shape in TOY_SHAPES.items() if name != "odd.single"}
+        for shapes in (renamed, turned, fewer):
+            with pytest.raises(PayloadRejected):
+                self.replica(shapes).optimizer.check(payload)
+
+    def test_fuzzed_payloads_are_rejected_or_harmless_in_bounded_memory(self) -> None:
+        """Random bytes, flipped bits and overwritten lengths: PayloadRejected or a payload that applies to finite masters."""
+        replica, payload, dice = self.replica(), self.payload(), random.Random(5)
+        limit = MEMORY_PER_CHECK * replica.optimizer.max_payload_bytes + 2**20
+        survivors = []
+        for number in range(FUZZED_PAYLOADS):
+            bad = _spoil(payload, number, dice)
+            tracemalloc.start()
+            try:
+                replica.optimizer.check(bad)
+                survivors.append(bad)
+            except PayloadRejected:
+                pass
+            finally:
+                peak = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+
+            assert peak <= limit
+
+        for good in survivors[:20]:
+            replica.optimizer.apply(1, [good], learning_rate=self.learning_rate, own_accepted=False)
+        assert all(bool(torch.isfinite(master).all()) for master in replica.optimizer.masters.values())
+
+    def test_garbage_is_rejected(self) -> None:
+        """Zeros, ones and random bytes of many lengths."""
+        optimizer, dice = self.replica().optimizer, random.Random(6)
+        for length in (0, 1, 5, 22, 100, optimizer.max_payload_bytes, optimizer.max_payload_bytes + 1):
+            for filler in (bytes(length), b"\xff" * length, dice.randbytes(length)):
+                with pytest.raises(PayloadRejected):
+                    optimizer.check(filler)
+
+
+def _spoil(payload: bytes, number: int, dice: random.Random) -> bytes:
+    """One of: a flipped bit near the start, anywhere, or four bytes overwritten with what reads as a huge length."""
+    spoiled = bytearray(payload)
+    at = dice.randrange(min(64, len(payload)) if number % 3 == 0 else len(payload))
+    if number % 3 == 2:
+        spoiled[at : at + 4] = dice.choice([b"\xff\xff\xff\xff", b"\x00\x00\x00\x80", b"\xff\xff\xff\x7f"])[: len(payload) - at]
+    else:
+        spoiled[at] ^= 1 << dice.randrange(8)
+    return bytes(spoiled)

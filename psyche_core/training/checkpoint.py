@@ -1,0 +1,44 @@
+"""Where checkpoints lie: `{run_id}-step{step}` in one folder, of which the newest few are kept."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from psyche_core.errors import ModelError
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def checkpoint_path(folder: Path, run_id: str, step: int) -> Path:
+    """The checkpoint after `step` applied steps. Characters of the run id that are awkward in file names become `_`."""
+    return folder / f"{_stem(run_id)}{step}"
+
+
+def checkpoints(folder: Path, run_id: str) -> list[Path]:
+    """This run's checkpoints in `folder`, oldest step first."""
+    stem = _stem(run_id)
+    folders = (path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
+    found = [path for path in folders if path.name.startswith(stem) and path.name.removeprefix(stem).isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(stem)))
+
+
+def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
+    """Delete this run's checkpoints but the `count` newest; the deleted ones, oldest first. Raises ModelError."""
+    if count < 1:
+        message = f"at least one checkpoint must be kept, got {count}"
+        raise ValueError(message)
+
+    old = checkpoints(folder, run_id)[:-count]
+    for path in old:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            message = f"cannot delete the old checkpoint {path}: {error.strerror}"
+            raise ModelError(message) from error
+    return old
+
+
+def _stem(run_id: str) -> str:
+    return f"{_UNSAFE.sub('_', run_id)}-step"

@@ -1,0 +1,105 @@
+"""One client's training: a model, its optimizer and a learning-rate schedule, called by the client in this order.
+
+    trainer.apply(s - 2, accepted payloads)      first, from the third step on
+    trainer.train(s, samples)  -> Trained        look-ahead weights, gradients, payload
+
+Decided here: which step's learning rate goes where. Look-ahead stands in for the not yet applied update of step s - 1 and uses
+schedule(s - 1), as the reference does; a result of step s is compressed with schedule(s) and applied with schedule(s + 2),
+whatever round applies it (also in the drain). Everything is synchronous and for ONE worker thread; only `check` may run in
+another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from psyche_core.interfaces.data import Samples
+from psyche_core.interfaces.model import Model
+from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.training.digest import full_digest, sampled_digest
+
+APPLY_DELAY = 2
+"""Steps between training a result and applying it (protocol section 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What one step gave. loss in nats per predicted token; tokens in the samples; seconds of wall time; payload to announce."""
+
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+    payload: bytes
+
+
+class Trainer:
+    """See the module.
+
+    learning_rate: step -> dimensionless step size, cold start included. micro_batch_size: sequences per forward pass; changes
+    memory and speed, not the result beyond rounding.
+    """
+
+    def __init__(
+        self, *, model: Model, optimizer: Optimizer, learning_rate: Callable[[int], float], micro_batch_size: int
+    ) -> None:
+        if micro_batch_size < 1:
+            message = f"micro_batch_size must be at least 1, got {micro_batch_size}"
+            raise ValueError(message)
+        self._model = model
+        self._optimizer = optimizer
+        self._learning_rate = learning_rate
+        self._micro_batch_size = micro_batch_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are 0 <= id < vocab_size."""
+        return self._model.vocab_size
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """No valid payload of this run is longer."""
+        return self._optimizer.max_payload_bytes
+
+    @property
+    def parameter_count(self) -> int:
+        """Trainable values of the model."""
+        return sum(int(tensor.numel()) for tensor in self._optimizer.masters.values())
+
+    def train(self, step: int, samples: Samples) -> Trained:
+        """Train `step` (from 1) on this client's share. Raises ModelError for samples that do not fit, NonFiniteError."""
+        start = time.perf_counter()
+        self._optimizer.load_lookahead(learning_rate=self._learning_rate(step - 1))
+        loss = self._model.gradients(samples, micro_batch_size=self._micro_batch_size)
+        payload = self._optimizer.compress(step, learning_rate=self._learning_rate(step))
+        seconds = time.perf_counter() - start
+        return Trained(step, loss, samples.count * samples.sequence_length, seconds, payload)
+
+    def check(self, payload: bytes) -> None:
+        """Validate a peer's payload; any thread. Raises PayloadRejected."""
+        self._optimizer.check(payload)
+
+    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool) -> None:
+        """Apply the accepted payloads of `step`, in any order; every one must have passed `check`."""
+        rate = self._learning_rate(step + APPLY_DELAY)
+        self._optimizer.apply(step, payloads, learning_rate=rate, own_accepted=own_accepted)
+
+    def evaluate(self, samples: Samples) -> float:
+        """Loss at the master weights, in nats per predicted token. The next `train` loads its own weights again."""
+        self._optimizer.load_masters()
+        return self._model.loss(samples, micro_batch_size=self._micro_batch_size)
+
+    def sampled_digest(self, seed: int) -> bytes:
+        """SHA-256 over a sample of the masters drawn by `seed` (u64), for witness statements."""
+        return sampled_digest(self._optimizer.masters, seed)
+
+    def full_digest(self) -> bytes:
+        """SHA-256 over all masters."""
+        return full_digest(self._optimizer.masters)
+
+    def save(self, directory: Path) -> None:
+        """Write a self-contained checkpoint of the masters, atomically. Raises ModelError."""
+        self._model.save(directory, parameters=self._optimizer.masters)

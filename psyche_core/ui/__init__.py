@@ -1,0 +1,1 @@
+"""Everything a run shows to people: log lines, the live panel, the local testnet, reports and curves. Fed by events alone."""

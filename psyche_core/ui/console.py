@@ -1,0 +1,75 @@
+"""One human log line per event, for terminals that scroll, files and service managers."""
+
+from __future__ import annotations
+
+import time
+from typing import TextIO
+
+from psyche_core.client.report import (
+    CheckpointSaved,
+    Ended,
+    EpochDigest,
+    Event,
+    ModelLoaded,
+    NetworkTotals,
+    PhaseChanged,
+    Problem,
+    ReplicasDiffer,
+    Sink,
+    Started,
+    StepApplied,
+    StepTrained,
+    Validated,
+    WitnessSent,
+)
+from psyche_core.ui.figures import bytes_text, count_text
+
+
+def describe(event: Event) -> str:
+    """One sentence without a time stamp."""
+    match event:
+        case Started(role="server"):
+            return f"serving run {event.run_id} at {event.address}"
+        case Started():
+            return f"{event.role} {event.id[:16]} takes part in run {event.run_id} at {event.address}"
+        case PhaseChanged():
+            height = "" if event.height is None else f", round {event.height}"
+            return f"{event.phase}: epoch {event.epoch}, step {event.step}{height}, {event.clients} clients"
+        case ModelLoaded():
+            return f"model of {count_text(event.parameters)} parameters ready after {event.seconds:.1f} s"
+        case StepTrained():
+            rate = event.tokens / event.seconds if event.seconds > 0 else 0.0
+            return (
+                f"trained step {event.step}: loss {event.loss:.4f}, {event.tokens} tokens in {event.seconds:.2f} s "
+                f"({count_text(rate)}/s), result {bytes_text(event.payload_bytes)}"
+            )
+        case StepApplied():
+            return f"applied step {event.step}: {event.accepted} of {event.trained} results in {event.seconds:.2f} s"
+        case WitnessSent():
+            return f"witnessed round {event.height}" + (" early" if event.opportunistic else "")
+        case NetworkTotals():
+            return f"sent {bytes_text(event.bytes_sent)}, received {bytes_text(event.bytes_received)}, {event.peers} peers"
+        case EpochDigest():
+            return f"epoch {event.epoch} ended after step {event.step}: parameters {event.sha256[:16]}…"
+        case ReplicasDiffer():
+            return (
+                f"REPLICAS DIFFER at the end of epoch {event.epoch}: ours {event.ours[:16]}…, {event.peer} {event.theirs[:16]}…"
+            )
+        case Validated():
+            return f"validation after step {event.step}: loss {event.loss:.4f}"
+        case CheckpointSaved():
+            return f"checkpoint of step {event.step} saved in {event.path}"
+        case Problem():
+            return f"{event.level}: {event.message}"
+        case Ended():
+            return event.reason
+
+
+def console_lines(stream: TextIO) -> Sink:
+    """A sink that writes `HH:MM:SS sentence` per event and flushes it."""
+
+    def write(event: Event) -> None:
+        stream.write(f"{time.strftime('%H:%M:%S')} {describe(event)}\n")
+        stream.flush()
+
+    return write

@@ -1,0 +1,43 @@
+"""The display of one program, by the name its user chose: `auto`, `console`, `json` or `none`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from psyche_core.client.report import Event, Sink, json_lines
+from psyche_core.ui.console import console_lines
+from psyche_core.ui.ledger import RunLedger
+from psyche_core.ui.live import LiveDisplay
+
+
+@contextlib.contextmanager
+def open_display(logs: str, *, title: str) -> Iterator[Sink]:
+    """A sink for the events of this process. `auto` is a live panel on a terminal and lines elsewhere."""
+    if logs == "auto":
+        logs = "live" if sys.stdout.isatty() else "console"
+    if logs == "live":
+        with LiveDisplay(RunLedger(run_id=title), Console()) as display:
+            yield _into(display)
+    elif logs == "console":
+        yield console_lines(sys.stdout)
+    elif logs == "json":
+        yield json_lines(sys.stdout)
+    else:
+        yield _nothing
+
+
+def _into(display: LiveDisplay) -> Sink:
+    def show(event: Event) -> None:
+        display.ledger.handle("here", time.time(), event)
+        display.show("here", event)
+
+    return show
+
+
+def _nothing(event: Event) -> None:
+    del event

@@ -1,0 +1,199 @@
+"""The live panel of a run: phase, progress, loss curve, one row per client; plain lines where there is no terminal.
+
+Both displays draw from a `RunLedger` and are asked to `show` after each event; they draw at most a few times a second (panel) or
+once in a few seconds (lines). No threads: a display never outlives its program.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from psyche_core.client.report import CheckpointSaved, Ended, EpochDigest, Event, Problem, ReplicasDiffer, Started, Validated
+from psyche_core.ui.console import describe
+from psyche_core.ui.figures import bytes_text, count_text, duration_text, sparkline
+from psyche_core.ui.ledger import ClientPage, RunLedger
+
+PANEL_SECONDS = 0.25
+LINE_SECONDS = 5.0
+_WORTH_A_LINE = (Started, EpochDigest, Validated, CheckpointSaved, Problem, ReplicasDiffer, Ended)
+
+
+class Display(ABC):
+    """Shows a ledger while it is entered."""
+
+    def __init__(self, ledger: RunLedger, console: Console, *, clock: Callable[[], float] = time.time) -> None:
+        self.ledger = ledger
+        self.console = console
+        self._clock = clock
+        self._shown = float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    @abstractmethod
+    def show(self, source: str, event: Event | None = None) -> None:
+        """Draw if it is time. event: what was just entered in the ledger by `source`; None: time has passed."""
+
+    def _due(self, seconds: float) -> bool:
+        now = self._clock()
+        if now - self._shown < seconds:
+            return False
+
+        self._shown = now
+        return True
+
+
+class SilentDisplay(Display):
+    """Shows nothing."""
+
+    def show(self, source: str, event: Event | None = None) -> None:
+        """Nothing."""
+
+
+class LiveDisplay(Display):
+    """A panel that is redrawn in place."""
+
+    def __enter__(self) -> Self:
+        self._live = Live(self._draw(), console=self.console, auto_refresh=False)
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.update(self._draw(), refresh=True)
+        self._live.stop()
+
+    def show(self, source: str, event: Event | None = None) -> None:
+        """Redraw, a few times a second at most; complaints are printed above the panel, where they stay."""
+        if isinstance(event, Problem | ReplicasDiffer):
+            self._live.console.print(Text(f"{source}: {describe(event)}", style="yellow"))
+        if self._due(PANEL_SECONDS):
+            self._live.update(self._draw(), refresh=True)
+
+    def _draw(self) -> RenderableType:
+        return dashboard(self.ledger, now=self._clock(), width=self.console.width)
+
+
+class LineDisplay(Display):
+    """A line of figures every few seconds, and one for each event worth it."""
+
+    def show(self, source: str, event: Event | None = None) -> None:
+        """Write the event if it is worth a line, and the figures if it is time."""
+        if isinstance(event, _WORTH_A_LINE):
+            self._write(f"{source}: {describe(event)}")
+        if self.ledger.phase is not None and self._due(LINE_SECONDS):
+            self._write(figures_line(self.ledger, now=self._clock()))
+
+    def _write(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+
+def dashboard(ledger: RunLedger, *, now: float, width: int = 100) -> RenderableType:
+    """The panel as something rich can print. now: unix seconds."""
+    parts: list[RenderableType] = [_headline(ledger), _progress(ledger, now)]
+    losses = [loss for _, loss in ledger.mean_losses]
+    if losses:
+        curve = sparkline(losses, max(10, width - 40))
+        validation = f"  validation {ledger.validation[-1][1]:.3f}" if ledger.validation else ""
+        parts.append(Text.assemble(("loss ", "bold"), f"{losses[-1]:.3f} ", (curve, "cyan"), validation))
+    parts.append(_clients_table(ledger))
+    parts.extend(Text(violation, style="bold red") for violation in ledger.violations)
+    return Panel(Group(*parts), title=f"psyche · {ledger.run_id}", title_align="left")
+
+
+def figures_line(ledger: RunLedger, *, now: float) -> str:
+    """The panel's figures in one line."""
+    assert ledger.phase is not None, "nothing to say before the first phase"
+    pages = list(ledger.clients.values())
+    mean = ledger.mean_losses
+    figures = [f"epoch {ledger.phase.epoch} {ledger.phase.phase}", f"step {_step_text(ledger)}"]
+    if mean:
+        figures.append(f"loss {mean[-1][1]:.3f}")
+    figures += [
+        f"{count_text(sum(page.tokens_per_second for page in pages))} tokens/s",
+        f"sent {bytes_text(sum(page.network.bytes_sent for page in pages))}",
+        f"received {bytes_text(sum(page.network.bytes_received for page in pages))}",
+        f"{ledger.phase.clients} clients",
+    ]
+    remaining = _remaining(ledger, now)
+    if remaining is not None:
+        figures.append(f"{duration_text(remaining)} left")
+    return " · ".join(figures)
+
+
+def _headline(ledger: RunLedger) -> Text:
+    if ledger.phase is None:
+        return Text("starting …", style="dim")
+
+    phase = ledger.phase
+    return Text.assemble(
+        (phase.phase, "bold green"), f"  epoch {phase.epoch}  step {_step_text(ledger)}  {phase.clients} clients"
+    )
+
+
+def _step_text(ledger: RunLedger) -> str:
+    return f"{ledger.steps}/{ledger.total_steps}" if ledger.total_steps else str(ledger.steps)
+
+
+def _progress(ledger: RunLedger, now: float) -> RenderableType:
+    line = Table.grid(padding=(0, 1), expand=True)
+    line.add_column(ratio=1)
+    line.add_column(justify="right", no_wrap=True)
+    remaining = _remaining(ledger, now)
+    line.add_row(
+        ProgressBar(total=ledger.total_steps, completed=ledger.steps, animation_time=now, pulse=not ledger.total_steps),
+        "" if remaining is None else f"{duration_text(remaining)} left",
+    )
+    return line
+
+
+def _remaining(ledger: RunLedger, now: float) -> float | None:
+    """Seconds to the last step at the pace so far, None before there is a pace."""
+    if not ledger.total_steps or not ledger.steps or ledger.train_started is None:
+        return None
+
+    return max(0.0, now - ledger.train_started) / ledger.steps * max(0, ledger.total_steps - ledger.steps)
+
+
+def _clients_table(ledger: RunLedger) -> Table:
+    table = Table(box=None, expand=True, pad_edge=False, header_style="dim")
+    for column in ("client", "id", "step", "loss", "tokens/s", "sent", "received", "peers", "digest"):
+        table.add_column(column, justify="left" if column in ("client", "id", "digest") else "right", no_wrap=True)
+    for page in ledger.clients.values():
+        step, loss = page.losses[-1] if page.losses else (None, None)
+        table.add_row(
+            page.name,
+            page.id[:8],
+            "" if step is None else str(step),
+            "" if loss is None else f"{loss:.3f}",
+            count_text(page.tokens_per_second),
+            bytes_text(page.network.bytes_sent),
+            bytes_text(page.network.bytes_received),
+            str(page.network.peers),
+            _digest(ledger, page),
+        )
+    return table
+
+
+def _digest(ledger: RunLedger, page: ClientPage) -> Text:
+    """The newest epoch's digest, green when everybody who gave one gave the same."""
+    if not page.digests:
+        return Text("")
+
+    epoch = max(page.digests)
+    given = {other.digests[epoch] for other in ledger.clients.values() if epoch in other.digests}
+    return Text(
+        f"{epoch}: {page.digests[epoch][:8]} {'=' if len(given) == 1 else '≠'}", style="green" if len(given) == 1 else "red"
+    )

@@ -1,0 +1,61 @@
+"""The loss curve of a run as a PNG, drawn from its report alone, so that any stored report can be drawn again.
+
+Needs matplotlib (extra `plot`), imported when called; draws off screen whatever backend the user has configured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+SMOOTHING_STEPS = 9
+"""Width of the moving average, in steps."""
+
+
+def smoothed(points: list[tuple[int, float]], *, width: int = SMOOTHING_STEPS) -> list[tuple[int, float]]:
+    """Centred moving average; the window shrinks at both ends, so that no point is lost or invented."""
+    half = width // 2
+    result = []
+    for index, (step, _) in enumerate(points):
+        reach = min(half, index, len(points) - 1 - index)
+        window = [value for _, value in points[index - reach : index + reach + 1]]
+        result.append((step, sum(window) / len(window)))
+    return result
+
+
+def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int]) -> None:
+    """Draw each client's loss, their smoothed mean, the validation points and the epochs' ends.
+
+    report: as `run_report.make_report` gives it. epoch_ends: epoch -> step. Raises ModuleNotFoundError without matplotlib.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    by_step: dict[int, list[float]] = {}
+    for number, client in enumerate(report["clients"], start=1):
+        axes.plot(*_columns(client["losses"]), linewidth=0.8, alpha=0.45, label=f"client {number} ({client['id'][:8]})")
+        for step, loss in client["losses"]:
+            by_step.setdefault(step, []).append(loss)
+    mean = smoothed([(step, sum(losses) / len(losses)) for step, losses in sorted(by_step.items())])
+    if mean:
+        axes.plot(*_columns(mean), color="black", linewidth=1.8, label=f"mean, smoothed over {SMOOTHING_STEPS} steps")
+    if report["validation"]:
+        axes.plot(*_columns(report["validation"]), "o--", color="crimson", linewidth=1, markersize=5, label="validation")
+    for number, step in enumerate(sorted(epoch_ends.values())):
+        axes.axvline(step, color="grey", linewidth=0.8, linestyle=":", label="end of an epoch" if number == 0 else None)
+
+    identical = "replicas identical" if report["identical"] else "replicas NOT identical"
+    axes.set_title(f"{report['run_id']}: {len(report['clients'])} clients, {report['steps']} steps, {identical}")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per token)")
+    axes.grid(visible=True, alpha=0.2)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small")
+    figure.savefig(path, format="png")
+
+
+def _columns(points: list[Any]) -> tuple[list[int], list[float]]:
+    return [step for step, _ in points], [value for _, value in points]

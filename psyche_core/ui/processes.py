@@ -1,0 +1,125 @@
+"""Child processes that speak JSON lines, started and stopped as one.
+
+Each child leads its own process group, so that stopping reaches whatever it started, and Ctrl-C reaches us alone and we decide.
+Stopping is SIGTERM, some seconds of grace, then SIGKILL; leaving the context always stops everybody, also when cancelled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from psyche_core.client.report import Event, from_json
+from psyche_core.settings import ENVIRONMENT_PREFIX
+
+GRACE_SECONDS = 10.0
+MAX_LINE_BYTES = 1 << 20
+_ERROR_PREFIX = "Error: "
+
+
+class Child:
+    """A running `psyche` program. log: file with its stderr, and whatever it printed that is no event."""
+
+    def __init__(self, name: str, process: Process, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self.process = process
+
+    async def events(self) -> AsyncIterator[tuple[float, Event]]:
+        """(unix seconds, event) as they come, until the child closes its stdout."""
+        assert self.process.stdout is not None, "children are started with a pipe"
+        lines = BufferedByteReceiveStream(self.process.stdout)
+        while True:
+            try:
+                line = await lines.receive_until(b"\n", MAX_LINE_BYTES)
+            except (anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound):
+                return
+
+            text = line.decode(errors="replace")
+            parsed = from_json(text)
+            if parsed is not None:
+                yield parsed
+            else:
+                with self.log.open("a", encoding="utf-8") as log:
+                    log.write(text + "\n")
+
+    @property
+    def sentence(self) -> str | None:
+        """What the child said was wrong, if it ended with an error sentence."""
+        said = [line for line in self.last_lines(50) if line.startswith(_ERROR_PREFIX)]
+        return said[-1].removeprefix(_ERROR_PREFIX) if said else None
+
+    def last_lines(self, count: int) -> list[str]:
+        """The end of its log."""
+        try:
+            return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+        except OSError:
+            return []
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the child's whole group, unless the child has ended."""
+        if self.process.returncode is None:
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                return  # it ended this moment
+
+
+class Children:
+    """Starts children and stops them all when left. An async context manager. logs: folder for their log files."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._children: list[Child] = []
+
+    async def start(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> Child:
+        """Start `python -m psyche_core ARGUMENTS` of this very interpreter."""
+        log = self._logs / f"{name}.log"
+        with log.open("wb") as stderr:
+            process = await anyio.open_process(
+                [sys.executable, "-m", "psyche_core", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment,
+                start_new_session=True,
+            )
+        child = Child(name, process, log)
+        self._children.append(child)
+        return child
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._stop()
+
+    async def _stop(self) -> None:
+        for child in self._children:
+            child.signal(signal.SIGTERM)
+        with anyio.move_on_after(GRACE_SECONDS):
+            for child in self._children:
+                await child.process.wait()
+        for child in self._children:
+            child.signal(signal.SIGKILL)
+            await child.process.wait()
+            await child.process.aclose()
+
+
+def child_environment(*, threads: int) -> dict[str, str]:
+    """Our environment without PSYCHE_ variables (children are told everything by arguments), with thread counts set."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    return environment | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}

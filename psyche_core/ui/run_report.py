@@ -1,0 +1,69 @@
+"""The report of a run as one JSON object, and the figures asked of it.
+
+The shape is fixed: other programs read it. What a run must reach is checked against the report itself, not against something
+kept beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from psyche_core.ui.ledger import RunLedger
+
+
+def make_report(ledger: RunLedger, *, wall_seconds: float) -> dict[str, Any]:
+    """run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds. Losses in nats per token."""
+    return {
+        "run_id": ledger.run_id,
+        "steps": ledger.steps,
+        "epochs": ledger.epochs,
+        "clients": [
+            {
+                "id": page.id,
+                "losses": [[step, loss] for step, loss in page.losses],
+                "param_sha256": {str(epoch): digest for epoch, digest in sorted(page.digests.items())},
+                "payload_bytes": list(page.payload_bytes),
+            }
+            for page in ledger.clients.values()
+        ],
+        "validation": [[step, loss] for step, loss in ledger.validation],
+        "identical": ledger.identical,
+        "wall_seconds": round(wall_seconds, 3),
+        "train_seconds": round(ledger.train_seconds, 3),
+    }
+
+
+def unmet(report: dict[str, Any], *, steps: int, epochs: int, loss_drop: float) -> Iterator[str]:
+    """A sentence for each figure that was not reached. loss_drop: nats, first validation to last."""
+    if not report["identical"]:
+        yield "the replicas were not shown to be identical at every epoch's end"
+    if report["steps"] < steps:
+        yield f"{report['steps']} steps were trained and applied, at least {steps} were required"
+    if report["epochs"] < epochs:
+        yield f"{report['epochs']} epochs were completed by all, at least {epochs} were required"
+    if loss_drop <= 0:
+        return
+
+    losses = [loss for _, loss in report["validation"]]
+    if len(losses) < 2:
+        yield f"validation loss was measured {len(losses)} times, so a fall by {loss_drop} nats cannot be shown"
+    elif losses[0] - losses[-1] < loss_drop:
+        yield (
+            f"validation loss fell by {losses[0] - losses[-1]:.3f} nats ({losses[0]:.3f} to {losses[-1]:.3f}), "
+            f"at least {loss_drop} were required"
+        )
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    """Write it atomically: the file appears complete or stays as it was."""
+    temporary = path.with_name(path.name + ".partial")
+    with temporary.open("w", encoding="utf-8") as stream:
+        json.dump(report, stream, allow_nan=False)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)

@@ -1,0 +1,47 @@
+"""The last thing a run prints: what was reached, by whom, and where the results are."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from psyche_core.ui.figures import bytes_text, duration_text
+from psyche_core.ui.ledger import RunLedger
+
+
+def summary(ledger: RunLedger, report: dict[str, Any], *, files: list[Path]) -> RenderableType:
+    """Figures of the run and a row per client, as something rich can print. files: results worth naming."""
+    figures = Table.grid(padding=(0, 2))
+    figures.add_column(style="bold")
+    figures.add_column()
+    figures.add_row("run", ledger.run_id)
+    figures.add_row("steps", f"{report['steps']} in {report['epochs']} epochs")
+    figures.add_row("replicas", "identical, bit for bit" if report["identical"] else "NOT shown to be identical")
+    validation = report["validation"]
+    if validation:
+        (first_step, first), (last_step, last) = validation[0], validation[-1]
+        text = f"{first:.3f} (step {first_step}) → {last:.3f} (step {last_step}), {last - first:+.3f} nats per token"
+        figures.add_row("validation loss", text)
+    figures.add_row("training took", f"{duration_text(report['train_seconds'])} of {duration_text(report['wall_seconds'])}")
+
+    clients = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("client", "id", "steps", "first loss", "last loss", "bytes a result", "sent", "received"):
+        clients.add_column(column, justify="left" if column in ("client", "id") else "right", no_wrap=True)
+    for page in ledger.clients.values():
+        clients.add_row(
+            page.name,
+            page.id[:8],
+            str(len(page.losses)),
+            f"{page.losses[0][1]:.3f}" if page.losses else "",
+            f"{page.losses[-1][1]:.3f}" if page.losses else "",
+            bytes_text(statistics.fmean(page.payload_bytes)) if page.payload_bytes else "",
+            bytes_text(page.network.bytes_sent),
+            bytes_text(page.network.bytes_received),
+        )
+
+    return Group(figures, Text(), clients, Text(), *(Text(f"→ {path}") for path in files))

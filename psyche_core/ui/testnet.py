@@ -1,0 +1,262 @@
+"""A whole run on this machine: a server and N clients, each a process of its own, watched to the end.
+
+Decided: the members are started exactly as a user would start them and are known only by the events they print; the first broken
+promise (replicas that differ, a trained round lost, a member that dies) ends everything at once with a failure; the report is
+written in any case, so that a failed run can be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from rich.console import Console
+
+from psyche_core.__about__ import __version__
+from psyche_core.builtin.text_corpus import VALIDATION_FOLDER
+from psyche_core.client.report import Started
+from psyche_core.errors import UserError
+from psyche_core.run_config import DataFile, RunFile
+from psyche_core.settings import TestnetSettings
+from psyche_core.ui.ledger import RunLedger
+from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
+from psyche_core.ui.plot import plot_losses
+from psyche_core.ui.processes import Child, Children, child_environment
+from psyche_core.ui.run_report import make_report, unmet, write_report
+from psyche_core.ui.summary import summary
+from psyche_core.wire.signing import SecretKey
+
+HOST = "127.0.0.1"
+MARKER = "testnet.json"
+"""File that says a folder was made by us and may be made anew."""
+
+START_SECONDS = 900.0
+"""Longest wait for the server to listen; tokenising a large text at first use takes its time."""
+
+ENDING_SECONDS = 120.0
+"""Longest wait for the others once one member has ended; the last checkpoint is written then."""
+
+TICK_SECONDS = 0.25
+SHOWN_LOG_LINES = 15
+_OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", MARKER)
+
+
+async def run_testnet(settings: TestnetSettings, run: RunFile, data: DataFile | None) -> int:
+    """Run it all. Returns the exit code: 0, or 1 when a member failed, a promise was broken or a required figure not met.
+
+    run, data: the checked files of settings.config_path. Raises UserError for what the user can mend.
+    """
+    check_port(settings.server_port)
+    out = settings.out if settings.out is not None else Path("runs") / run.run_id
+    prepare_folder(out, settings, run)
+    ledger = RunLedger(run_id=run.run_id, total_steps=run.config.total_steps)
+    console = Console()
+    started = time.monotonic()
+    with _display(settings.logs, ledger, console) as display:
+        testnet = _Testnet(settings, run, data, out=out, display=display)
+        failures = await testnet.play()
+
+    if not failures:
+        failures += ledger.unfinished()
+    report = make_report(ledger, wall_seconds=time.monotonic() - started)
+    write_report(out / "report.json", report)
+    if not failures:
+        required = unmet(
+            report, steps=settings.require_steps, epochs=settings.require_epochs, loss_drop=settings.require_loss_drop
+        )
+        failures += required
+    try:
+        await anyio.to_thread.run_sync(lambda: plot_losses(out / "loss.png", report, epoch_ends=ledger.epoch_ends))
+    except ModuleNotFoundError as error:
+        print(f"no loss.png: {error}; pip install 'psyche-core[plot]'", file=sys.stderr)
+
+    if settings.logs != "none":
+        console.print(summary(ledger, report, files=list(_results(out, ledger))))
+    for failure in dict.fromkeys(failures):
+        print(f"Error: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def check_port(port: int) -> None:
+    """Refuse a port somebody listens on already, before anything is started. Raises UserError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            message = (
+                f"cannot use port {port} on {HOST}: {error.strerror}; choose another with --server-port, or 0 for any free one"
+            )
+            raise UserError(message) from error
+
+
+def prepare_folder(out: Path, settings: TestnetSettings, run: RunFile) -> None:
+    """An empty folder for the results; one left by an earlier testnet is made anew, any other refused. Raises UserError."""
+    try:
+        if out.exists() and any(out.iterdir()) and not (out / MARKER).exists():
+            message = f"{out} is not empty and was not made by a testnet; choose another folder with --out"
+            raise UserError(message)
+
+        for name in _OURS:
+            old = out / name
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        for name in ("events", "logs", "keys"):
+            (out / name).mkdir(parents=True)
+        made_by = {"psyche": __version__, "run_id": run.run_id, "num_clients": settings.num_clients}
+        (out / MARKER).write_text(json.dumps(made_by) + "\n", encoding="utf-8")
+    except OSError as error:
+        message = f"cannot write results to {out}: {error.strerror}; choose another folder with --out"
+        raise UserError(message) from error
+
+
+class _Testnet:
+    """One run of the processes. failures: why it was ended early, if it was."""
+
+    def __init__(self, settings: TestnetSettings, run: RunFile, data: DataFile | None, *, out: Path, display: Display) -> None:
+        self._settings = settings
+        self._run = run
+        self._data = data
+        self._out = out.absolute()
+        self._display = display
+        self._ledger = display.ledger
+        self._environment = child_environment(threads=settings.torch_threads)
+        self._address = ""
+        self._listening = anyio.Event()
+        self._over = anyio.Event()
+        self._running = 0
+        self._first_end: float | None = None
+        self._failures: list[str] = []
+
+    async def play(self) -> list[str]:
+        """Start everybody, watch until all have ended or one has failed, stop everybody. Returns the failures."""
+        async with AsyncExitStack() as stack:
+            children = await stack.enter_async_context(Children(self._out / "logs"))
+            async with anyio.create_task_group() as tasks:
+                server = await children.start("server", self._server_arguments(), environment=self._environment)
+                self._running = 1 + self._settings.num_clients
+                tasks.start_soon(self._follow, server)
+                with anyio.move_on_after(START_SECONDS):
+                    await self._listening.wait()
+                if not self._address:
+                    message = f"the server could not start: {self._cause(server)}"
+                    raise UserError(message)
+
+                names = [f"client-{number}" for number in range(1, self._settings.num_clients + 1)]
+                for name in names:
+                    self._ledger.expect(name)
+                for name in names:
+                    arguments = await anyio.to_thread.run_sync(self._client_arguments, name, name == names[0])
+                    client = await children.start(name, arguments, environment=self._environment)
+                    tasks.start_soon(self._follow, client)
+                tasks.start_soon(self._watch_clock)
+                await self._over.wait()
+                tasks.cancel_scope.cancel()
+
+        return self._failures
+
+    async def _follow(self, child: Child) -> None:
+        """Enter a child's events until it ends; judge how it ended."""
+        async for moment, event in child.events():
+            self._ledger.handle(child.name, moment, event)
+            self._display.show(child.name, event)
+            if isinstance(event, Started) and event.role == "server":
+                self._address = event.address
+                self._listening.set()
+            if self._ledger.violations:
+                self._fail(*self._ledger.violations)
+
+        code = await child.process.wait()
+        self._listening.set()
+        self._running -= 1
+        self._first_end = self._first_end or time.monotonic()
+        if code != 0:
+            self._fail(f"{child.name} ended with exit code {code}: {self._cause(child)}")
+        elif self._running == 0:
+            self._over.set()
+
+    async def _watch_clock(self) -> None:
+        """Keep the display moving and the time limits held."""
+        began = time.monotonic()
+        limit = self._settings.time_limit
+        while True:
+            await anyio.sleep(TICK_SECONDS)
+            self._display.show("testnet")
+            now = time.monotonic()
+            if limit is not None and now - began > limit:
+                self._fail(f"the run took longer than {limit:g} s")
+            if self._first_end is not None and now - self._first_end > ENDING_SECONDS:
+                self._fail(f"{self._running} processes still ran {ENDING_SECONDS:g} s after the first had ended")
+
+    def _fail(self, *sentences: str) -> None:
+        if not self._over.is_set():
+            self._failures += sentences
+            self._over.set()
+
+    def _cause(self, child: Child) -> str:
+        """Its own sentence, or the end of its log."""
+        if child.sentence is not None:
+            return child.sentence
+
+        lines = child.last_lines(SHOWN_LOG_LINES)
+        return "\n  ".join(["the end of its log:", *lines, f"(all of it: {child.log})"]) if lines else "it said nothing"
+
+    def _server_arguments(self) -> list[str]:
+        config = self._settings.config_path.absolute()
+        data = ["--data-config", str(config / "data.toml")] if self._data is not None else []
+        return [
+            *("server", "run", "--state", str(config / "state.toml"), *data, "--host", HOST),
+            *("--server-port", str(self._settings.server_port)),
+            *("--logs", "json", "--events-file", str(self._out / "events" / "server.jsonl")),
+        ]
+
+    def _client_arguments(self, name: str, measures: bool) -> list[str]:
+        """Arguments of a client, its new key written. One of them also measures validation loss and keeps checkpoints."""
+        settings = self._settings
+        key = self._out / "keys" / f"{name}.key"
+        SecretKey.generate().save(key)
+        more: list[str] = []
+        if measures:
+            more = ["--checkpoint-dir", str(self._out / "checkpoint")]
+            validation = settings.validation_data or held_out(self._data)
+            if validation is not None:
+                more += ["--validation-data", str(validation.absolute())]
+                more += ["--validation-sequences", str(settings.validation_sequences)]
+        return [
+            *("client", "train", "--run-id", self._run.run_id, "--server-addr", self._address),
+            *("--identity-secret-key-path", str(key), "--bind-p2p-interface", HOST),
+            *("--device", settings.device, "--torch-threads", str(settings.torch_threads)),
+            *("--micro-batch-size", str(settings.micro_batch_size)),
+            *("--logs", "json", "--events-file", str(self._out / "events" / f"{name}.jsonl"), *more),
+        ]
+
+
+def held_out(data: DataFile | None) -> Path | None:
+    """Where the server keeps held-out text, None when its data file keeps none apart."""
+    if data is None or data.text is None or data.text.held_out == 0:
+        return None
+
+    return data.dir / VALIDATION_FOLDER
+
+
+def _display(logs: str, ledger: RunLedger, console: Console) -> Display:
+    if logs == "none":
+        return SilentDisplay(ledger, console)
+
+    live = logs == "auto" and console.is_terminal
+    return LiveDisplay(ledger, console) if live else LineDisplay(ledger, console)
+
+
+def _results(out: Path, ledger: RunLedger) -> Iterator[Path]:
+    yield out / "report.json"
+    if (out / "loss.png").exists():
+        yield out / "loss.png"
+    if ledger.checkpoints:
+        yield Path(ledger.checkpoints[-1].path)

@@ -1,0 +1,84 @@
+"""Blobs by the SHA-256 of their bytes, each kept until its tag expires, within limits of number and bytes.
+
+Decided here: when room is needed, what was fetched goes before what we offer ourselves, then lower tags before higher ones, then
+older before newer. Refuses to hash: who puts a blob in has just made or checked the hash, in a worker thread when it is large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HASH_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    blob: bytes
+    tag: int
+    own: bool
+
+
+class BlobStore:
+    """max_blobs, max_bytes: what is kept at most, in number and in bytes."""
+
+    def __init__(self, *, max_blobs: int = 1024, max_bytes: int = 2 * 2**30) -> None:
+        self._max_blobs = max_blobs
+        self._max_bytes = max_bytes
+        self._kept: dict[bytes, _Kept] = {}
+        self._bytes = 0
+        self._expired_before: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, blob_hash: object) -> bool:
+        return blob_hash in self._kept
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all blobs kept."""
+        return self._bytes
+
+    def put(self, blob_hash: bytes, blob: bytes, *, tag: int, own: bool) -> bool:
+        """Keep a blob; False when its tag has expired or the limits leave no room for it.
+
+        A blob put again keeps its higher tag, and is ours when it was ours once.
+        """
+        if self._expired_before is not None and tag < self._expired_before:
+            return False
+
+        before = self._kept.pop(blob_hash, None)
+        if before is not None:
+            self._bytes -= len(before.blob)
+            tag, own = max(tag, before.tag), own or before.own
+        self._kept[blob_hash] = _Kept(blob, tag, own)
+        self._bytes += len(blob)
+        while len(self._kept) > self._max_blobs or self._bytes > self._max_bytes:
+            self._drop(min(self._kept, key=self._rank))
+
+        return blob_hash in self._kept
+
+    def get(self, blob_hash: bytes) -> bytes | None:
+        """The blob, None when it is not here."""
+        kept = self._kept.get(blob_hash)
+        return None if kept is None else kept.blob
+
+    def touch(self, blob_hash: bytes, *, tag: int) -> None:
+        """Keep a blob that is here at least until `tag` expires."""
+        kept = self._kept.get(blob_hash)
+        if kept is not None and kept.tag < tag:
+            self._kept[blob_hash] = _Kept(kept.blob, tag, kept.own)
+
+    def expire(self, before: int) -> None:
+        """Drop blobs with a tag lower than `before`, and keep none from now on."""
+        if self._expired_before is None or before > self._expired_before:
+            self._expired_before = before
+        for blob_hash in [name for name, kept in self._kept.items() if kept.tag < before]:
+            self._drop(blob_hash)
+
+    def _rank(self, blob_hash: bytes) -> tuple[bool, int]:
+        kept = self._kept[blob_hash]
+        return kept.own, kept.tag
+
+    def _drop(self, blob_hash: bytes) -> None:
+        self._bytes -= len(self._kept.pop(blob_hash).blob)

@@ -1,0 +1,75 @@
+"""Whom to ask for a blob next, and when to give up.
+
+Sources are asked in the order given, then the other members; a member that cannot be reached is asked once it can. Decided here:
+a peer whose connection broke may be asked again, a few times; one that answered is not. Refuses to wait, to hash and to talk:
+the transport's shell does, and reports each answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import Enum, auto
+
+MAX_LOST = 3
+"""How often a peer may fail to answer before it counts as having answered no."""
+
+
+class Answer(Enum):
+    """How asking a peer ended without the blob."""
+
+    ABSENT = auto()
+    TOO_LARGE = auto()
+    FALSE = auto()
+    LOST = auto()
+
+
+class Outcome(Enum):
+    """What is known of the whole fetch: nothing final, nobody has it, or who had it was refused."""
+
+    OPEN = auto()
+    NOT_FOUND = auto()
+    REJECTED = auto()
+
+
+class FetchPlan:
+    """The state of one fetch. sources: peers in the order to ask them; members may be asked when all of these were."""
+
+    def __init__(self, sources: Iterable[bytes] = ()) -> None:
+        self._order: dict[bytes, None] = dict.fromkeys(sources)
+        self._busy: set[bytes] = set()
+        self._answers: dict[bytes, Answer] = {}
+        self._lost: dict[bytes, int] = {}
+
+    def add(self, sources: Iterable[bytes]) -> None:
+        """Name further sources; somebody else wants the same blob."""
+        self._order.update(dict.fromkeys(sources))
+
+    def begin(self, *, members: Iterable[bytes], reachable: Collection[bytes]) -> bytes | None:
+        """The peer to ask now, counted as being asked; None when nobody unasked is both a member and reachable."""
+        members = tuple(members)
+        allowed = frozenset(members)
+        for peer in (*self._order, *members):
+            if peer in allowed and peer in reachable and peer not in self._busy and peer not in self._answers:
+                self._busy.add(peer)
+                return peer
+
+        return None
+
+    def settle(self, peer: bytes, answer: Answer) -> None:
+        """Note how asking a peer ended."""
+        self._busy.discard(peer)
+        if answer is not Answer.LOST:
+            self._answers[peer] = answer
+            return
+
+        self._lost[peer] = self._lost.get(peer, 0) + 1
+        if self._lost[peer] >= MAX_LOST:
+            self._answers[peer] = Answer.ABSENT
+
+    def outcome(self, members: Iterable[bytes]) -> Outcome:
+        """Whether it is over: every member was asked and has answered."""
+        if self._busy or any(peer not in self._answers for peer in members):
+            return Outcome.OPEN
+
+        refused = any(answer in (Answer.TOO_LARGE, Answer.FALSE) for answer in self._answers.values())
+        return Outcome.REJECTED if refused else Outcome.NOT_FOUND

@@ -1,0 +1,83 @@
+"""Settings of the whole test run: one torch thread, asyncio, hypothesis that can be repeated from what it prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("default", print_blob=True)
+settings.register_profile(
+    "ci", parent=settings.get_profile("default"), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+REPOSITORY = Path(__file__).parents[1]
+CONFIG = Path("examples") / "local_testnet"
+
+LocalTestnet = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def token_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs of these tests keep their token files, made once by the first that needs them."""
+    return tmp_path_factory.mktemp("tokens") / "data"
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """A function that finds a port nobody listens on now."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    return find
+
+
+@pytest.fixture
+def local_testnet(tmp_path: Path, token_folder: Path, free_port: Callable[[], int]) -> LocalTestnet:
+    """A function that copies the demo's run into tmp_path and changes keys of its files; returns the folder of the copy.
+
+    Ports are free ones and token files are shared between tests. A key that is not there fails the test.
+    """
+
+    def copy(**changes: object) -> Path:
+        config = tmp_path / CONFIG
+        shutil.copytree(REPOSITORY / CONFIG, config, ignore=shutil.ignore_patterns("data"))
+        _change(config / "data.toml", dir=f'"{token_folder}"')
+        _change(config / "state.toml", Server=f'"127.0.0.1:{free_port()}"', **changes)
+        return config
+
+    return copy
+
+
+def _change(path: Path, **values: object) -> None:
+    text = path.read_text()
+    for key, value in values.items():
+        text, found = re.subn(rf"^{key} = .*$", f"{key} = {value}", text, flags=re.MULTILINE)
+        assert found, f"{path} has no key {key}"
+    path.write_text(text)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """asyncio is the only loop we run on."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> None:
+    """Torch's own threads fight over the machine with everything else; only where a test has imported torch."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)

@@ -1,0 +1,99 @@
+"""The README says what is true: its commands parse, its paths exist, its lists are complete."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from psyche_core.cli import cli
+from psyche_core.run_config import load_run_file
+
+REPOSITORY = Path(__file__).parents[2]
+README = (REPOSITORY / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+COMMANDS = [part for block in blocks("sh") for line in block.splitlines() for part in line.split(" && ") if part.strip()]
+TREE = [line.split(maxsplit=1) for line in blocks("text")[0].splitlines()]
+
+
+def parse(words: list[str]) -> dict[str, object]:
+    """Parse a psyche command as the program would, without running it; the leaf's parameters."""
+    command: click.Command = cli
+    context = click.Context(cli)
+    while isinstance(command, click.Group):
+        found = command.get_command(context, words[0])
+        assert found is not None, f"no command {words[0]}"
+        command, words = found, words[1:]
+    return command.make_context("psyche", list(words)).params
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_can_be_run_as_it_stands(command: str) -> None:
+    program, *words = shlex.split(command)
+    match Path(program).name:
+        case "make":
+            assert re.search(rf"^{words[0]}:", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE)
+        case "psyche":
+            params = parse(words)
+            for value in params.values():
+                if isinstance(value, Path) and value.parts[0] == "examples":
+                    assert (REPOSITORY / value).exists(), value
+            if "run_id" in params:
+                assert params["run_id"] == load_run_file(REPOSITORY / "examples" / "local_testnet" / "state.toml").run_id
+        case "pip":
+            for option, value in itertools.pairwise(words):
+                if option == "-e":
+                    folder, _, extras = value.strip("]").partition("[")
+                    project = tomllib.loads((REPOSITORY / folder / "pyproject.toml").read_text())["project"]
+                    assert set(filter(None, extras.split(","))) <= set(project.get("optional-dependencies", {}))
+                if option == "-c":
+                    assert (REPOSITORY / value).exists()
+        case "python3" | "openssl" | "chmod":
+            pass  # not ours
+        case other:
+            pytest.fail(f"say here how to check `{other}`")
+
+
+def test_there_are_the_two_commands() -> None:
+    assert blocks("sh")[0].split("\n")[:2] == ["make demo", "make test"]
+
+
+def test_the_demo_of_the_readme_is_the_one_of_the_makefile() -> None:
+    (ours,) = [command for command in COMMANDS if "testnet start" in command]
+    assert ours in (REPOSITORY / "Makefile").read_text().replace("$(BIN)/", "").replace("\\\n", "")
+
+
+@pytest.mark.parametrize("entry", TREE, ids=lambda entry: entry[0])
+def test_each_entry_of_the_tree_exists_and_is_explained(entry: list[str]) -> None:
+    path, text = entry
+    found = REPOSITORY / path
+    assert found.is_dir() if path.endswith("/") else found.is_file()
+    assert text
+
+
+def test_no_room_is_missing_from_the_tree() -> None:
+    named = {path for path, _ in TREE}
+    rooms = [
+        folder.parent for base in ("psyche_core", "plugins") for folder in REPOSITORY.glob(f"{base}/*/*") if folder.is_file()
+    ]
+    missing = {f"{room.relative_to(REPOSITORY)}/" for room in rooms if room.name != "__pycache__"} - named
+    assert missing == set()
+
+
+def test_the_extras_are_all_there_and_no_others() -> None:
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE)) == set(extras)
+
+
+def test_it_fits_on_a_page_or_two() -> None:
+    assert len(README.splitlines()) < 110

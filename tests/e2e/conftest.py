@@ -1,0 +1,52 @@
+"""Real processes, as a user starts them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Started = Callable[..., "subprocess.Popen[str]"]
+
+SHORT = {"total_steps": 12, "rounds_per_epoch": 4, "warmup_steps": 2, "global_batch_size_start": 6, "global_batch_size_end": 6}
+"""A run of three epochs that takes seconds."""
+
+
+@pytest.fixture
+def short_run(local_testnet) -> Path:
+    """Folder of a run like the demo, but short."""
+    return local_testnet(**SHORT)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Started]:
+    """A function that starts `psyche ARGUMENTS` in tmp_path; whatever still runs is stopped at the end."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PSYCHE_")}
+    running: list[subprocess.Popen[str]] = []
+
+    def start_one(*arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "psyche_core", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=environment | {"OMP_NUM_THREADS": "1"},
+        )
+        running.append(process)
+        return process
+
+    yield start_one
+    for process in running:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.communicate(timeout=20)

@@ -1,0 +1,146 @@
+"""What a user can get wrong: one clear sentence, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from psyche_core.client.report import Started, from_json
+
+pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(120)]
+
+
+def the_sentence(process, *, code: int) -> str:
+    """What it said on stderr, when it said one sentence and ended with that code."""
+    _, complained = process.communicate(timeout=60)
+    assert process.returncode == code, complained
+    errors = [line for line in complained.splitlines() if line]
+    assert len(errors) == 1, complained
+    assert errors[0].startswith("Error: ")
+    return errors[0]
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def server_address(start, short_run) -> str:
+    """A server that hosts the short run."""
+    server = start(
+        "server", "run", "--state", short_run / "state.toml", "--data-config", short_run / "data.toml", "--logs", "json"
+    )
+    assert server.stdout is not None
+    for line in server.stdout:
+        parsed = from_json(line)
+        if parsed is not None and isinstance(parsed[1], Started):
+            return parsed[1].address
+    pytest.fail(f"the server did not start: {server.communicate()}")
+
+
+@pytest.fixture
+def client(start) -> Callable[..., object]:
+    """Start a client of the server's run with some options changed."""
+
+    def start_client(**changes: object):
+        options = {"run-id": "local-testnet"} | {name.replace("_", "-"): value for name, value in changes.items()}
+        flat = [part for name, value in options.items() for part in (f"--{name}", value)]
+        return start("client", "train", *flat, "--logs", "none")
+
+    return start_client
+
+
+@pytest.mark.parametrize("command", [("server", "run"), ("server", "validate-config")])
+def test_a_missing_state_file(start, command: tuple[str, str]) -> None:
+    assert "nowhere.toml: No such file" in the_sentence(start(*command, "--state", "nowhere.toml"), code=2)
+
+
+def test_a_testnet_without_a_run(start, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    process = start("testnet", "start", "--num-clients", 2, "--config-path", tmp_path / "empty")
+    assert "state.toml: No such file" in the_sentence(process, code=2)
+
+
+def test_broken_toml(start, short_run: Path) -> None:
+    (short_run / "state.toml").write_text("run_id = \n")
+    assert "not valid TOML" in the_sentence(start("testnet", "start", "--num-clients", 2, "--config-path", short_run), code=2)
+
+
+@pytest.mark.parametrize("clients", [0, "three"])
+def test_a_number_of_clients_that_is_none(start, short_run: Path, clients: object) -> None:
+    process = start("testnet", "start", "--num-clients", clients, "--config-path", short_run)
+    _, complained = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "--num-clients" in complained
+    assert "Traceback" not in complained
+
+
+def test_a_port_in_use_by_the_testnet(start, short_run: Path, taken_port: int) -> None:
+    process = start("testnet", "start", "--num-clients", 2, "--config-path", short_run, "--server-port", taken_port)
+    assert f"cannot use port {taken_port}" in the_sentence(process, code=2)
+
+
+def test_a_data_port_in_use_is_the_testnet_s_sentence_too(start, local_testnet, free_port, taken_port: int, tmp_path) -> None:
+    config = local_testnet()
+    state = config / "state.toml"
+    lines = [
+        f'Server = "127.0.0.1:{taken_port}"' if line.startswith("Server = ") else line for line in state.read_text().splitlines()
+    ]
+    state.write_text("\n".join(lines))
+    process = start(
+        "testnet", "start", "--num-clients", 2, "--config-path", config, "--server-port", free_port(), "--out", tmp_path / "out"
+    )
+    assert str(taken_port) in the_sentence(process, code=2)
+
+
+def test_a_wrong_run_id(client, server_address: str) -> None:
+    sentence = the_sentence(client(server_addr=server_address, run_id="another-run"), code=1)
+    assert "another-run" in sentence or "local-testnet" in sentence
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "No such file"), (b"too short", "must hold 32 raw bytes")])
+def test_a_wrong_key_file(client, tmp_path: Path, content: bytes | None, said: str) -> None:
+    key = tmp_path / "me.key"
+    if content is not None:
+        key.write_bytes(content)
+    assert said in the_sentence(client(server_addr="127.0.0.1:1", identity_secret_key_path=key), code=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "said"),
+    [
+        ("transport", "quik", "did you mean quic?"),
+        ("backend", "solana", "pip install 'psyche-core[solana]'"),
+        ("backend", "tpc", "did you mean tcp?"),
+    ],
+)
+def test_a_plugin_that_is_not_there(client, option: str, name: str, said: str) -> None:
+    assert said in the_sentence(client(server_addr="127.0.0.1:1", **{option: name}), code=2)
+
+
+def test_an_address_without_a_port(client) -> None:
+    assert "nowhere" in the_sentence(client(server_addr="nowhere"), code=2)
+
+
+def test_a_setting_out_of_range(start) -> None:
+    process = start("client", "train", "--run-id", "r", "--server-addr", "127.0.0.1:1", "--keep-steps", "0")
+    assert "--keep-steps: got 0" in the_sentence(process, code=2)
+
+
+def test_a_garbage_peer_does_not_disturb_the_server(start, server_address: str, client) -> None:
+    """Its connection is closed; the next one is served."""
+    host, _, port = server_address.rpartition(":")
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, os.urandom(64)):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.settimeout(30)
+            connection.sendall(garbage)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                continue
+    assert "WrongRun" in the_sentence(client(server_addr=server_address, run_id="another-run"), code=1)

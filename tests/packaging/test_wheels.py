@@ -1,0 +1,105 @@
+"""What is in the wheels, and that they work outside this repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+import zipfile
+from configparser import ConfigParser
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+
+from psyche_core import __version__
+
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(400)]
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def content(wheel: Path, pattern: str) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if re.search(pattern, name)]
+        return archive.read(name).decode()
+
+
+def call(binaries: Path, *arguments: object, cwd: Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """`psyche ARGUMENTS` of that environment, away from the repository."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden and not name.startswith("PSYCHE_")}
+    command = [str(binaries / "psyche"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment, check=False)
+
+
+def test_there_is_a_wheel_of_every_distribution(wheels: list[Path]) -> None:
+    projects = [REPOSITORY / "pyproject.toml", *REPOSITORY.glob("plugins/*/pyproject.toml")]
+    names = {tomllib.loads(path.read_text())["project"]["name"].replace("-", "_") for path in projects}
+    assert {wheel.name.split("-")[0] for wheel in wheels} == names
+    assert all(wheel.name.endswith("-py3-none-any.whl") for wheel in wheels)
+
+
+def test_wheels_hold_their_package_typed_and_nothing_else(wheels: list[Path]) -> None:
+    for wheel in wheels:
+        package = wheel.name.split("-")[0]
+        names = zipfile.ZipFile(wheel).namelist()
+        assert f"{package}/py.typed" in names, wheel.name
+        strangers = [name for name in names if not name.startswith((f"{package}/", f"{package}-"))]
+        assert strangers == [], wheel.name
+        assert [name for name in names if "/tests/" in name or name.endswith(".pyc")] == []
+
+
+def test_wheels_say_what_they_are(wheels: list[Path]) -> None:
+    for wheel in wheels:
+        metadata = message_from_string(content(wheel, r"\.dist-info/METADATA$"))
+        assert metadata["Requires-Python"] == ">=3.11", wheel.name
+        assert metadata["Summary"], wheel.name
+        assert metadata["License-Expression"] == "Apache-2.0", wheel.name
+        entry_points = ConfigParser(delimiters=("=",))
+        entry_points.optionxform = str  # type: ignore[assignment,method-assign]  # names are case-sensitive
+        entry_points.read_string(content(wheel, r"\.dist-info/entry_points\.txt$"))
+        assert entry_points["psyche.plugins"], wheel.name
+        if not wheel.name.startswith("psyche_core-"):
+            assert any(line.startswith("psyche-core") for line in metadata.get_all("Requires-Dist", [])), wheel.name
+
+
+def test_the_installed_command_runs(fresh_environment: Path, tmp_path: Path) -> None:
+    done = call(fresh_environment, "--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"psyche {__version__}\n")
+
+
+def test_all_plugins_load_from_the_wheels(fresh_environment: Path, wheels: list[Path], tmp_path: Path) -> None:
+    done = call(fresh_environment, "plugins", "list", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    records = json.loads(done.stdout)
+    assert [(record["name"], record["cause"]) for record in records if record["status"] != "ok"] == []
+    assert {record["distribution"].replace("-", "_") for record in records} == {wheel.name.split("-")[0] for wheel in wheels}
+
+
+def test_nothing_comes_from_the_repository(fresh_environment: Path, tmp_path: Path) -> None:
+    script = "import psyche_core, psyche_p2p_quic, psyche_optim_distro; print(psyche_core.__file__, psyche_p2p_quic.__file__)"
+    done = subprocess.run(
+        [str(fresh_environment / "python"), "-P", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(file.startswith(str(fresh_environment.parent)) for file in done.stdout.split())
+
+
+@pytest.mark.e2e
+@pytest.mark.quic
+def test_a_run_from_the_wheels_alone(fresh_environment: Path, local_testnet, free_port, tmp_path: Path) -> None:
+    config = local_testnet(total_steps=4, rounds_per_epoch=2, warmup_steps=1, global_batch_size_start=6, global_batch_size_end=6)
+    out = tmp_path / "out"
+    arguments = ("--num-clients", 3, "--config-path", config, "--server-port", free_port(), "--out", out)
+    done = call(fresh_environment, "testnet", "start", *arguments, "--require-steps", 4, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr + done.stdout
+    report = json.loads((out / "report.json").read_text())
+    assert (report["steps"], report["epochs"], report["identical"]) == (4, 2, True)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+
+from psyche_core.builtin.memory_backend import MemoryCoordinator
+from psyche_core.coordinator.commands import Event, Pause, Resume
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.testing.backend import START_TIME, BackendArena, BackendConformance, small_state
+from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.signing import SecretKey
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = START_TIME
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestMemoryBackend(BackendConformance):
+    @asynccontextmanager
+    async def arena(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendArena]:
+        clock = Clock()
+        coordinator = MemoryCoordinator(state, clock=clock)
+
+        def pass_time(seconds: int) -> None:
+            clock.now += seconds
+            coordinator.tick()
+
+        yield BackendArena([coordinator.backend(NodeIdentity(key.public, key.public)) for key in keys], pass_time)
+
+    async def test_events_and_owner_commands(self) -> None:
+        seen: list[tuple[RunState, tuple[Event, ...]]] = []
+        coordinator = MemoryCoordinator(
+            small_state(), clock=Clock(), on_event=lambda state, events: seen.append((state.run_state, events))
+        )
+        coordinator.submit(Pause())
+        coordinator.submit(Resume())
+        assert [phase for phase, _ in seen] == [RunState.Paused, RunState.WaitingForMembers]
+
+    async def test_same_seeds_and_clock_give_the_same_run(self, keys: list[SecretKey]) -> None:
+        states = []
+        for _ in range(2):
+            clock = Clock()
+            numbers = iter(range(1000))
+            coordinator = MemoryCoordinator(small_state(), clock=clock, seeds=lambda numbers=numbers: next(numbers))  # type: ignore[misc]
+            for key in keys:
+                coordinator.join(NodeIdentity(key.public, key.public), b"")
+            for _ in range(30):
+                clock.now += 10
+                coordinator.tick()
+            states.append(coordinator.state)
+        assert states[0] == states[1]
+        assert states[0].current_round is not None
+
+    async def test_run_ticks_until_cancelled(self) -> None:
+        clock = Clock()
+        coordinator = MemoryCoordinator(small_state(clients=1), clock=clock)
+        coordinator.join(NodeIdentity(bytes(32), bytes(32)), b"")
+        backend = coordinator.backend(NodeIdentity(bytes(32), bytes(32)))
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: coordinator.run(tick_seconds=0.001))
+            clock.now += 3
+            with anyio.fail_after(10):
+                while (await backend.next_state()).state.run_state is not RunState.Warmup:
+                    pass
+            group.cancel_scope.cancel()

@@ -1,0 +1,151 @@
+"""Commands that need no run: identity, plugins, validate-config, and a server that never loads torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nacl.signing import SigningKey
+
+SEED = bytes(range(32))
+
+
+def test_show_identity_prints_the_public_half_and_never_the_secret(psyche, tmp_path: Path) -> None:
+    (tmp_path / "me.key").write_bytes(SEED)
+    result = psyche("client", "show-identity", "-i", tmp_path / "me.key")
+    assert (result.code, result.out) == (0, bytes(SigningKey(SEED).verify_key).hex() + "\n")
+    assert SEED.hex() not in result.out + result.err
+
+
+def test_show_identity_without_a_file_says_how_to_make_one(psyche, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = psyche("client", "show-identity")
+    assert result.code == 2
+    assert "openssl rand 32 > me.key" in result.err
+    assert list(tmp_path.iterdir()) == [], "it makes none by itself"
+
+
+def test_plugins_list_shows_core_plugins_one_a_line(psyche) -> None:
+    result = psyche("plugins", "list", "--kind", "data")
+    lines = [line.split() for line in result.out.splitlines()]
+    assert result.code == 0
+    assert ["data", "Local", "psyche-core"] in [line[:3] for line in lines]
+    assert all(line[0] in ("kind", "data") for line in lines)
+
+
+def test_plugins_list_as_json(psyche) -> None:
+    records = json.loads(psyche("plugins", "list", "--json").out)
+    (local,) = [record for record in records if (record["kind"], record["name"]) == ("data", "Local")]
+    assert local["status"] == "ok"
+    assert local["distribution"] == "psyche-core"
+    assert local["summary"]
+
+
+def test_plugins_list_shows_the_cause_of_a_broken_one(tmp_path: Path) -> None:
+    metadata = tmp_path / "broken_plugin-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[psyche.plugins]\ndata.Broken = broken_plugin_module\n")
+    (tmp_path / "broken_plugin_module.py").write_text("raise RuntimeError('no luck today')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "psyche_core", "plugins", "list", "--json"],
+        capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    by_name = {record["name"]: record for record in json.loads(done.stdout)}
+    assert done.returncode == 0
+    assert by_name["Broken"]["status"] == "failed"
+    assert "no luck today" in by_name["Broken"]["cause"]
+    assert by_name["Broken"]["distribution"] == "broken-plugin"
+    assert by_name["Local"]["status"] == "ok", "one broken plugin does not stop the rest"
+
+
+@pytest.mark.parametrize("name", ["Local", "data.Local"])
+def test_plugins_show_tells_its_settings(psyche, name: str) -> None:
+    result = psyche("plugins", "show", name)
+    assert result.code == 0
+    assert "data.Local:" in result.out
+    assert "location (required)" in result.out
+
+
+def test_plugins_show_of_a_wrong_name_suggests_the_near_one(psyche) -> None:
+    result = psyche("plugins", "show", "Locall")
+    assert result.code == 2
+    assert "did you mean Local?" in result.err
+
+
+def test_validate_config_accepts_the_demo(psyche, local_testnet) -> None:
+    config = local_testnet()
+    result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.endswith("OK\n")
+    assert "optimizer Distro" in result.out
+
+
+def swap(file: str, old: str, new: str):
+    """A way to break the demo's files: one text in one file for another."""
+
+    def break_it(config: Path) -> None:
+        path = config / file
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    return break_it
+
+
+def drop(file: str):
+    """Another: the file is not there."""
+    return lambda config: (config / file).unlink()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (drop("state.toml"), ["cannot read the run configuration", "state.toml", "No such file"]),
+        (drop("data.toml"), ["cannot read the data configuration", "data.toml"]),
+        (swap("state.toml", "[config]", "[config"), ["state.toml is not valid TOML"]),
+        (swap("state.toml", "min_clients = 2", "min_clients = 9"), ["min_clients", "9"]),
+        (swap("state.toml", "witness_nodes = ", "witnes_nodes = "), ["witnes_nodes", "did you mean", "witness_nodes"]),
+        (swap("state.toml", "optimizer.Distro]", "optimizer.Distrro]"), ["optimizer", "Distrro", "did you mean Distro?"]),
+        (swap("state.toml", "compression_topk = 64", 'compression_topk = "many"'), ["model.LLM.optimizer.Distro", "many"]),
+        (swap("state.toml", '"HfLlama"', '"HfLama"'), ["architecture", "HfLama", "did you mean HfLlama?"]),
+        (swap("data.toml", "seq_len = 128", "seq_len = 64"), ["seq_len = 64", "max_seq_len"]),
+        (swap("state.toml", 'Server = "127.0.0.1:', 'Local = "'), ["Local", "leave --data-config out"]),
+        (swap("state.toml", 'Server = "127.0.0.1:', 'Server = "127.0.0.1'), ["data_location.Server", "host:port"]),
+    ],
+)
+def test_validate_config_says_what_is_wrong(psyche, local_testnet, break_it, said: list[str]) -> None:
+    config = local_testnet()
+    break_it(config)
+    result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("Error: ")
+    assert "Traceback" not in result.err
+    for part in said:
+        assert part in result.err
+
+
+def test_a_run_whose_server_serves_the_data_needs_a_data_file(psyche, local_testnet) -> None:
+    result = psyche("server", "validate-config", "--state", local_testnet() / "state.toml")
+    assert result.code == 2
+    assert "--data-config data.toml" in result.err
+
+
+def test_the_server_program_never_imports_torch(local_testnet) -> None:
+    """Import what `psyche server run` imports, and load all it asks of plugins."""
+    config = local_testnet()
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from psyche_core.cli import server, serving, run_files, running\n"
+        "from psyche_core.plugins import PluginRegistry\n"
+        "from psyche_core.ui.display import open_display\n"
+        "registry = PluginRegistry.discover()\n"
+        f"run_files.load_run(Path({str(config / 'state.toml')!r}), Path({str(config / 'data.toml')!r}), registry)\n"
+        "assert registry.load('backend', 'tcp').create_server is not None\n"
+        "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

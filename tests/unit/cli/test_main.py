@@ -1,0 +1,147 @@
+"""Help, version, and how every end becomes a sentence and an exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from psyche_core import __version__
+from psyche_core.cli import cli
+from psyche_core.cli.failures import Interrupted, describe_failure
+from psyche_core.errors import BackendClosed, BackendError, ConfigError, DataError, IdentityError, PluginError, UserError
+
+LEAVES = [
+    ("client", "train"),
+    ("client", "show-identity"),
+    ("server", "run"),
+    ("server", "validate-config"),
+    ("testnet", "start"),
+    ("plugins", "list"),
+    ("plugins", "show"),
+]
+
+
+def modules_after(code: str) -> set[str]:
+    """Names of the modules a fresh interpreter has imported after running `code`."""
+    script = f"import sys\ntry:\n    {code}\nexcept SystemExit: pass\nprint('\\n' + ' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_help_imports_click_and_nothing_of_weight() -> None:
+    modules = modules_after("from psyche_core.cli import main; main(['--help'])")
+    assert "click" in modules
+    heavy = ("torch", "transformers", "numpy", "iroh", "anyio", "pydantic", "rich", "nacl", "asyncio", "pluggy")
+    assert [name for name in heavy if name in modules] == []
+    ours = sorted(name for name in modules if name.startswith("psyche_core"))
+    assert all(name.startswith(("psyche_core.cli", "psyche_core.errors", "psyche_core.__about__")) for name in ours[1:]), ours
+
+
+@pytest.mark.parametrize("group", ["client", "server", "testnet", "plugins"])
+def test_a_group_s_help_and_its_commands_help_load_no_torch(group: str) -> None:
+    command = next(leaf for name, leaf in LEAVES if name == group)
+    modules = modules_after(f"from psyche_core.cli import main; main(['{group}', '{command}', '--help'])")
+    assert not {"torch", "numpy", "iroh"} & modules
+
+
+def test_version(psyche) -> None:
+    result = psyche("--version")
+    assert (result.code, result.out) == (0, f"psyche {__version__}\n")
+
+
+def test_every_command_is_in_the_table_of_these_tests() -> None:
+    context = click.Context(cli)
+    found = []
+    for group_name in cli.list_commands(context):
+        group = cli.get_command(context, group_name)
+        assert isinstance(group, click.Group)
+        found += [(group_name, name) for name in group.list_commands(context)]
+    assert sorted(found) == sorted(LEAVES)
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=" ".join)
+def test_every_command_teaches_by_an_example(psyche, leaf: tuple[str, str]) -> None:
+    result = psyche(*leaf, "--help")
+    assert result.code == 0
+    assert f"  psyche {leaf[0]} {leaf[1]}" in result.out.split("Example:")[1]
+
+
+def test_short_help_in_the_table_is_the_command_s_own(psyche) -> None:
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        summary = (command.help or "").split(". ")[0].rstrip(".")
+        assert summary in psyche("--help").out.replace("\n            ", " ")
+
+
+def test_an_unknown_command_is_a_usage_error(psyche) -> None:
+    result = psyche("cleint")
+    assert result.code == 2
+    assert "No such command 'cleint'" in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("error", "described"),
+    [
+        (UserError("mend it"), ("mend it", 2)),
+        (ConfigError("a = 1: rule"), ("a = 1: rule", 2)),
+        (PluginError("no such"), ("no such", 2)),
+        (IdentityError("no key"), ("no key", 2)),
+        (BackendError("gone"), ("gone", 1)),
+        (BackendClosed("gone for good"), ("gone for good", 1)),
+        (DataError("unreadable"), ("unreadable", 1)),
+        (Interrupted(2), ("", 130)),
+        (Interrupted(15), ("", 143)),
+        (BrokenPipeError(), ("", 1)),
+        (ExceptionGroup("tasks", [UserError("inner")]), ("inner", 2)),
+        (ExceptionGroup("tasks", [ExceptionGroup("deeper", [BackendError("deep")])]), ("deep", 1)),
+        (ValueError("a defect"), None),
+        (ExceptionGroup("tasks", [UserError("inner"), KeyError("a defect")]), None),
+        (ModuleNotFoundError("No module named 'os2'", name="os2"), None),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_how_a_failure_is_described(error: BaseException, described: tuple[str, int] | None) -> None:
+    assert describe_failure(error) == described
+
+
+@pytest.mark.parametrize(("module", "extra"), [("torch", "train"), ("transformers.models", "train"), ("matplotlib", "plot")])
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(module: str, extra: str) -> None:
+    described = describe_failure(ModuleNotFoundError(f"No module named {module!r}", name=module))
+    assert described is not None
+    assert f"pip install 'psyche-core[{extra}]'" in described[0]
+    assert described[1] == 2
+
+
+def test_a_user_error_is_one_sentence_on_stderr(psyche, tmp_path) -> None:
+    result = psyche("client", "show-identity", "-i", tmp_path / "none.key")
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("Error: cannot read the identity key")
+    assert len(result.err.splitlines()) == 1
+
+
+def test_ctrl_c_is_130_without_a_traceback(psyche, monkeypatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("psyche_core.wire.signing.SecretKey.load", interrupted)
+    result = psyche("client", "show-identity", "-i", "some.key")
+    assert result.code == 130
+    assert "Traceback" not in result.err
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    from psyche_core.cli import main
+
+    monkeypatch.setattr("psyche_core.wire.signing.SecretKey.load", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["client", "show-identity", "-i", "some.key"])

@@ -1,0 +1,97 @@
+"""Arguments beat the environment, the environment beats defaults, and a broken rule is a sentence that says where it is from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from psyche_core.cli.options import settings_options
+from psyche_core.errors import ConfigError
+from psyche_core.settings import ClientSettings, ServerSettings, TestnetSettings, load_settings
+
+NEEDED = {"run_id": "r", "server_addr": "h:1"}
+
+
+def test_defaults_stand_where_nothing_was_said() -> None:
+    settings = load_settings(ClientSettings, NEEDED)
+    assert (settings.backend, settings.transport, settings.micro_batch_size, settings.logs) == ("tcp", "quic", 8, "auto")
+    assert settings.base == Path.cwd()
+
+
+def test_the_environment_beats_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSYCHE_MICRO_BATCH_SIZE", "4")
+    assert load_settings(ClientSettings, NEEDED | {"micro_batch_size": None}).micro_batch_size == 4
+
+
+def test_an_argument_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSYCHE_MICRO_BATCH_SIZE", "4")
+    assert load_settings(ClientSettings, NEEDED | {"micro_batch_size": 2}).micro_batch_size == 2
+
+
+def test_an_argument_equal_to_the_default_still_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSYCHE_MICRO_BATCH_SIZE", "4")
+    assert load_settings(ClientSettings, NEEDED | {"micro_batch_size": 8}).micro_batch_size == 8
+
+
+def test_an_argument_given_as_false_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSYCHE_WITHDRAW_ON_DISCONNECT", "true")
+    settings = load_settings(ServerSettings, {"state": Path("s"), "withdraw_on_disconnect": False})
+    assert settings.withdraw_on_disconnect is False
+
+
+def test_a_variable_without_the_prefix_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEVICE", "cuda")
+    monkeypatch.setenv("BACKEND", "other")
+    assert load_settings(ClientSettings, NEEDED).device == "auto"
+
+
+def test_a_missing_value_names_option_and_variable() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings(ClientSettings, {"server_addr": "h:1"})
+    assert str(raised.value) == "--run-id is needed (or the environment variable PSYCHE_RUN_ID)"
+
+
+def test_a_bad_argument_names_the_option() -> None:
+    with pytest.raises(ConfigError, match=r"^--micro-batch-size: got 0; input should be greater than or equal to 1$"):
+        load_settings(ClientSettings, NEEDED | {"micro_batch_size": 0})
+
+
+def test_a_bad_variable_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSYCHE_KEEP_STEPS", "many")
+    with pytest.raises(ConfigError, match=r"^PSYCHE_KEEP_STEPS: got 'many'"):
+        load_settings(ClientSettings, NEEDED)
+
+
+def test_all_broken_rules_are_said_at_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings(TestnetSettings, {"num_clients": 0, "server_port": 70000})
+    for name in ("--config-path", "--num-clients", "--server-port"):
+        assert name in str(raised.value)
+
+
+def test_quotes_around_a_run_id_are_dropped() -> None:
+    assert load_settings(ClientSettings, NEEDED | {"run_id": "'first-light'"}).run_id == "first-light"
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        load_settings(ClientSettings, NEEDED | {"micro_batchsize": 2})
+
+
+@pytest.mark.parametrize("cls", [ClientSettings, ServerSettings, TestnetSettings])
+def test_every_setting_is_an_option_with_help_and_no_default_of_its_own(cls: type) -> None:
+    @click.command()
+    @settings_options(cls)
+    def command(**_: object) -> None: ...
+
+    by_name = {parameter.name: parameter for parameter in command.params}
+    assert list(by_name) == list(cls.model_fields)
+    for name, field in cls.model_fields.items():
+        option = by_name[name]
+        assert isinstance(option, click.Option)
+        assert option.opts[-1] == "--" + name.replace("_", "-")
+        assert option.help, name
+        assert (field.description or "") in option.help
+        assert option.get_default(click.Context(command)) is None

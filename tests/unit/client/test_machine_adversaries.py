@@ -1,0 +1,119 @@
+"""What hostile or broken members say to a client machine, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from psyche_core.client import events as ev
+from psyche_core.client import report
+from psyche_core.client.inbox import MAX_EARLY_PER_SENDER, MAX_EARLY_SENDERS, EarlyMessages
+from psyche_core.client.rounds import MAX_CANDIDATES
+from psyche_core.types import BatchId, RunState
+from psyche_core.wire.messages import Finished, ModelDigest, Result, commitment_hash, sign_commitment
+from world import Member, World
+
+
+def training_world() -> tuple[World, Member, Member]:
+    """A world in the middle of training step 3, with an honest client and the liar."""
+    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    world.run(until=lambda: world.state.progress.step == 3 and world.state.run_state is RunState.RoundTrain)
+    return world, world.members[0], world.members[3]
+
+
+def a_result(world: World, liar: Member, *, payload_hash: bytes = b"x" * 32, **changes: object) -> Result:
+    """A well signed result of the liar for its share of the current round, changed as asked."""
+    notes = liar.machine._notes
+    assert notes is not None
+    record = notes.records[notes.newest]
+    share = record.shares[notes.slot]  # type: ignore[index]  # a member has a slot
+    commitment = commitment_hash(
+        "world", epoch=notes.number, step=record.round.step, share=share, trainer=liar.key.public, payload_hash=payload_hash
+    )
+    signature = sign_commitment(liar.key, "world", commitment)
+    result = Result(notes.number, record.height, record.round.step, share, payload_hash, 50, commitment, signature)
+    return replace(result, **changes)  # type: ignore[arg-type]  # fields by name
+
+
+def hear(world: World, honest: Member, liar: Member, message: Result | Finished | ModelDigest) -> list[ev.Action]:
+    return honest.machine.handle(ev.MessageSeen(liar.key.public, message), world.now)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"commitment": b"c" * 32},
+        {"signature": bytes(64)},
+        {"share": (BatchId(0, 999),)},
+        {"step": 77},
+        {"payload_bytes": 10**9},
+        {"height": 999},
+        {"epoch": 999},
+    ],
+)
+def test_a_false_announcement_starts_no_download(changes: dict[str, object]) -> None:
+    world, honest, liar = training_world()
+    world.run(until=lambda: liar.machine._notes.newest == honest.machine._notes.newest)  # type: ignore[union-attr]
+    assert not [a for a in hear(world, honest, liar, a_result(world, liar, **changes)) if isinstance(a, ev.FetchPayload)]
+
+
+def test_14_many_results_for_one_share_start_one_download_and_one_warning() -> None:
+    """Reference client 9.2-14: a trainer could announce unlimited results, each downloaded and kept."""
+    world, honest, liar = training_world()
+    world.run(until=lambda: liar.machine._notes.newest == honest.machine._notes.newest)  # type: ignore[union-attr]
+    actions: list[ev.Action] = []
+    for number in range(100):
+        actions += hear(world, honest, liar, a_result(world, liar, payload_hash=bytes([number]) * 32))
+
+    notes = honest.machine._notes
+    assert notes is not None
+    slot = liar.machine._notes.slot  # type: ignore[union-attr]
+    assert len([a for a in actions if isinstance(a, ev.FetchPayload)]) <= 1
+    assert len(notes.records[notes.newest].candidates[slot]) == MAX_CANDIDATES  # type: ignore[index]
+    warnings = [a for a in actions if isinstance(a, ev.Tell) and isinstance(a.event, report.Problem)]
+    assert len(warnings) == 1
+    assert "two results" in str(warnings[0])
+
+
+def test_another_clients_share_cannot_be_answered() -> None:
+    world, honest, liar = training_world()
+    world.run(until=lambda: liar.machine._notes.newest == honest.machine._notes.newest)  # type: ignore[union-attr]
+    result = a_result(world, liar)
+    actions = honest.machine.handle(ev.MessageSeen(world.members[1].key.public, result), world.now)
+    assert not [a for a in actions if isinstance(a, ev.FetchPayload)]
+
+
+def test_a_stranger_is_not_heard() -> None:
+    world, honest, liar = training_world()
+    world.run(until=lambda: liar.machine._notes.newest == honest.machine._notes.newest)  # type: ignore[union-attr]
+    actions = honest.machine.handle(ev.MessageSeen(b"s" * 32, a_result(world, liar)), world.now)
+    assert not [a for a in actions if isinstance(a, ev.FetchPayload)]
+
+
+def test_19_a_payload_that_does_not_fit_costs_its_sender_the_round_and_nobody_else_anything() -> None:
+    """Reference client 9.1-3 and 9.2-13: a bad result was left out by some and crashed others."""
+    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    liar = world.members[3]
+    world.invalid = lambda payload_hash: payload_hash in liar.own
+    world.run(until=lambda: all(m.stop is not None for m in world.members if m is not liar), limit=2000)
+
+    assert world.state.run_state is RunState.Finished
+    assert len({member.weights for member in world.members[:3]}) == 1
+    assert all(not set(results) & liar.own for _, results in world.members[0].applied)
+
+
+def test_a_false_digest_of_one_member_moves_nobody() -> None:
+    world, honest, liar = training_world()
+    hear(world, honest, liar, ModelDigest(0, False, b"f" * 32))
+    assert honest.stop is None
+    world.run(until=lambda: world.state.progress.step == 6)
+    assert honest.stop is None
+
+
+def test_early_messages_are_bounded() -> None:
+    early = EarlyMessages()
+    for sender in range(MAX_EARLY_SENDERS + 50):
+        for height in range(50):
+            early.hold(sender.to_bytes(32, "big"), Finished(0, height))
+    held = sum(len(early.take(0, height)) for height in range(50))
+    assert held == MAX_EARLY_SENDERS * MAX_EARLY_PER_SENDER

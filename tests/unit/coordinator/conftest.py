@@ -1,0 +1,263 @@
+"""A run played in virtual time, with a ledger of every sample, for all tests of the coordinator."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psyche_core.coordinator import apply, new_state
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.commands import (
+    Command,
+    Event,
+    Join,
+    RoundSettled,
+    Tick,
+    WarmupWitness,
+    Withdraw,
+    Witness,
+)
+from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.shuffle import Lcg
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.witness import BroadcastBloom, merkle_root
+from psyche_core.errors import CoordinatorError
+from psyche_core.run_config import CoordinatorConfig, ModelConfig
+from psyche_core.types import BatchId, NodeIdentity, RunState, WitnessStatement, bitmap
+
+CONFIG = {
+    "warmup_time": 20,
+    "cooldown_time": 5,
+    "max_round_train_time": 30,
+    "round_witness_time": 10,
+    "epoch_time": 100_000,
+    "global_batch_size_warmup_tokens": 0,
+    "total_steps": 1000,
+    "init_min_clients": 1,
+    "min_clients": 1,
+    "witness_nodes": 0,
+    "global_batch_size_start": 8,
+    "global_batch_size_end": 8,
+    "verification_percent": 0,
+    "waiting_for_members_extra_time": 3,
+}
+
+MODEL = {
+    "LLM": {
+        "max_seq_len": 64,
+        "cold_start_warmup_steps": 0,
+        "architecture": "HfLlama",
+        "checkpoint": {"Hub": {"repo_id": "owner/model"}},
+        "data_type": "Pretraining",
+        "data_location": {"Server": "127.0.0.1:20001"},
+        "lr_schedule": {"Constant": {"base_lr": 0.001, "warmup_init_lr": 0.0, "warmup_steps": 2}},
+        "optimizer": {
+            "Distro": {"compression_decay": 0.99, "compression_topk": 4, "compression_chunk": 64, "quantize_1bit": True}
+        },
+    }
+}
+
+
+def member(number: int) -> NodeIdentity:
+    """The identity of the n-th member."""
+    key = hashlib.sha256(f"member {number}".encode()).digest()
+    return NodeIdentity(signer=key, p2p=key)
+
+
+def make_state(*, now: int = 1000, model: dict[str, Any] | None = None, **config: Any) -> CoordinatorState:
+    """A run waiting for members, with the given keys of [config] changed."""
+    table = CoordinatorConfig.model_validate({**CONFIG, **config})
+    llm = {**MODEL["LLM"], **(model or {})}
+    return new_state("test-run", table, ModelConfig.model_validate({"LLM": llm}), now=now)
+
+
+class Play:
+    """A run in virtual time. Every accepted command is followed by a check of what must always hold."""
+
+    def __init__(self, state: CoordinatorState) -> None:
+        self.state = state
+        self.now = state.since
+        self.events: list[Event] = []
+        self.applied: list[BatchId] = []
+        self._seeds = Lcg(2026)
+
+    def do(self, command: Command, *, after: int = 0) -> list[Event]:
+        """Apply a command `after` seconds later; the events it caused."""
+        self.now += after
+        before = self.state
+        self.state, events = apply(before, command, self.now, self._seeds.next_u64())
+        for event in events:
+            if isinstance(event, RoundSettled):
+                decided = self.state.round_at(event.height)
+                assert decided is not None
+                given = shares(self.state, decided)
+                assert set(given) == {*event.accepted, *event.refused}
+                self.applied += [batch for slot in event.accepted for batch in given[slot]]
+        self.events += events
+        check(self, before)
+        return list(events)
+
+    def refused(self, command: Command, name: str) -> None:
+        """Apply a command that must be refused with this name and change nothing."""
+        before = self.state
+        with pytest.raises(CoordinatorError) as caught:
+            apply(before, command, self.now, 1)
+        assert caught.value.name == name, caught.value
+        assert self.state is before
+
+    def tick(self, *, after: int = 0) -> list[Event]:
+        return self.do(Tick(), after=after)
+
+    def join(self, *numbers: int) -> None:
+        for number in numbers:
+            self.do(Join(member(number)))
+
+    def start(self, clients: int) -> Play:
+        """Join members 0..clients-1 and play up to round 0."""
+        self.join(*range(clients))
+        return self.warm_up()
+
+    def warm_up(self) -> Play:
+        """From WaitingForMembers to round 0, everybody ready."""
+        self.tick(after=self.state.config.waiting_for_members_extra_time)
+        assert self.phase == "Warmup"
+        for slot in self.state.healthy_slots:
+            self.do(self.ready(slot))
+        assert self.phase == "RoundTrain"
+        return self
+
+    def ready(self, slot: int) -> WarmupWitness:
+        sender = self.state.epoch.clients[slot].id
+        return WarmupWitness(sender=sender, epoch=self.state.progress.epoch, index=slot, model_digest=bytes(32))
+
+    @property
+    def phase(self) -> str:
+        return self.state.run_state.name
+
+    @property
+    def round(self) -> Any:
+        assert self.state.current_round is not None
+        return self.state.current_round
+
+    @property
+    def elected(self) -> tuple[int, ...]:
+        return witness_slots(self.state, self.round)
+
+    def shares(self, height: int) -> dict[int, tuple[BatchId, ...]]:
+        found = self.state.round_at(height)
+        return shares(self.state, found) if found is not None else {}
+
+    def statement(self, slot: int, *, seen: Iterable[int] | None = None, **changes: Any) -> Witness:
+        """The statement of a witness that saw these slots (default: all that had a share in the round before)."""
+        slots = tuple(self.shares(self.round.height - 1)) if seen is None else tuple(seen)
+        bloom = BroadcastBloom(self.round.seed)
+        for seen_slot in slots:
+            bloom.add(commitment(seen_slot, self.round.height - 1))
+        fields = WitnessStatement(
+            epoch=self.state.progress.epoch,
+            height=self.round.height,
+            index=slot,
+            participants=bitmap(slots),
+            broadcast_bloom=bloom.to_bytes(),
+            merkle_root=merkle_root(sorted(commitment(seen_slot, self.round.height - 1) for seen_slot in slots)),
+            model_digest=bytes(32),
+        )
+        return Witness(sender=self.state.epoch.clients[slot].id, statement=replace(fields, **changes))
+
+    def play_round(self, *, seen: Iterable[int] | None = None) -> list[Event]:
+        """All healthy elected witnesses of the current round state; the events from the first statement to the next round."""
+        height, events = self.round.height, []
+        for slot in sorted(set(self.elected) & set(self.state.healthy_slots)):
+            if self.state.run_state not in (RunState.RoundTrain, RunState.RoundWitness) or self.round.height != height:
+                break
+            events += self.do(self.statement(slot, seen=seen), after=1)
+        return events
+
+    def withdraw(self, slot: int) -> list[Event]:
+        return self.do(Withdraw(self.state.epoch.clients[slot].id))
+
+    def cool_down(self) -> list[Event]:
+        assert self.phase == "Cooldown"
+        return self.tick(after=self.state.config.cooldown_time)
+
+    def seen_events(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def commitment(slot: int, height: int) -> bytes:
+    """What a slot committed to in a round."""
+    return hashlib.sha256(f"{slot} {height}".encode()).digest()
+
+
+def samples(batches: Iterable[BatchId]) -> list[int]:
+    return [sample for batch in batches for sample in range(batch.first, batch.last + 1)]
+
+
+def check(play: Play, before: CoordinatorState) -> None:
+    """What must hold after every accepted command."""
+    state = play.state
+    undecided: list[BatchId] = []
+    if state.run_state in (RunState.RoundTrain, RunState.RoundWitness):
+        undecided = [batch for stored in state.epoch.rounds[-2:] for batch in stored.batches]
+
+    known = samples([*play.applied, *state.requeue, *undecided])
+    assert len(known) == len(set(known)), "a sample is held twice"
+    assert len(known) + state.lost_samples == state.progress.data_index, "a sample was skipped"
+    assert not known or max(known) < state.progress.data_index
+
+    heights = [stored.height for stored in state.epoch.rounds]
+    assert heights == list(range(heights[0], heights[0] + len(heights))) if heights else True
+    assert len(heights) <= 4
+    for stored in state.epoch.rounds:
+        senders = [statement.index for statement in stored.statements]
+        assert len(senders) == len(set(senders))
+        assert not (stored.drain and stored.batches)
+    if state.current_round is not None and state.current_round != before.current_round:
+        assert {statement.index for statement in state.current_round.statements} <= set(witness_slots(state, state.current_round))
+    if state.epoch.start_time == before.epoch.start_time and before.epoch.clients:
+        assert [client.id for client in state.epoch.clients] == [client.id for client in before.epoch.clients]
+    assert state.progress.step >= before.progress.step
+    assert state.progress.step <= state.config.total_steps + 1
+    signers = [identity.signer for identity in state.pending]
+    assert len(signers) == len(set(signers)) <= 256
+    if not state.run_state.halted:
+        assert (state.minimum_since is not None) == (len(state.pending) >= state.config.init_min_clients)
+
+
+@pytest.fixture(scope="session")
+def started() -> Callable[..., Play]:
+    """`play` for fixtures that outlive a test."""
+    return lambda clients, **config: Play(make_state(**config)).start(clients)
+
+
+@pytest.fixture
+def play() -> Callable[..., Play]:
+    """Make a run: `play(clients, **config)`; with clients it is in round 0, with 0 it waits for members."""
+
+    def make(clients: int = 0, **config: Any) -> Play:
+        made = Play(make_state(**config))
+        return made.start(clients) if clients else made
+
+    return make
+
+
+@pytest.fixture
+def members() -> Callable[[int], NodeIdentity]:
+    """The identity of the n-th member."""
+    return member
+
+
+@pytest.fixture
+def commitments() -> Callable[[int, int], bytes]:
+    """The commitment of a slot in a round, as the statements of `Play` carry it."""
+    return commitment
+
+
+@pytest.fixture(scope="session")
+def bare_state() -> CoordinatorState:
+    """A run nobody has joined, for property tests (which take no function-scoped fixture)."""
+    return make_state()

@@ -1,0 +1,240 @@
+"""Defects of the reference implementation that this one must not have, by their number in the study of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psyche_core.coordinator.checkpoints import checkpointer_slot
+from psyche_core.coordinator.commands import Checkpoint, CooldownStarted, HealthCheck, Pause, WarmupWitness
+from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.schedule import learning_rate
+from psyche_core.coordinator.state import EndReason
+from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots, choose_commitment, merkle_root, quorum
+from psyche_core.run_config import Choice
+from psyche_core.types import BatchId
+
+
+@pytest.mark.parametrize("config", [{"total_steps": 2}, {"epoch_time": 31}])
+def test_b1_the_last_trained_rounds_are_attested_to_and_kept(play: Any, config: dict[str, int]) -> None:
+    run = play(2, **config)
+    run.play_round()
+    run.now += 31
+    run.play_round()
+    assert run.round.drain
+    last = run.state.epoch.rounds[-2]
+    run.play_round()
+    assert run.phase == "Cooldown"
+    assert accepted_slots(run.state, last) == {0, 1}
+    assert len(run.applied) == 4
+
+
+def test_b7_old_rounds_keep_their_indices_after_exits(play: Any) -> None:
+    run = play(5)
+    given_before = run.shares(0)
+    elected_before = run.elected
+    run.play_round()
+    run.withdraw(1)
+    run.withdraw(3)
+    run.play_round()
+    assert run.shares(0) == given_before
+    assert witness_slots(run.state, run.state.epoch.rounds[0]) == elected_before
+
+
+def test_b8_no_round_before_the_first(play: Any) -> None:
+    run = play(2)
+    assert run.state.round_at(-1) is None
+    run.play_round()
+    assert run.round.height == 1
+    assert run.state.round_at(run.round.height - 2) is None
+
+
+def test_b10_an_epoch_of_one_trained_round_loses_nothing(play: Any) -> None:
+    """The reference guarded against short epochs by comparing the run's absolute step; here no length needs a guard."""
+    run = play(2, epoch_time=31)
+    run.now += 40
+    run.play_round()
+    assert (run.round.height, run.round.drain, run.state.epoch.ending) == (1, True, EndReason.EpochTime)
+    run.play_round()
+    assert [batch.first for batch in sorted(run.applied)] == [0, 4]
+    assert run.state.requeue == ()
+
+
+def test_b11_one_witness_of_many_is_not_a_quorum_when_everybody_witnesses(play: Any) -> None:
+    run = play(4, witness_nodes=0)
+    run.play_round()
+    run.do(run.statement(0))
+    run.tick(after=30)
+    run.tick(after=10)
+    assert accepted_slots(run.state, run.state.epoch.rounds[0]) == frozenset()
+    assert run.state.epoch.ending is EndReason.MissedQuorum
+
+
+def test_b12_a_full_filter_does_not_make_dead_trainers_look_healthy(play: Any) -> None:
+    """Participants are an exact bitmap; the filter cannot set anybody's bit."""
+    run = play(3)
+    run.play_round()
+    for slot in run.elected:
+        run.do(run.statement(slot, seen=[0, 1], broadcast_bloom=b"\xff" * 320))
+    assert accepted_slots(run.state, run.state.epoch.rounds[0]) == {0, 1}
+
+
+def test_b13_extra_time_is_given_after_a_long_wait(play: Any) -> None:
+    run = play(init_min_clients=2, min_clients=1)
+    run.tick(after=10_000)
+    run.join(0, 1)
+    run.tick()
+    assert run.phase == "WaitingForMembers"
+    run.tick(after=3)
+    assert run.phase == "Warmup"
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**63), st.integers(0, 2**63))
+def test_b15_batches_are_read_as_they_are_printed(first: int, more: int) -> None:
+    batch = BatchId(first, min(first + more, 2**64 - 1))
+    assert BatchId.parse(str(batch)) == batch
+    assert BatchId.parse(f"B{first}") == BatchId(first, first)
+
+
+def test_b20_more_clients_than_samples_drops_nobody(play: Any) -> None:
+    run = play(6, global_batch_size_start=2, global_batch_size_end=12, global_batch_size_warmup_tokens=64 * 100)
+    for _ in range(3):
+        run.play_round()
+        for slot in set(range(6)) - set(run.shares(run.round.height - 2)):
+            sender = run.state.epoch.clients[run.state.epoch.rounds[-1].slots[0]].id
+            run.refused(HealthCheck(sender=sender, slots=(slot,)), "InvalidHealthCheck")
+    assert run.state.healthy_slots == tuple(range(6))
+
+
+def test_b21_the_unhealthy_are_swept_at_the_warmup_time_out_before_the_count(play: Any) -> None:
+    run = play(init_min_clients=3, min_clients=2)
+    run.join(0, 1, 2)
+    run.tick(after=3)
+    run.withdraw(1)
+    run.tick(after=20)
+    assert run.round.slots == (0, 2)
+
+    few = play(init_min_clients=2, min_clients=2)
+    few.join(0, 1)
+    few.tick(after=3)
+    few.withdraw(0)
+    few.tick(after=20)
+    assert few.phase == "WaitingForMembers"
+    assert few.state.epoch.rounds == ()
+
+
+def test_b22_two_of_four_witnesses_do_not_decide(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    for place, slot in enumerate(run.elected):
+        run.do(run.statement(slot, seen=[0, 1, 2, 3] if place < 2 else []))
+    assert accepted_slots(run.state, run.state.epoch.rounds[0]) == frozenset()
+    assert quorum(4) == 3
+
+
+def test_b23_equal_votes_do_not_follow_arrival(play: Any) -> None:
+    run = play(3)
+    run.play_round()
+    bloom = BroadcastBloom(run.round.seed)
+    bloom.add(b"a" * 32)
+    bloom.add(b"b" * 32)
+    for slot in run.elected:
+        run.do(run.statement(slot, broadcast_bloom=bloom.to_bytes()))
+    first = run.state.epoch.rounds[0]
+    assert choose_commitment(run.state, first, 0, [b"a" * 32, b"b" * 32]) == b"a" * 32
+    assert choose_commitment(run.state, first, 0, [b"b" * 32, b"a" * 32]) == b"a" * 32
+
+
+def test_b24_many_pending_members_are_counted_exactly(play: Any, members: Any) -> None:
+    run = play(init_min_clients=256)
+    run.join(*range(255))
+    assert run.state.minimum_since is None
+    run.join(255)
+    assert run.tick(after=3) != []
+
+
+def test_b25_no_elected_witness_is_no_panic(play: Any) -> None:
+    assert quorum(0) == 0
+    run = play(2, witness_nodes=1)
+    run.withdraw(run.elected[0])
+    run.tick(after=30)
+    assert run.phase == "Cooldown"
+    assert run.seen_events(CooldownStarted)[-1].reason == "Abandoned"
+
+
+def test_b27_a_round_nobody_attested_to_uses_no_step_and_no_sample(play: Any) -> None:
+    run = play(1)
+    run.tick(after=30)
+    run.tick(after=10)
+    assert run.phase == "Cooldown"
+    assert run.state.progress.step == 1
+    assert run.state.requeue == (BatchId(0, 7),)
+    run.cool_down()
+    run.warm_up()
+    assert (run.round.step, run.round.batches) == (1, (BatchId(0, 7),))
+
+
+def test_b27_a_pause_uses_no_untrained_sample(play: Any) -> None:
+    run = play(2)
+    run.do(Pause())
+    run.play_round()
+    run.play_round()
+    run.cool_down()
+    assert run.phase == "Paused"
+    assert run.state.progress.data_index == sum(len(batch) for batch in run.applied) == 8
+
+
+def test_b28_the_cosine_stays_at_its_end() -> None:
+    cosine = {"Cosine": {"base_lr": 4e-4, "warmup_init_lr": 0.0, "warmup_steps": 500, "total_steps": 25000, "final_lr": 4e-5}}
+    assert {learning_rate(cosine, step) for step in (25000, 25001, 37250, 49500, 74000)} == {4e-5}
+
+
+def test_merkle_roots_of_equal_sets_are_equal_when_sorted() -> None:
+    assert merkle_root(sorted([b"b", b"a", b"c"])) == merkle_root(sorted([b"c", b"b", b"a"]))
+    assert merkle_root([b"b", b"a"]) != merkle_root([b"a", b"b"])
+
+
+def test_s1_nobody_forces_an_early_start_with_other_indices(play: Any, members: Any) -> None:
+    run = play()
+    run.join(0, 1, 2)
+    run.tick(after=3)
+    run.join(9)
+    run.do(run.ready(0))
+    for index in (1, 2, 3, 999):
+        for sender in (members(0), members(9), members(77)):
+            wrong = WarmupWitness(sender=sender, epoch=0, index=index, model_digest=bytes(32))
+            run.refused(wrong, "InvalidWitness")
+    assert run.phase == "Warmup"
+    run.do(run.ready(1))
+    run.do(run.ready(2))
+    assert run.phase == "RoundTrain"
+
+
+def test_s2_a_mere_member_cannot_redirect_the_checkpoint(play: Any) -> None:
+    run = play(5, rounds_per_epoch=1)
+    run.play_round()
+    run.play_round()
+    elected = checkpointer_slot(run.state)
+    location = Choice("Hub", {"repo_id": "elsewhere"})
+    for slot, client in enumerate(run.state.epoch.clients):
+        if slot != elected:
+            run.refused(Checkpoint(sender=client.id, location=location), "InvalidCheckpoint")
+    run.do(Checkpoint(sender=run.state.epoch.clients[elected].id, location=location))
+
+
+def test_s7_health_reports_come_from_witnesses_of_the_previous_round_only(play: Any, members: Any) -> None:
+    run = play(6, witness_nodes=2, min_clients=2, init_min_clients=6)
+    run.play_round()
+    run.play_round(seen=[0, 1, 2, 3, 4])
+    witnesses = {statement.index for statement in run.state.epoch.rounds[-2].statements}
+    assert len(witnesses) == 2
+    for slot in set(range(6)) - witnesses:
+        run.refused(HealthCheck(sender=members(slot), slots=(5,)), "InvalidHealthCheck")
+    run.join(30)
+    run.refused(HealthCheck(sender=members(30), slots=(5,)), "InvalidHealthCheck")
+    run.do(HealthCheck(sender=members(min(witnesses)), slots=(5,)))
+    assert run.state.healthy_slots == (0, 1, 2, 3, 4)

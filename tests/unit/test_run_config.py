@@ -1,0 +1,478 @@
+"""Reading state.toml: what is accepted, what is kept, and the sentence for everything that is not."""
+
+from __future__ import annotations
+
+import math
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche_core.errors import ConfigError
+from psyche_core.run_config import (
+    Choice,
+    CoordinatorConfig,
+    ModelConfig,
+    RunFile,
+    check_model,
+    from_plain,
+    load_run_file,
+    parse_run_file,
+    to_plain,
+)
+from psyche_core.run_config_schema import RunStateName
+from psyche_core.sentences import shown
+from psyche_core.types import RunState
+from psyche_core.wire.codec import decode, encode
+
+GOOD = """
+run_id = "test"
+run_state = "WaitingForMembers"
+
+[config]
+warmup_time = 30
+cooldown_time = 5
+epoch_time = 60
+max_round_train_time = 15
+round_witness_time = 2
+min_clients = 2
+init_min_clients = 3
+verification_percent = 0
+witness_nodes = 1
+global_batch_size_start = 4
+global_batch_size_end = 8
+global_batch_size_warmup_tokens = 1000
+total_steps = 25000
+waiting_for_members_extra_time = 3
+
+[model.LLM]
+architecture = "HfLlama"
+data_type = "Pretraining"
+max_seq_len = 512
+cold_start_warmup_steps = 2
+
+[model.LLM.data_location]
+Server = "127.0.0.1:20001"
+
+[model.LLM.checkpoint.Hub]
+repo_id = "emozilla/llama2-20m-init"
+
+[model.LLM.lr_schedule.Cosine]
+base_lr = 4.0e-4
+warmup_steps = 20
+warmup_init_lr = 0.0
+total_steps = 25000
+final_lr = 4.0e-5
+
+[model.LLM.optimizer.Distro]
+clip_grad_norm = 1
+compression_decay = 0.999
+compression_chunk = 64
+compression_topk = 8
+quantize_1bit = true
+"""
+
+
+def changed(*replacements: tuple[str, str]) -> str:
+    text = GOOD
+    for old, new in replacements:
+        assert text.count(old) == 1, f"{old!r} is there {text.count(old)} times"
+        text = text.replace(old, new)
+    return text
+
+
+def refusal(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_run_file(text, source="state.toml")
+    return [line.removeprefix("state.toml: ") for line in str(caught.value).splitlines()]
+
+
+def test_reads_every_key() -> None:
+    run = parse_run_file(GOOD, source="state.toml")
+
+    assert run.run_id == "test"
+    assert run.config.init_min_clients == 3
+    assert run.config.rounds_per_epoch == 0
+    assert run.progress.step == 1
+    llm = run.model.LLM
+    assert llm.architecture == "HfLlama"
+    assert llm.data_location == Choice("Server", {"location": "127.0.0.1:20001"})
+    assert llm.checkpoint == Choice("Hub", {"repo_id": "emozilla/llama2-20m-init"})
+    assert llm.lr_schedule.settings is not None
+    assert llm.lr_schedule.settings["base_lr"] == 4e-4
+    assert llm.optimizer.name == "Distro"
+    assert llm.optimizer.settings is not None
+    assert llm.optimizer.settings["quantize_1bit"] is True
+
+
+def test_progress_and_our_addition_are_read() -> None:
+    text = changed(("total_steps = 25000\nwaiting", "rounds_per_epoch = 12\ntotal_steps = 25000\nwaiting"))
+    run = parse_run_file(text + "[progress]\nepoch = 2\nstep = 9\nepoch_start_data_index = 64\n", source="state.toml")
+
+    assert run.config.rounds_per_epoch == 12
+    assert (run.progress.epoch, run.progress.step, run.progress.epoch_start_data_index) == (2, 9, 64)
+
+
+def test_what_the_reference_server_saves_is_ignored() -> None:
+    text = "pending_pause = 1\nrun_state_start_unix_timestamp = 5\n" + GOOD + "[epoch_state]\nrounds_head = 3\n"
+
+    assert parse_run_file(text, source="state.toml") == parse_run_file(GOOD, source="state.toml")
+
+
+def test_tables_are_immutable() -> None:
+    run = parse_run_file(GOOD, source="state.toml")
+
+    with pytest.raises(ValueError, match="frozen"):
+        run.config.total_steps = 1  # type: ignore[misc]
+
+
+def test_run_state_names_are_the_coordinators() -> None:
+    assert typing.get_args(RunStateName) == tuple(state.name for state in RunState)
+
+
+@pytest.mark.parametrize("schedule", [
+    "Constant = {base_lr = 1e-3, warmup_init_lr = 0, warmup_steps = 0}",
+    "Linear = {base_lr = 1e-3, warmup_init_lr = 0.0, warmup_steps = 1, final_lr = 0.0, total_steps = 2}",
+    ("WarmupStableDecay = {base_lr = 2e-4, warmup_init_lr = 0.0, cosine_decay_final_lr = 2e-5, linear_decay_final_lr = 2e-5, "
+    "warmup_steps = 2000, stable_steps = 161000, cosine_decay_steps = 150000, linear_decay_steps = 12000}"),
+])  # fmt: skip
+def test_every_schedule_is_read(schedule: str) -> None:
+    head, _, rest = GOOD.partition("[model.LLM.lr_schedule.Cosine]")
+    text = head + "[model.LLM.lr_schedule]\n" + schedule + "\n" + rest[rest.index("[model.LLM.optimizer") :]
+    run = parse_run_file(text, source="state.toml")
+
+    assert run.model.LLM.lr_schedule.name == schedule.split()[0]
+    assert from_plain(ModelConfig, to_plain(run.model)) == run.model
+
+
+@pytest.mark.parametrize("checkpoint", [
+    "Dummy = {repo_id = ''}",
+    "P2P = {repo_id = 'a/b', revision = 'main'}",
+    "Gcs = {bucket = 'b'}",
+    "P2PGcs = {bucket = 'b', prefix = 'runs/1'}",
+])  # fmt: skip
+def test_every_checkpoint_is_read(checkpoint: str) -> None:
+    text = changed(
+        ("[model.LLM.checkpoint.Hub]\n", "[model.LLM.checkpoint]\n"), ('repo_id = "emozilla/llama2-20m-init"', checkpoint)
+    )
+
+    assert parse_run_file(text, source="state.toml").model.LLM.checkpoint.name == checkpoint.split()[0]
+
+
+RULES = [
+    (("epoch_time = 60", "epoch_time = 0"), "config.epoch_time = 0: must be at least 1 second"),
+    (("warmup_time = 30", "warmup_time = 60"), "config.warmup_time = 60: must be less than epoch_time (60)"),
+    (
+        ("max_round_train_time = 15", "max_round_train_time = 0"),
+        "config.max_round_train_time = 0: must be at least 1 second and less than epoch_time (60)",
+    ),
+    (
+        ("max_round_train_time = 15", "max_round_train_time = 60"),
+        "config.max_round_train_time = 60: must be at least 1 second and less than epoch_time (60)",
+    ),
+    (("round_witness_time = 2", "round_witness_time = 0"), "config.round_witness_time = 0: must be at least 1 second"),
+    (("\nmin_clients = 2", "\nmin_clients = 0"), "config.min_clients = 0: must be at least 1"),
+    (
+        ("init_min_clients = 3", "init_min_clients = 1"),
+        "config.init_min_clients = 1: must be at least min_clients (2) and at most 256",
+    ),
+    (
+        ("init_min_clients = 3", "init_min_clients = 257"),
+        "config.init_min_clients = 257: must be at least min_clients (2) and at most 256",
+    ),
+    (("global_batch_size_start = 4", "global_batch_size_start = 0"), "config.global_batch_size_start = 0: must be at least 1"),
+    (
+        ("global_batch_size_end = 8", "global_batch_size_end = 0"),
+        "config.global_batch_size_end = 0: must be at least 1 and at least global_batch_size_start (4)",
+    ),
+    (
+        ("global_batch_size_end = 8", "global_batch_size_end = 3"),
+        "config.global_batch_size_end = 3: must be at least 1 and at least global_batch_size_start (4)",
+    ),
+    (("total_steps = 25000\nwaiting", "total_steps = 0\nwaiting"), "config.total_steps = 0: must be at least 1"),
+    (
+        ("witness_nodes = 1", "witness_nodes = 3"),
+        "config.witness_nodes = 3: must be at most min_clients (2) and at most 32; 0 means everybody",
+    ),
+    (("cooldown_time = 5", "cooldown_time = 0"), "config.cooldown_time = 0: must be at least 1 second"),
+    (
+        ("waiting_for_members_extra_time = 3", "waiting_for_members_extra_time = 0"),
+        "config.waiting_for_members_extra_time = 0: must be at least 1 second",
+    ),
+    (
+        ("verification_percent = 0", "verification_percent = 101"),
+        "config.verification_percent = 101: must be a percentage from 0 to 100",
+    ),
+    (("max_seq_len = 512", "max_seq_len = 0"), "model.LLM.max_seq_len = 0: must be at least 1 token"),
+    (('Server = "127.0.0.1:20001"', 'Server = ""'), 'model.LLM.data_location.Server = "": must not be empty'),
+    (
+        ('\n[model.LLM.checkpoint.Hub]\nrepo_id = "emozilla/llama2-20m-init"\n', ""),
+        "model.LLM.checkpoint: missing; this key is required",
+    ),
+    (
+        ('repo_id = "emozilla/llama2-20m-init"', 'repo_id = ""'),
+        'model.LLM.checkpoint.Hub.repo_id = "": must not be empty',
+    ),
+    (
+        ("warmup_steps = 20\n", "warmup_steps = 25000\n"),
+        "model.LLM.lr_schedule.Cosine.total_steps = 25000: must be greater than warmup_steps (25000)",
+    ),
+    (
+        ("cold_start_warmup_steps = 2", "cold_start_warmup_steps = 3"),
+        (
+            "model.LLM.cold_start_warmup_steps = 3: must be at most "
+            "(epoch_time - warmup_time) / max_round_train_time = 2 rounds of one epoch"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("replacement", "sentence"), RULES, ids=[sentence.split(":")[0] for _, sentence in RULES])
+def test_a_broken_rule_gives_key_value_and_rule(replacement: tuple[str, str], sentence: str) -> None:
+    assert sentence in refusal(changed(replacement))
+
+
+def test_more_witnesses_than_can_be_stored_are_refused() -> None:
+    text = changed(
+        ("\nmin_clients = 2", "\nmin_clients = 40"),
+        ("init_min_clients = 3", "init_min_clients = 40"),
+        ("witness_nodes = 1", "witness_nodes = 33"),
+    )
+
+    assert refusal(text) == ["config.witness_nodes = 33: must be at most min_clients (40) and at most 32; 0 means everybody"]
+
+
+def test_rules_come_in_the_references_order_and_all_at_once() -> None:
+    text = changed(
+        ("round_witness_time = 2", "round_witness_time = 0"),
+        ("cooldown_time = 5", "cooldown_time = 0"),
+        ("max_seq_len = 512", "max_seq_len = 0"),
+        ("warmup_time = 30", "warmup_time = 90"),
+    )
+
+    assert [line.split(" ")[0] for line in refusal(text)] == [
+        "config.warmup_time",
+        "config.round_witness_time",
+        "config.cooldown_time",
+        "model.LLM.max_seq_len",
+    ]
+
+
+def test_a_bad_type_in_one_table_does_not_hide_a_broken_rule_in_another() -> None:
+    text = changed(("max_seq_len = 512", 'max_seq_len = "512"'), ("cooldown_time = 5", "cooldown_time = 0"))
+
+    assert refusal(text) == [
+        'model.LLM.max_seq_len = "512": must be a valid integer',
+        "config.cooldown_time = 0: must be at least 1 second",
+    ]
+
+
+@pytest.mark.parametrize(("replacement", "sentence"), [
+    (("\nwarmup_time = 30", "\nwarmup_tme = 30"), "config.warmup_tme: unknown key; did you mean warmup_time?"),
+    (("[config]", "[confg]"), "confg: unknown key; did you mean config?"),
+    (("max_seq_len = 512", "max_seq_length = 512"), "model.LLM.max_seq_length: unknown key; did you mean max_seq_len?"),
+    (("base_lr = 4", "bas_lr = 4"), "model.LLM.lr_schedule.Cosine.bas_lr: unknown key; did you mean base_lr?"),
+    (("repo_id = ", "repo = "), "model.LLM.checkpoint.Hub.repo: unknown key; did you mean repo_id?"),
+    (("run_id = ", "runid = "), "runid: unknown key; did you mean run_id?"),
+    (("[config]\n", "[config]\nzzz = 1\n"), ("config.zzz: unknown key; known: cooldown_time, epoch_time, "
+     "global_batch_size_end, global_batch_size_start, global_batch_size_warmup_tokens, init_min_clients, max_round_train_time, "
+     "min_clients, round_witness_time, rounds_per_epoch, total_steps, verification_percent, waiting_for_members_extra_time, "
+     "warmup_time, witness_nodes")),
+    (("lr_schedule.Cosine", "lr_schedule.cosin"), "model.LLM.lr_schedule.cosin: unknown variant; did you mean Cosine?"),
+    (("checkpoint.Hub", "checkpoint.Hubb"), "model.LLM.checkpoint.Hubb: unknown variant; did you mean Hub?"),
+])  # fmt: skip
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(replacement: tuple[str, str], sentence: str) -> None:
+    assert sentence in refusal(changed(replacement))
+
+
+@pytest.mark.parametrize(("replacement", "sentence"), [
+    (("\nwarmup_time = 30", ""), "config.warmup_time: missing; this key is required"),
+    (('run_id = "test"', ""), "run_id: missing; this key is required"),
+    (("base_lr = 4.0e-4\n", ""), "model.LLM.lr_schedule.Cosine.base_lr: missing; this key is required"),
+    (("\nwarmup_time = 30", "\nwarmup_time = -1"), "config.warmup_time = -1: must be at least 0"),
+    (("\nwarmup_time = 30", "\nwarmup_time = 30.5"), "config.warmup_time = 30.5: must be a valid integer"),
+    (("\nwarmup_time = 30", "\nwarmup_time = 30.0"), "config.warmup_time = 30.0: must be a valid integer"),
+    (("\nwarmup_time = 30", "\nwarmup_time = true"), "config.warmup_time = true: must be a valid integer"),
+    (("\nwarmup_time = 30", "\nwarmup_time = [30]"), "config.warmup_time = [30]: must be a valid integer"),
+    (("\nwarmup_time = 30", f"\nwarmup_time = {2**64}"), f"config.warmup_time = {2**64}: must be at most {2**64 - 1}"),
+    (("total_steps = 25000\nwaiting", f"total_steps = {2**32}\nwaiting"),
+     f"config.total_steps = {2**32}: must be at most {2**32 - 1}"),
+    (("\nmin_clients = 2", "\nmin_clients = 65536"), "config.min_clients = 65536: must be at most 65535"),
+    (("waiting_for_members_extra_time = 3", "waiting_for_members_extra_time = 256"),
+     "config.waiting_for_members_extra_time = 256: must be at most 255"),
+    (('data_type = "Pretraining"', 'data_type = "Training"'),
+     "model.LLM.data_type = \"Training\": must be 'Pretraining' or 'Finetuning'"),
+    (('run_state = "WaitingForMembers"', 'run_state = "Waiting"'),
+     ("run_state = \"Waiting\": must be 'Uninitialized', 'WaitingForMembers', 'Warmup', 'RoundTrain', 'RoundWitness', "
+     "'Cooldown', 'Finished' or 'Paused'")),
+    (("base_lr = 4.0e-4", "base_lr = nan"), "model.LLM.lr_schedule.Cosine.base_lr = nan: must be a finite number"),
+    (("base_lr = 4.0e-4", "base_lr = 0.0"), "model.LLM.lr_schedule.Cosine.base_lr = 0.0: must be greater than 0"),
+    (("final_lr = 4.0e-5", "final_lr = -1.0"), "model.LLM.lr_schedule.Cosine.final_lr = -1.0: must be at least 0"),
+    (("compression_decay = 0.999", "compression_decay = inf"),
+     "model.LLM.optimizer.Distro.compression_decay = inf: must be a finite number"),
+    (('architecture = "HfLlama"', 'architecture = ""'),
+     'model.LLM.architecture = "": must be a name of letters, digits, _ and -, at most 64, starting with a letter'),
+    (('architecture = "HfLlama"', "architecture = 3"), "model.LLM.architecture = 3: must be a valid string"),
+    (('Server = "127.0.0.1:20001"', "Server = 20001"),
+     "model.LLM.data_location.Server = 20001: must be a table or a string"),
+    (('Server = "127.0.0.1:20001"', 'Server = "a"\nHttp = "b"'),
+     "model.LLM.data_location: must be a name or a table with exactly one name, got 2 (Server, Http)"),
+    (("[model.LLM.checkpoint.Hub]\nrepo_id = ", "[model.LLM.checkpoint]\nHub = "),
+     'model.LLM.checkpoint.Hub = "emozilla/llama2-20m-init": must be a table with repo_id, revision'),
+    (("[model.LLM.checkpoint.Hub]\nrepo_id = ", "[model.LLM.checkpoint.Ephemeral]\nrepo_id = "),
+     'model.LLM.checkpoint.Ephemeral = {"repo_id": "emozilla/llama2-20m-init"}: takes no settings'),
+    (('"test"', r'"te\u0000st"'), r'run_id = "te\u0000st": must not contain NUL characters'),
+    (('Server = "127.0.0.1:20001"', '"Server\\n" = "h:1"'),
+     r'model.LLM.data_location: "Server\n" must be a name of letters, digits, _ and -, at most 64, starting with a letter'),
+    (('Server = "127.0.0.1:20001"', ""), "model.LLM.data_location: must be a name or a table with exactly one name, got 0 ()"),
+])  # fmt: skip
+def test_a_value_of_the_wrong_kind_is_refused(replacement: tuple[str, str], sentence: str) -> None:
+    assert sentence in refusal(changed(replacement))
+
+
+def test_ephemeral_checkpoints_and_the_dummy_optimizer_are_refused() -> None:
+    plain = to_plain(parse_run_file(GOOD, source="state.toml").model)
+    plain["LLM"] |= {"checkpoint": "Ephemeral", "optimizer": "Dummy"}
+    model = from_plain(ModelConfig, plain)
+
+    with pytest.raises(ConfigError) as caught:
+        check_model(model)
+    assert [line.split(":")[0] for line in str(caught.value).splitlines()] == [
+        'model.LLM.checkpoint = "Ephemeral"',
+        'model.LLM.optimizer = "Dummy"',
+    ]
+
+
+def test_strings_over_their_limit_are_refused_not_cut() -> None:
+    assert parse_run_file(changed(('"test"', f'"{"r" * 32}"')), source="s").run_id == "r" * 32
+    assert refusal(changed(('"test"', f'"{"é" * 17}"'))) == [f'run_id = "{"é" * 17}": must be at most 32 bytes of UTF-8, got 34']
+    assert refusal(changed(('"test"', '""'))) == ['run_id = "": must not be empty']
+    (sentence,) = refusal(changed(("emozilla/llama2-20m-init", "e" * 65)))
+    assert sentence == f'model.LLM.checkpoint.Hub.repo_id = "{"e" * 65}": must be at most 64 bytes of UTF-8, got 65'
+    (sentence,) = refusal(changed(("127.0.0.1:20001", "h" * 65)))
+    assert sentence == f'model.LLM.data_location.Server = "{"h" * 65}": must be at most 64 bytes of UTF-8, got 65'
+    (sentence,) = refusal(changed(('Server = "127.0.0.1:20001"', f'Preprocessed = "{"h" * 193}"')))
+    assert sentence.endswith("must be at most 192 bytes of UTF-8, got 193")
+
+
+def test_a_falling_schedule_must_fall() -> None:
+    head, _, rest = GOOD.partition("[model.LLM.lr_schedule.Cosine]")
+    schedule = (
+        "[model.LLM.lr_schedule.WarmupStableDecay]\nbase_lr = 1e-4\nwarmup_init_lr = 0.0\ncosine_decay_final_lr = 2e-4\n"
+        "linear_decay_final_lr = 0.0\nwarmup_steps = 1\nstable_steps = 1\ncosine_decay_steps = 1\nlinear_decay_steps = 1\n"
+    )
+    key = "model.LLM.lr_schedule.WarmupStableDecay.cosine_decay_final_lr"
+
+    assert refusal(head + schedule + rest[rest.index("[model.LLM.optimizer") :]) == [
+        f"{key} = 0.0002: must be at most base_lr (0.0001)"
+    ]
+
+
+@pytest.mark.parametrize(("step", "rule"), [(0, "must be at least 1"), (25001, "must be at most total_steps (25000)")])
+def test_progress_must_leave_a_step_to_train(step: int, rule: str) -> None:
+    (sentence,) = refusal(GOOD + f"[progress]\nstep = {step}\n")
+
+    assert sentence.startswith(f"progress.step = {step}: {rule}")
+
+
+def test_b14_a_zero_config_with_a_cold_start_is_refused_without_dividing_by_zero() -> None:
+    names = [line.split(" = ") for line in GOOD.split("[config]")[1].split("[model.LLM]")[0].split("\n") if line]
+    text = changed(*((f"\n{name} = {value}\n", f"\n{name} = 0\n") for name, value in names if name != "total_steps"))
+
+    assert "config.epoch_time = 0: must be at least 1 second" in refusal(text)
+
+
+@pytest.mark.parametrize("text", ["", "run_id", "[config", "a = 1\na = 2", "x = '\x00'", "x = " + "[" * 100_000], ids=range(6))
+def test_what_is_not_toml_or_empty_is_one_error(text: str) -> None:
+    assert refusal(text)
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    missing = tmp_path / "none.toml"
+    with pytest.raises(ConfigError, match=f"^cannot read the run configuration {missing}: No such file or directory$"):
+        load_run_file(missing)
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_run_file(tmp_path)
+    binary = tmp_path / "state.toml"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load_run_file(binary)
+    binary.write_bytes(b"#" * (1 << 20) + b"\n")
+    with pytest.raises(ConfigError, match="is over 1048576 bytes"):
+        load_run_file(binary)
+
+
+def test_a_good_file_is_loaded_and_a_bad_one_named(tmp_path: Path) -> None:
+    path = tmp_path / "state.toml"
+    path.write_text(GOOD)
+    assert load_run_file(path).run_id == "test"
+
+    path.write_text(changed(("cooldown_time = 5", "cooldown_time = 0")))
+    with pytest.raises(ConfigError, match=rf"^{path}: config.cooldown_time = 0"):
+        load_run_file(path)
+
+
+def test_tables_survive_the_wire_exactly() -> None:
+    run = parse_run_file(GOOD, source="state.toml")
+
+    for table in (run.config, run.model):
+        over_the_wire = decode(encode(to_plain(table)), max_bytes=10_000)
+        assert from_plain(type(table), over_the_wire) == table
+
+
+plain_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+names = st.from_regex(r"[A-Za-z][A-Za-z0-9_-]{0,63}", fullmatch=True)
+
+
+@given(st.builds(Choice, names, st.none() | st.dictionaries(st.text(max_size=8), plain_values, max_size=3)))
+def test_a_choice_round_trips_through_toml_form_and_wire(choice: Choice) -> None:
+    assert Choice.parse(choice.to_toml()) == choice
+    assert Choice.parse(decode(encode(choice.to_toml()), max_bytes=100_000)) == choice
+    assert hash(Choice.parse(choice.to_toml())) == hash(choice)
+
+
+@given(plain_values)
+def test_from_plain_refuses_anything_else_with_a_config_error(value: Any) -> None:
+    for table in (CoordinatorConfig, ModelConfig, RunFile):
+        with pytest.raises(ConfigError):
+            from_plain(table, value)
+
+
+@given(st.sampled_from(sorted(CoordinatorConfig.model_fields)), plain_values)
+def test_a_strange_value_is_refused_with_its_key_or_accepted_unchanged(key: str, value: Any) -> None:
+    plain = to_plain(parse_run_file(GOOD, source="s").config)
+    try:
+        config = from_plain(CoordinatorConfig, plain | {key: value})
+    except ConfigError as error:
+        sentence = str(error)
+    else:
+        sentence = f"{key} = {getattr(config, key)}: accepted"
+        assert type(value) is int
+
+    assert sentence.startswith(f"{key} = {shown(value)}: ")
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 2**64, -(2**63) - 1, b"bytes", {1: 2}, object()])
+def test_a_choice_refuses_settings_that_cannot_travel(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^Distro\.x = "):
+        Choice.parse({"Distro": {"x": value}})
+
+
+def test_a_choice_refuses_endless_nesting() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(9):
+        nested = {"x": nested}
+
+    with pytest.raises(ValueError, match="must not be nested deeper than 8"):
+        Choice.parse({"Distro": nested})

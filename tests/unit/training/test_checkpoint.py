@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from psyche_core.errors import ModelError
+from psyche_core.training.checkpoint import checkpoint_path, checkpoints, keep_last
+
+
+def make(folder: Path, run_id: str, *steps: int) -> None:
+    for step in steps:
+        path = checkpoint_path(folder, run_id, step)
+        path.mkdir()
+        (path / "config.json").write_text("{}")
+
+
+def test_oldest_are_deleted_by_step_and_not_by_name(tmp_path: Path) -> None:
+    make(tmp_path, "run", 9, 100, 20)
+    assert keep_last(tmp_path, "run", 2) == [tmp_path / "run-step9"]
+    assert checkpoints(tmp_path, "run") == [tmp_path / "run-step20", tmp_path / "run-step100"]
+
+
+def test_other_runs_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    make(tmp_path, "run", 1, 2)
+    make(tmp_path, "run-step1", 1, 2)  # a run whose name looks like a checkpoint of ours
+    make(tmp_path, "rerun", 1)
+    (tmp_path / "run-step3").write_text("a file")
+    (tmp_path / "run-stepdown").mkdir()
+    assert keep_last(tmp_path, "run", 1) == [tmp_path / "run-step1"]
+    left = {"rerun-step1", "run-step1-step1", "run-step1-step2", "run-step2", "run-step3", "run-stepdown"}
+    assert {path.name for path in tmp_path.iterdir()} == left
+
+
+def test_run_ids_do_not_escape_the_folder(tmp_path: Path) -> None:
+    assert checkpoint_path(tmp_path, "../a/b c", 3) == tmp_path / ".._a_b_c-step3"
+
+
+def test_run_ids_are_no_patterns(tmp_path: Path) -> None:
+    make(tmp_path, "run", 1, 2)
+    assert checkpoints(tmp_path, "r*n") == []
+
+
+def test_fewer_than_the_limit_stay(tmp_path: Path) -> None:
+    make(tmp_path, "run", 1)
+    assert keep_last(tmp_path, "run", 3) == []
+    assert keep_last(tmp_path / "absent", "run", 3) == []
+
+
+def test_last_checkpoint_is_never_deleted(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        keep_last(tmp_path, "run", 0)
+
+
+def test_directory_that_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "run", 1, 2)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(ModelError, match="run-step1: Permission denied"):
+        keep_last(tmp_path, "run", 1)

@@ -1,0 +1,52 @@
+"""A human line for every event."""
+
+from __future__ import annotations
+
+import io
+import re
+import typing
+
+import pytest
+
+from psyche_core.client import report
+from psyche_core.ui.console import console_lines, describe
+
+EVENTS: list[tuple[report.Event, str]] = [
+    (report.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),
+    (report.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab takes part in run r at h:1"),
+    (report.PhaseChanged("RoundTrain", 1, 42, 3, 7), "RoundTrain: epoch 1, step 42, round 7, 3 clients"),
+    (report.PhaseChanged("Warmup", 1, 42, 3), "Warmup: epoch 1, step 42, 3 clients"),
+    (report.ModelLoaded(1_060_000, 0.25), "model of 1.06 M parameters ready after 0.2 s"),
+    (
+        report.StepTrained(0, 3, 4.25, 2000, 0.5, 1234),
+        "trained step 3: loss 4.2500, 2000 tokens in 0.50 s (4.0 k/s), result 1.2 kB",
+    ),
+    (report.StepTrained(0, 3, 4.25, 2000, 0.0, 10), "trained step 3: loss 4.2500, 2000 tokens in 0.00 s (0/s), result 10 B"),
+    (report.StepApplied(0, 3, 3, 3, 0.2), "applied step 3: 3 of 3 results in 0.20 s"),
+    (report.WitnessSent(0, 5, opportunistic=True), "witnessed round 5 early"),
+    (report.NetworkTotals(1000, 20, 2), "sent 1.0 kB, received 20 B, 2 peers"),
+    (report.EpochDigest(2, 60, "cd" * 32), "epoch 2 ended after step 60: parameters cdcdcdcdcdcdcdcd…"),
+    (
+        report.ReplicasDiffer(2, "aa" * 32, "bb" * 32, "me"),
+        "REPLICAS DIFFER at the end of epoch 2: ours aaaaaaaaaaaaaaaa…, me bbbbbbbbbbbbbbbb…",
+    ),
+    (report.Validated(60, 3.5), "validation after step 60: loss 3.5000"),
+    (report.CheckpointSaved(60, "out/c"), "checkpoint of step 60 saved in out/c"),
+    (report.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
+    (report.Ended("the run finished", success=True), "the run finished"),
+]
+
+
+@pytest.mark.parametrize(("event", "text"), EVENTS, ids=lambda value: type(value).__name__)
+def test_each_event_is_one_sentence(event: report.Event, text: str) -> None:
+    assert describe(event) == text
+
+
+def test_no_kind_of_event_was_forgotten() -> None:
+    assert {type(event) for event, _ in EVENTS} == set(typing.get_args(report.Event))
+
+
+def test_lines_carry_the_time() -> None:
+    stream = io.StringIO()
+    console_lines(stream)(report.Validated(1, 2.0))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d validation after step 1: loss 2\.0000\n", stream.getvalue())

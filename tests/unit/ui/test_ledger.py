@@ -1,0 +1,173 @@
+"""The book of a run: figures from event streams, and every broken promise noted."""
+
+from __future__ import annotations
+
+import pytest
+
+from psyche_core.client.report import (
+    Ended,
+    EpochDigest,
+    Event,
+    NetworkTotals,
+    PhaseChanged,
+    ReplicasDiffer,
+    Started,
+    StepApplied,
+    StepTrained,
+    Validated,
+)
+from psyche_core.ui.ledger import RunLedger
+
+GOOD, BAD = "aa" * 32, "bb" * 32
+
+
+def trained(step: int, *, epoch: int = 0, loss: float = 2.0) -> StepTrained:
+    return StepTrained(epoch, step, loss, tokens=1000, seconds=0.5, payload_bytes=700)
+
+
+def applied(step: int, *, epoch: int = 0, accepted: int = 2, of: int = 2) -> StepApplied:
+    return StepApplied(epoch, step, accepted, of, seconds=0.1)
+
+
+def play(*entries: tuple[str, Event], ledger: RunLedger | None = None) -> RunLedger:
+    """Enter events one second apart."""
+    ledger = ledger or RunLedger(run_id="r", total_steps=2)
+    for moment, (source, event) in enumerate(entries):
+        ledger.handle(source, 100.0 + moment, event)
+    return ledger
+
+
+def perfect_run() -> list[tuple[str, Event]]:
+    entries: list[tuple[str, Event]] = [("server", Started("server", "", "r", "127.0.0.1:1"))]
+    for name in ("a", "b"):
+        entries += [(name, Started("client", name * 64, "r", "127.0.0.1:1")), (name, Validated(0, 6.0))][
+            : 2 if name == "a" else 1
+        ]
+    for step in (1, 2):
+        for name in ("a", "b"):
+            entries += [(name, trained(step, loss=6.0 - step)), (name, applied(step))]
+    entries += [("a", EpochDigest(0, 2, GOOD)), ("b", EpochDigest(0, 2, GOOD)), ("a", Validated(2, 3.5))]
+    entries += [(name, Ended("done", success=True)) for name in ("a", "b", "server")]
+    return entries
+
+
+def test_a_perfect_run_breaks_no_promise() -> None:
+    ledger = play(*perfect_run())
+    assert ledger.violations == []
+    assert ledger.unfinished() == []
+    assert (ledger.steps, ledger.epochs, ledger.identical) == (2, 1, True)
+    assert ledger.mean_losses == [(1, 5.0), (2, 4.0)]
+    assert ledger.validation == [(0, 6.0), (2, 3.5)]
+    assert ledger.server_ended is not None
+    assert set(ledger.clients) == {"a", "b"}, "the server is no client"
+
+
+def test_training_time_goes_from_the_first_step_begun_to_the_last_applied() -> None:
+    ledger = play(("a", trained(1)), ("a", applied(1)), ("a", NetworkTotals(1, 2, 3)))
+    assert ledger.train_seconds == pytest.approx(1.5)  # trained at 100 after 0.5 s, applied at 101
+
+
+def test_tokens_per_second_are_over_wall_time() -> None:
+    ledger = play(("a", trained(1)), ("a", applied(1)), ("a", trained(2)))
+    assert ledger.clients["a"].tokens_per_second == pytest.approx(500.0)  # 1000 tokens in the two seconds since step 1
+
+
+def test_one_step_gives_no_rate_yet() -> None:
+    assert play(("a", trained(1))).clients["a"].tokens_per_second == 0.0
+
+
+def test_the_server_s_phase_is_believed_over_a_client_s() -> None:
+    ledger = play(
+        ("server", Started("server", "", "r", "x")),
+        ("server", PhaseChanged("RoundTrain", 1, 5, 2)),
+        ("a", PhaseChanged("Warmup", 0, 1, 2)),
+    )
+    assert ledger.phase is not None
+    assert ledger.phase.phase == "RoundTrain"
+
+
+def test_without_a_server_a_client_s_phase_counts() -> None:
+    ledger = play(("here", PhaseChanged("Warmup", 0, 1, 2)))
+    assert ledger.phase is not None
+    assert ledger.phase.phase == "Warmup"
+
+
+def test_different_digests_are_noted_at_once_and_name_both() -> None:
+    ledger = play(("a", EpochDigest(0, 2, GOOD)), ("b", EpochDigest(0, 2, BAD)))
+    (violation,) = ledger.violations
+    assert "epoch 0" in violation
+    assert GOOD[:16] in violation
+    assert BAD[:16] in violation
+    assert not ledger.identical
+
+
+def test_what_a_client_says_of_a_peer_s_digest_counts_too() -> None:
+    assert "differ" in play(("a", ReplicasDiffer(1, GOOD, BAD, "peer"))).violations[0]
+
+
+def test_a_refused_share_is_a_lost_round() -> None:
+    (violation,) = play(("a", trained(1)), ("a", applied(1, accepted=1))).violations
+    assert "lost" in violation
+    assert "1 of 2" in violation
+
+
+def test_a_step_applied_twice_is_noted() -> None:
+    assert "twice" in play(("a", applied(1)), ("a", applied(1))).violations[0]
+
+
+def test_a_drain_round_loses_nothing() -> None:
+    ledger = play(("a", applied(3, accepted=0, of=0)), ("a", applied(3, accepted=0, of=0)))
+    assert ledger.violations == []
+    assert ledger.steps == 0
+
+
+def test_an_epoch_that_ends_without_its_last_step_applied_is_noted() -> None:
+    (violation,) = play(("a", trained(1)), ("a", applied(1)), ("a", trained(2)), ("a", EpochDigest(0, 2, GOOD))).violations
+    assert "step 2" in violation
+
+
+def test_a_step_of_the_next_epoch_may_still_be_open_at_the_epoch_s_end() -> None:
+    assert play(("a", trained(1, epoch=1)), ("a", EpochDigest(0, 0, GOOD))).violations == []
+
+
+def test_a_step_never_applied_shows_at_the_end() -> None:
+    entries = [entry for entry in perfect_run() if entry != ("b", applied(2)) and not isinstance(entry[1], EpochDigest)]
+    ledger = play(*entries)
+    assert ledger.violations == []
+    assert ledger.unfinished() == ["b trained step 2 that it never applied"]
+
+
+def test_a_missing_digest_is_not_identical() -> None:
+    entries = [entry for entry in perfect_run() if entry != ("b", EpochDigest(0, 2, GOOD))]
+    ledger = play(*entries)
+    assert not ledger.identical
+    assert ledger.epochs == 0
+    assert ledger.unfinished() == ["b gave no digest for epoch 0"]
+
+
+def test_no_digest_at_all_is_not_identical() -> None:
+    assert not play(("a", trained(1)), ("a", applied(1))).identical
+
+
+def test_a_client_that_fails_or_stays_silent_is_noted() -> None:
+    ledger = play(("a", Ended("the model is gone", success=False)), ("b", trained(1)), ("b", applied(1)))
+    assert ledger.violations == ["a ended without success: the model is gone"]
+    assert ledger.unfinished() == ["b never said that it ended"]
+
+
+def test_nobody_is_not_a_perfect_run() -> None:
+    assert RunLedger(run_id="r").unfinished() == ["no client reported anything"]
+
+
+def test_a_client_that_was_expected_and_never_spoke_is_missed() -> None:
+    ledger = RunLedger(run_id="r", total_steps=2)
+    ledger.expect("c")
+    play(*perfect_run(), ledger=ledger)
+    assert list(ledger.clients) == ["c", "a", "b"]
+    assert not ledger.identical
+    assert "c never said that it ended" in ledger.unfinished()
+
+
+def test_a_server_that_stops_without_a_word_is_missed() -> None:
+    ledger = play(*perfect_run()[:-1])
+    assert ledger.unfinished() == ["the server never said that the run finished"]

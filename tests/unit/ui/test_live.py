@@ -1,0 +1,98 @@
+"""The panel and its plain substitute, drawn into memory."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from psyche_core.client.report import (
+    EpochDigest,
+    NetworkTotals,
+    PhaseChanged,
+    Problem,
+    Started,
+    StepApplied,
+    StepTrained,
+    Validated,
+)
+from psyche_core.ui.ledger import RunLedger
+from psyche_core.ui.live import LINE_SECONDS, LineDisplay, LiveDisplay, dashboard
+
+
+def a_ledger() -> RunLedger:
+    ledger = RunLedger(run_id="first-light", total_steps=10)
+    ledger.handle("server", 0.0, Started("server", "", "first-light", "x"))
+    ledger.handle("server", 1.0, PhaseChanged("RoundTrain", 1, 3, 2, 2))
+    for number, name in enumerate(("client-1", "client-2")):
+        ledger.handle(name, 0.0, Started("client", f"{number}fedcba987654321", "first-light", "x"))
+        for step in (1, 2):
+            ledger.handle(name, 2.0 * step, StepTrained(0, step, 5.0 - step, 3000, 1.0, 500))
+            ledger.handle(name, 2.0 * step, StepApplied(0, step, 2, 2, 0.1))
+        ledger.handle(name, 5.0, NetworkTotals(1_500_000, 2_500_000, 1))
+        ledger.handle(name, 5.0, EpochDigest(0, 2, "abcd" * 16))
+    ledger.handle("client-1", 5.0, Validated(2, 3.125))
+    return ledger
+
+
+def drawn(ledger: RunLedger, *, now: float = 5.0, width: int = 100) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None).print(dashboard(ledger, now=now, width=width))
+    return stream.getvalue()
+
+
+def test_the_panel_says_all_that_was_promised() -> None:
+    text = drawn(a_ledger())
+    for part in (
+        "first-light", "RoundTrain", "epoch 1", "step 2/10", "2 clients",  # phase, epoch, step of total
+        "16 s left",  # 4 s for 2 steps, 8 to go
+        "loss 3.000", "█▁", "validation 3.125",  # curve
+        "client-1", "client-2", "0fedcba9", "1.5 k", "1.5 MB", "2.5 MB", "0: abcdabcd =",  # rows
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_replicas_that_differ_are_shown_as_such() -> None:
+    ledger = a_ledger()
+    ledger.handle("client-2", 6.0, EpochDigest(1, 4, "11" * 32))
+    ledger.handle("client-1", 6.0, EpochDigest(1, 4, "22" * 32))
+    text = drawn(ledger)
+    assert "1: 22222222 ≠" in text
+    assert "replicas differ at the end of epoch 1" in text
+
+
+def test_an_empty_book_can_be_drawn() -> None:
+    assert "starting" in drawn(RunLedger(run_id="r"))
+
+
+def test_no_line_of_the_panel_is_wider_than_the_terminal() -> None:
+    assert max(map(len, drawn(a_ledger(), width=80).splitlines())) <= 80
+
+
+def test_lines_come_every_few_seconds_and_at_once_for_what_matters() -> None:
+    now = [100.0]
+    stream = io.StringIO()
+    ledger = a_ledger()
+    display = LineDisplay(ledger, Console(file=stream, width=80), clock=lambda: now[0])
+    display.show("testnet")
+    now[0] += LINE_SECONDS / 2
+    display.show("testnet")
+    display.show("client-1", StepTrained(0, 3, 2.0, 3000, 1.0, 500))
+    assert len(stream.getvalue().splitlines()) == 1, "too early for another line"
+    display.show("client-1", Validated(2, 3.125))
+    now[0] += LINE_SECONDS / 2
+    display.show("testnet")
+    figures, event, again = stream.getvalue().splitlines()
+    assert figures.startswith("epoch 1 RoundTrain · step 2/10 · loss 3.000 · 3.0 k tokens/s · sent 3.0 MB · received 5.0 MB")
+    assert event == "client-1: validation after step 2: loss 3.1250"
+    assert again.startswith("epoch 1")
+
+
+def test_the_live_panel_prints_complaints_above_itself_and_ends_complete() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, height=40, force_terminal=True, color_system=None)
+    with LiveDisplay(a_ledger(), console) as display:
+        display.show("client-2", Problem("warning", "a peer is slow"))
+    text = stream.getvalue()
+    assert "client-2: warning: a peer is slow" in text
+    assert text.rstrip().endswith("\x1b[?25h") or "╯" in text[-40:]

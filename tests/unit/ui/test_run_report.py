@@ -1,0 +1,81 @@
+"""The report's fixed shape, and the figures asked of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from psyche_core.client.report import Ended, EpochDigest, Started, StepApplied, StepTrained, Validated
+from psyche_core.ui.ledger import RunLedger
+from psyche_core.ui.run_report import make_report, unmet, write_report
+
+
+@pytest.fixture
+def ledger() -> RunLedger:
+    ledger = RunLedger(run_id="first-light", total_steps=1)
+    for name in ("client-1", "client-2"):
+        ledger.handle(name, 10.0, Started("client", name, "first-light", "x"))
+        ledger.handle(name, 11.0, StepTrained(0, 1, 4.5, 100, 1.0, 812))
+        ledger.handle(name, 12.0, StepApplied(0, 1, 2, 2, 0.1))
+        ledger.handle(name, 13.0, EpochDigest(0, 1, "ab" * 32))
+        ledger.handle(name, 14.0, Ended("done", success=True))
+    ledger.handle("client-1", 9.0, Validated(0, 6.0))
+    ledger.handle("client-1", 13.0, Validated(1, 4.0))
+    return ledger
+
+
+def test_the_report_has_exactly_the_agreed_keys_and_values(ledger: RunLedger) -> None:
+    def client(name: str) -> dict[str, object]:
+        return {"id": name, "losses": [[1, 4.5]], "param_sha256": {"0": "ab" * 32}, "payload_bytes": [812]}
+
+    assert make_report(ledger, wall_seconds=20.12345) == {
+        "run_id": "first-light",
+        "steps": 1,
+        "epochs": 1,
+        "clients": [client("client-1"), client("client-2")],
+        "validation": [[0, 6.0], [1, 4.0]],
+        "identical": True,
+        "wall_seconds": 20.123,
+        "train_seconds": 2.0,
+    }
+
+
+def test_what_was_reached_is_not_complained_about(ledger: RunLedger) -> None:
+    assert list(unmet(make_report(ledger, wall_seconds=1), steps=1, epochs=1, loss_drop=2.0)) == []
+
+
+def test_each_figure_not_reached_is_one_sentence(ledger: RunLedger) -> None:
+    ledger.clients["client-2"].digests[0] = "cd" * 32
+    complaints = list(unmet(make_report(ledger, wall_seconds=1), steps=2, epochs=2, loss_drop=2.01))
+    assert [word for word in ("identical", "steps", "epochs", "validation") if not any(word in c for c in complaints)] == []
+    assert len(complaints) == 4
+    assert "fell by 2.000 nats (6.000 to 4.000)" in complaints[3]
+
+
+def test_a_fall_cannot_be_shown_with_one_measurement(ledger: RunLedger) -> None:
+    del ledger.validation[1]
+    (complaint,) = unmet(make_report(ledger, wall_seconds=1), steps=0, epochs=0, loss_drop=0.1)
+    assert "measured 1 times" in complaint
+
+
+def test_no_validation_is_fine_where_no_fall_is_required(ledger: RunLedger) -> None:
+    ledger.validation.clear()
+    assert list(unmet(make_report(ledger, wall_seconds=1), steps=0, epochs=0, loss_drop=0.0)) == []
+
+
+def test_the_file_reads_back_and_leaves_nothing_beside_it(ledger: RunLedger, tmp_path: Path) -> None:
+    report = make_report(ledger, wall_seconds=1)
+    (tmp_path / "report.json").write_text("old")
+    write_report(tmp_path / "report.json", report)
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_loss_that_is_no_number_leaves_the_old_report(ledger: RunLedger, tmp_path: Path) -> None:
+    ledger.validation.append((2, float("nan")))
+    (tmp_path / "report.json").write_text("old")
+    with pytest.raises(ValueError, match="JSON"):
+        write_report(tmp_path / "report.json", make_report(ledger, wall_seconds=1))
+    assert (tmp_path / "report.json").read_text() == "old"

@@ -1,0 +1,71 @@
+"""What the testnet does before it starts anybody. The rest is in tests/e2e."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from psyche_core.errors import UserError
+from psyche_core.run_config import RunFile, load_data_file, load_run_file
+from psyche_core.settings import TestnetSettings, load_settings
+from psyche_core.ui.testnet import MARKER, check_port, held_out, prepare_folder
+
+
+@pytest.fixture
+def run(local_testnet) -> RunFile:
+    return load_run_file(local_testnet() / "state.toml")
+
+
+@pytest.fixture
+def settings(run: RunFile) -> TestnetSettings:
+    return load_settings(TestnetSettings, {"config_path": Path("anywhere"), "num_clients": 3})
+
+
+def test_a_new_folder_gets_its_rooms_and_the_marker(tmp_path: Path, settings, run) -> None:
+    prepare_folder(tmp_path / "deep" / "out", settings, run)
+    out = tmp_path / "deep" / "out"
+    assert {path.name for path in out.iterdir()} == {"events", "logs", "keys", MARKER}
+    assert json.loads((out / MARKER).read_text())["num_clients"] == 3
+
+
+def test_an_earlier_testnet_s_folder_is_made_anew_but_for_the_user_s_own_files(tmp_path: Path, settings, run) -> None:
+    prepare_folder(tmp_path / "out", settings, run)
+    for name in ("keys/client-1.key", "report.json", "notes.txt"):
+        (tmp_path / "out" / name).write_text("old")
+    prepare_folder(tmp_path / "out", settings, run)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"events", "logs", "keys", MARKER, "notes.txt"}
+    assert list((tmp_path / "out" / "keys").iterdir()) == []
+
+
+def test_somebody_else_s_folder_is_refused_and_left_alone(tmp_path: Path, settings, run) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "report.json").write_text("precious")
+    with pytest.raises(UserError, match="not empty and was not made by a testnet"):
+        prepare_folder(tmp_path / "mine", settings, run)
+    assert (tmp_path / "mine" / "report.json").read_text() == "precious"
+
+
+def test_a_file_where_the_folder_should_be_is_a_sentence(tmp_path: Path, settings, run) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="choose another folder with --out"):
+        prepare_folder(tmp_path / "out", settings, run)
+
+
+def test_a_port_in_use_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"cannot use port {port} on 127\.0\.0\.1: .*--server-port"):
+            check_port(port)
+    check_port(port)
+
+
+def test_held_out_text_is_where_the_server_keeps_it(local_testnet) -> None:
+    data = load_data_file(local_testnet() / "data.toml")
+    assert held_out(data) == data.dir / "validation"
+    assert held_out(None) is None
+    assert held_out(data.model_copy(update={"text": None})) is None
+    assert data.text is not None
+    assert held_out(data.model_copy(update={"text": data.text.model_copy(update={"held_out": 0.0})})) is None

@@ -1,0 +1,50 @@
+from psyche_core.wire.fetch_plan import MAX_LOST, Answer, FetchPlan, Outcome
+
+A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
+ALL = (A, B, C)
+
+
+def test_sources_come_first_in_their_order_then_members():
+    plan = FetchPlan([C, B])
+    asked = [plan.begin(members=ALL, reachable=ALL) for _ in range(4)]
+    assert asked == [C, B, A, None]
+
+
+def test_who_is_no_member_or_not_reachable_is_not_asked():
+    plan = FetchPlan([C, B])
+    assert plan.begin(members=(A, B), reachable=(A, C)) == A
+    assert plan.begin(members=(A, B), reachable=(A, C)) is None
+    assert plan.outcome((A, B)) is Outcome.OPEN
+    plan.settle(A, Answer.ABSENT)
+    assert plan.outcome((A, B)) is Outcome.OPEN
+    assert plan.begin(members=(A, B), reachable=(A, B)) == B
+
+
+def test_everybody_saying_no_is_not_found_and_a_false_answer_is_rejected():
+    for answer, expected in (
+        (Answer.ABSENT, Outcome.NOT_FOUND),
+        (Answer.FALSE, Outcome.REJECTED),
+        (Answer.TOO_LARGE, Outcome.REJECTED),
+    ):
+        plan = FetchPlan([A])
+        plan.begin(members=(A, B), reachable=ALL)
+        plan.settle(A, answer)
+        plan.begin(members=(A, B), reachable=ALL)
+        plan.settle(B, Answer.ABSENT)
+        assert plan.outcome((A, B)) is expected
+
+
+def test_a_lost_peer_is_asked_again_a_few_times():
+    plan = FetchPlan([A])
+    for _ in range(MAX_LOST):
+        assert plan.begin(members=(A,), reachable=(A,)) == A
+        plan.settle(A, Answer.LOST)
+    assert plan.begin(members=(A,), reachable=(A,)) is None
+    assert plan.outcome((A,)) is Outcome.NOT_FOUND
+
+
+def test_added_sources_are_asked_before_other_members():
+    plan = FetchPlan([A])
+    plan.begin(members=ALL, reachable=ALL)
+    plan.add([C])
+    assert plan.begin(members=ALL, reachable=ALL) == C
