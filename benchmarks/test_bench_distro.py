@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.settings import DistroSettings
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from psyche_core.testing.toy_model import ToyModel
+from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.settings import DistroSettings
 
 WIDTH, HIDDEN, LAYERS, VOCABULARY = 128, 384, 4, 1024
 

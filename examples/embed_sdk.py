@@ -91,7 +91,7 @@ def write_inputs(folder: Path) -> None:
 async def train(*, steps: int = 20, clients: int = 3, optimizer: str = "AdamW") -> dict[str, list[Event]]:
     """Run to the end; every event of every client, by client."""
     run = parse_run_file(RUN.format(steps=steps, clients=clients, optimizer=OPTIMIZERS[optimizer]), source="embed_sdk.py")
-    registry = PluginRegistry.discover()
+    registry = await anyio.to_thread.run_sync(PluginRegistry.discover)
     coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model))
     network = MemoryNetwork()
     events: dict[str, list[Event]] = {}
@@ -100,7 +100,7 @@ async def train(*, steps: int = 20, clients: int = 3, optimizer: str = "AdamW") 
         key = SecretKey.generate()
         identity = NodeIdentity(key.public, key.public)
         own = events[identity.short] = []
-        registration = registry.load("data", run.model.LLM.data_location.name)
+        registration = await anyio.to_thread.run_sync(lambda: registry.load("data", run.model.LLM.data_location.name))
         settings = validate_settings(registration, run.model.LLM.data_location.settings, where="data_location")
         data = registration.create(DataContext(settings=settings, sequence_length=32, base=folder))
 
@@ -130,7 +130,7 @@ async def train(*, steps: int = 20, clients: int = 3, optimizer: str = "AdamW") 
             await runtime.run()
 
     with tempfile.TemporaryDirectory() as name:
-        write_inputs(Path(name))
+        await anyio.to_thread.run_sync(write_inputs, Path(name))
         async with anyio.create_task_group() as clock:
             clock.start_soon(coordinator.run)
             async with anyio.create_task_group() as members:

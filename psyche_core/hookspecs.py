@@ -136,7 +136,8 @@ class ModelContext:
     """What a model is built from.
 
     source: local directory with config.json and, unless the run starts from random weights, safetensors.
-    seed: 32 bytes for random weights. device: `auto`, `cpu`, `mps`, `cuda`, `cuda:N`. dtype: compute dtype name.
+    seed: 32 bytes for random weights. device: `auto`, `cpu`, `mps`, `cuda`, `cuda:N`. dtype: compute dtype;
+    parameters stay float32 whatever it is, so that members with different compute dtypes start from equal masters.
     """
 
     source: Path

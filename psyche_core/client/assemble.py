@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -31,6 +31,9 @@ from psyche_core.settings import ClientSettings
 from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey
 
+if TYPE_CHECKING:
+    from psyche_core.training.trainer import Trainer
+
 READ_TIMEOUT = 60.0
 
 
@@ -40,16 +43,16 @@ async def train_client(settings: ClientSettings, registry: PluginRegistry, tell:
     Raises UserError for what the user can mend, BackendError, DataError and ModelError for what stops the client.
     """
     path = settings.identity_secret_key_path
-    key = SecretKey.load(path) if path is not None else SecretKey.generate()
-    create_backend = registry.load("backend", settings.backend).create
-    create_transport = registry.load("transport", settings.transport).create
+    key = SecretKey.generate() if path is None else await anyio.to_thread.run_sync(SecretKey.load, path)
+    create_backend = (await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))).create
+    create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(
             create_backend(BackendContext(run_id=settings.run_id, address=settings.server_addr, key=key))
         )
         interface = settings.bind_p2p_interface
         if interface == "auto":
-            interface = _interface_towards(settings.server_addr)
+            interface = await anyio.to_thread.run_sync(_interface_towards, settings.server_addr)
         transport = await stack.enter_async_context(
             create_transport(TransportContext(run_id=settings.run_id, key=key, interface=interface, port=settings.bind_p2p_port))
         )
@@ -82,28 +85,29 @@ def bench_builder(
     stack: closes them. latest: the newest state, asked for the epoch's cold start whenever a learning rate is needed.
     """
 
-    async def build(state: CoordinatorState) -> Bench:
-        import torch  # heavy: here, not with the command line
+    def open_trainer(state: CoordinatorState) -> Trainer:
+        import torch  # heavy: in the worker thread, and not with the command line
 
         from psyche_core.training.build import build_trainer
 
         if settings.torch_threads is not None:
             torch.set_num_threads(settings.torch_threads)
-        llm = state.model.LLM
-        trainer = await anyio.to_thread.run_sync(
-            lambda: build_trainer(
-                registry_load=registry.load,
-                model_config=state.model,
-                run_id=state.run_id,
-                device=settings.device,
-                micro_batch_size=settings.micro_batch_size,
-                base=settings.base,
-                cold_start_bounds=lambda: cold_start_bounds(latest()),
-            )
+        return build_trainer(
+            registry_load=registry.load,
+            model_config=state.model,
+            run_id=state.run_id,
+            device=settings.device,
+            micro_batch_size=settings.micro_batch_size,
+            base=settings.base,
+            cold_start_bounds=lambda: cold_start_bounds(latest()),
         )
 
+    async def build(state: CoordinatorState) -> Bench:
+        llm = state.model.LLM
+        trainer = await anyio.to_thread.run_sync(open_trainer, state)
+
         async def provider(name: str, table: dict[str, Any] | None, base: Path) -> DataProvider:
-            registration = registry.load("data", name)
+            registration = await anyio.to_thread.run_sync(lambda: registry.load("data", name))
             checked = validate_settings(registration, table, where=f"model.LLM.data_location.{name}")
             context = DataContext(settings=checked, sequence_length=llm.max_seq_len, key=key, base=base)
             return await stack.enter_async_context(registration.create(context))
@@ -111,7 +115,7 @@ def bench_builder(
         data = await provider(llm.data_location.name, llm.data_location.settings, settings.base)
         validation = None
         if settings.validation_data is not None:
-            held_out = await provider("Local", {"location": str(settings.validation_data)}, Path.cwd())
+            held_out = await provider("Local", {"location": str(settings.validation_data.absolute())}, settings.base)
             validation = await _first_samples(held_out, settings.validation_sequences)
         return Bench(
             trainer,

@@ -399,9 +399,9 @@ class ClientMachine:
             self._judge_digests(state, notes)
         if self.stopped is None and not self._busy and notes is not None and notes.slot is not None:
             self._work(state, notes)
-        if self.stopped is None and not self._busy and state.run_state is RunState.Finished:
-            if notes is None or notes.done or notes.slot is None:
-                self._stop(f"the run finished after {state.progress.step - 1} steps", success=True)
+        nothing_left = not self._busy and (notes is None or notes.done or notes.slot is None)
+        if self.stopped is None and nothing_left and state.run_state is RunState.Finished:
+            self._stop(f"the run finished after {state.progress.step - 1} steps", success=True)
 
     def _work(self, state: CoordinatorState, notes: EpochNotes) -> None:
         if not self._model_ready:

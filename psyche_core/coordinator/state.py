@@ -84,8 +84,8 @@ class CoordinatorState:
 
     since: unix second at which `run_state` was entered. pending: members who joined, in order of arrival, kept across epochs.
     minimum_since: unix second at which pending last reached init_min_clients (F13), None below it.
-    requeue: samples to be assigned again before fresh data (F14), oldest first; lost_samples: dropped from a full queue.
-    lost_samples, earned and slashed are totals over the run.
+    requeue: samples to be assigned again before fresh data (F14), oldest first. lost_samples: dropped from a full queue, over the
+    whole run.
     """
 
     run_id: str

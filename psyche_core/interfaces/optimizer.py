@@ -61,10 +61,14 @@ class Optimizer(ABC):
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:
         """Apply the accepted payloads of `step`. With none, the masters stay as they are.
 
-        own_accepted: whether our own payload of that step (if we sent one) is among them; what was sent and not accepted is
-        kept to be sent again. Every payload must have passed `check`. learning_rate: dimensionless step size, > 0.
+        Steps ascend from call to call; results we sent for older steps count as not accepted. own_accepted: whether our own
+        payload of that step (if we sent one) is among them; what was sent and not accepted is kept to be sent again, unless the
+        optimizer documents that it drops it. Every payload must have passed `check`. learning_rate: dimensionless step size, > 0.
         """
 
     @abstractmethod
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:
-        """Replace the masters (float32, our names and shapes) and forget all optimizer state. For joining and resync."""
+        """Replace the masters (float32, our names and shapes) and forget all optimizer state. For joining and resync.
+
+        Raises ModelError for missing, extra or wrongly shaped parameters, and changes nothing then.
+        """

@@ -82,9 +82,7 @@ class Transport(ABC):
         """Offer a blob to members until its tag expires. Returns its SHA-256."""
 
     @abstractmethod
-    async def fetch(
-        self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int
-    ) -> bytes:
+    async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int) -> bytes:
         """Get a blob: from our own store, else from `sources` (p2p keys, best first), else from any other member.
 
         Verified against its hash before it is returned, then offered to others under `tag`. Concurrent fetches of one hash

@@ -46,7 +46,7 @@ def same(left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(map(same, left, right))
 
     if isinstance(left, float):
-        return left.hex() == right.hex()
+        return bool(left.hex() == right.hex())
 
     return bool(left == right)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import anyio
 import pytest
+
 from psyche_backend_tcp.client import TcpBackend
 from psyche_backend_tcp.limits import SERVER_FRAME, Limits
 from psyche_backend_tcp.server import TcpServer
-
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import BackendContext, ServerContext
 from psyche_core.testing.backend import START_TIME, small_state

@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+
 from psyche_backend_tcp.data_client import ServerData, ServerSettings
 from psyche_backend_tcp.data_protocol import (
     RequestRefused,
@@ -19,7 +20,6 @@ from psyche_backend_tcp.data_protocol import (
 )
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.login import DATA, decode_hello, encode_login
-
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Round
 from psyche_core.errors import DataError, WireError

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from psyche_backend_tcp.hub import Hub, Moment
 from psyche_backend_tcp.limits import CLIENT_FRAME, Limits
 from psyche_backend_tcp.protocol import (
@@ -22,7 +23,6 @@ from psyche_backend_tcp.protocol import (
     encode_command,
 )
 from psyche_backend_tcp.session import Session
-
 from psyche_core.coordinator.commands import Pause, WarmupWitness, Withdraw
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.interfaces.backend import StateUpdate
@@ -80,6 +80,15 @@ def test_slow_reader_gets_one_merged_patch() -> None:
     (patch,) = messages(hub, alice)
     assert isinstance(patch, Patch)
     assert patch.revision - patch.base == 100
+
+
+def test_changes_that_cancel_before_they_are_read_are_not_sent() -> None:
+    hub = make_hub()
+    alice, bob = hub.connect(ALICE, at(0)), hub.connect(BOB, at(0))
+    hub.outgoing(alice)
+    join(hub, bob, at(0))
+    hub.receive(bob, encode_client(CommandRequest(8, encode_command(Withdraw(BOB)))), at(0))
+    assert hub.outgoing(alice) == []
 
 
 def test_asking_for_the_whole_document_gives_it_and_costs() -> None:
@@ -268,6 +277,7 @@ FRAMES = (
 )
 
 
+@settings(deadline=None)
 @given(st.lists(FRAMES, max_size=12))
 def test_any_frame_costs_at_most_its_own_connection(frames: list[bytes]) -> None:
     hub = make_hub()
@@ -290,7 +300,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(ACTIONS)
 def test_every_reader_reproduces_the_state_whatever_happens(actions: list[tuple[str, int]]) -> None:
     """Random lives of three clients: who is connected, and reads whenever it likes, ends with exactly the hub's state."""

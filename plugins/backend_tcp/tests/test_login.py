@@ -4,11 +4,11 @@ import secrets
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from psyche_backend_tcp.addresses import format_address, parse_address
 from psyche_backend_tcp.login import COORDINATOR, DATA, Hello, LoginRefused, check_login, decode_hello, encode_hello, encode_login
-
 from psyche_core.errors import UserError
 from psyche_core.wire.codec import encode
 from psyche_core.wire.signing import SecretKey
@@ -64,6 +64,7 @@ def test_wrong_service_is_told() -> None:
         decode_hello(encode_hello(make_hello()), service=DATA)
 
 
+@settings(deadline=None)
 @given(
     st.binary(max_size=200) | st.lists(st.text(max_size=3) | st.binary(max_size=32) | st.integers(0, 4), max_size=6).map(encode)
 )

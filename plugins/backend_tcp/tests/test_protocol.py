@@ -3,8 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from psyche_backend_tcp.protocol import (
     Answer,
     Bye,
@@ -25,7 +26,6 @@ from psyche_backend_tcp.protocol import (
     make_document,
     read_document,
 )
-
 from psyche_core.coordinator.commands import Checkpoint, HealthCheck, WarmupWitness, Withdraw, Witness
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import StateUpdate
@@ -66,6 +66,7 @@ COMMANDS: st.SearchStrategy[ClientCommand] = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(COMMANDS)
 def test_commands_are_read_back_with_the_authenticated_sender(command: ClientCommand) -> None:
     plain = decode(encode(encode_command(command)), max_bytes=10_000)
@@ -73,6 +74,7 @@ def test_commands_are_read_back_with_the_authenticated_sender(command: ClientCom
     assert SENDER.signer not in encode(plain)
 
 
+@settings(deadline=None)
 @given(COMMANDS, st.data())
 def test_a_command_with_one_field_of_another_kind_is_refused(command: ClientCommand, data: st.DataObject) -> None:
     plain: list[Any] = encode_command(command)
@@ -116,6 +118,7 @@ def test_server_messages_are_read_back(message: Any) -> None:
     assert decode_server(encode_server(message)) == message
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80) | st.lists(st.integers(0, 9) | st.binary(max_size=3) | st.text(max_size=3), max_size=5).map(encode))
 def test_other_bytes_are_refused_with_wire_error_only(payload: bytes) -> None:
     for read in (decode_client, decode_server):

@@ -9,17 +9,17 @@ import anyio
 import pytest
 from anyio import EndOfStream
 from blockbuster import blockbuster_ctx
+
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, Limits
 from psyche_backend_tcp.login import COORDINATOR, decode_hello, encode_login
 from psyche_backend_tcp.protocol import Bye, JoinRequest, Welcome, WholeRequest, decode_server, encode_client
 from psyche_backend_tcp.server import TcpServer
-
-from psyche_core.coordinator.commands import Event, Pause, RunFinished, Withdraw
+from psyche_core.coordinator.commands import Event, Pause, RunFinished, WarmupWitness, Withdraw
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused, CoordinatorError, UserError
 from psyche_core.hookspecs import BackendContext, ServerContext
 from psyche_core.testing.backend import small_state, until
-from psyche_core.types import RunState
+from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
@@ -314,7 +314,9 @@ async def test_server_survives_whatever_is_thrown_at_it(
 async def test_a_peer_that_does_not_read_is_dropped_and_others_are_served(
     serving: Any, client: Any, raw: Any, keys: list[SecretKey]
 ) -> None:
-    async with serving(limits=Limits(send_seconds=0.1, requests_per_second=1e9, burst=1e9)) as server:
+    crowd = tuple(NodeIdentity(number.to_bytes(32, "big"), bytes(32)) for number in range(200))
+    state = replace(small_state(clients=256), pending=crowd)
+    async with serving(state=state, limits=Limits(send_seconds=0.1, requests_per_second=1e9, burst=1e9)) as server:
         frames = await raw(server.address)
         await log_in(frames, keys[0])
         whole = encode_client(WholeRequest())
@@ -338,6 +340,26 @@ async def test_the_loop_is_never_blocked(serving: Any, client: Any, keys: list[S
             await first.send(Withdraw(first.identity), timeout=TIMEOUT)
             await first._link.frames.aclose()
             await first.join(b"1", timeout=TIMEOUT)
+
+
+async def test_answers_find_their_own_requests(serving: Any, client: Any, keys: list[SecretKey]) -> None:
+    async with serving() as server, client(server, keys[0]) as backend:
+        outcomes: dict[int, str] = {}
+
+        async def ask(number: int) -> None:
+            try:
+                if number % 2:
+                    await backend.join(b"%d" % number, timeout=TIMEOUT)
+                else:
+                    await backend.send(WarmupWitness(backend.identity, 0, 0, bytes(32)), timeout=TIMEOUT)
+                outcomes[number] = "done"
+            except CommandRefused as error:
+                outcomes[number] = error.code
+
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(ask, number)
+        assert outcomes == {number: "done" if number % 2 else "InvalidRunState" for number in range(20)}
 
 
 async def test_unknown_address_text_is_a_user_error(keys: list[SecretKey]) -> None:

@@ -15,9 +15,9 @@ from typing import Self, TypeVar
 import anyio
 import anyio.to_thread
 
-from psyche_core.builtin.data_shuffle import shuffle_seed
-from psyche_core.builtin.token_files import MAX_NPY_HEADER, SequenceIndex, adjacent_runs, npy_data_start, token_bytes
 from psyche_core.errors import DataError
+from psyche_core.formats.data_shuffle import shuffle_seed
+from psyche_core.formats.token_files import MAX_NPY_HEADER, SequenceIndex, adjacent_runs, npy_data_start, token_bytes
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId

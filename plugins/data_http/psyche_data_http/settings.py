@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from psyche_core.builtin.data_shuffle import Shuffle
-from psyche_core.builtin.token_files import TokenSizeName
+from psyche_core.formats.data_shuffle import Shuffle
+from psyche_core.formats.token_files import TokenSizeName
 
 MAX_FILES = 100_000
 

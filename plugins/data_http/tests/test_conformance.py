@@ -1,9 +1,9 @@
 """`Http` keeps the contract of data providers, over a real web server."""
 
 import pytest
-from psyche_data_http.provider import HttpData
 
 from psyche_core.testing.data import DataConformance
+from psyche_data_http.provider import HttpData
 
 
 class TestHttpData(DataConformance):

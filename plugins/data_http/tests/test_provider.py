@@ -6,15 +6,15 @@ from functools import partial
 import anyio
 import numpy
 import pytest
+
+from psyche_core.errors import DataError
+from psyche_core.formats.data_shuffle import shuffled_order
+from psyche_core.hookspecs import DataContext
+from psyche_core.types import BatchId
 from psyche_data_http import client, provider
 from psyche_data_http.hooks import psyche_register_data
 from psyche_data_http.provider import HttpData
 from psyche_data_http.settings import HttpSettings
-
-from psyche_core.builtin.data_shuffle import shuffled_order
-from psyche_core.errors import DataError
-from psyche_core.hookspecs import DataContext
-from psyche_core.types import BatchId
 
 ROWS = [bytes([number]) * 8 for number in range(40)]
 HttpRows = partial(HttpData, sequence_length=4, token_size=2)

@@ -4,8 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from psyche_data_http.settings import HttpSettings
 from pydantic import ValidationError
+
+from psyche_data_http.settings import HttpSettings
 
 URL = "https://host.example/data/file.bin"
 

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
+from psyche_core.errors import PluginError
 from psyche_optim_distro.aggregation import (
     BASIS_SCALE,
     EXACT_LIMIT,
@@ -21,9 +24,6 @@ from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import MAX_CHUNK
 from psyche_optim_distro.transform import dct_basis, decode
-from torch import Tensor
-
-from psyche_core.errors import PluginError
 
 CPU = torch.device("cpu")
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from psyche_core.errors import PayloadRejected
 from psyche_optim_distro import codec
 from psyche_optim_distro.bits import pack_integers, pack_unary, unpack_integers, unpack_unary
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.selection import Selection, concatenate
-
-from psyche_core.errors import PayloadRejected
 
 HEADER_BYTES = 22
 
@@ -167,3 +167,25 @@ def test_a_full_count_table_is_rejected() -> None:
     padded = full[:22] + b"\x01" + full[23:28] + b"\x03" + full[28:]
     with pytest.raises(PayloadRejected, match="counts"):
         codec.decode(layout, padded, one_bit=True)
+
+
+def test_padding_bits_must_be_zero() -> None:
+    layout = build_layout({"w": (4, 4)}, chunk=4, topk=3)
+    full = codec.encode(layout, random_selection(layout, np.random.default_rng(0), fill=1.0), one_bit=True)
+    with pytest.raises(PayloadRejected, match="padding"):
+        codec.decode(layout, full[:-1] + bytes([full[-1] | 0x80]), one_bit=True)
+
+
+def test_a_wasteful_but_readable_encoding_over_the_limit_is_rejected() -> None:
+    """Place 4095 in pure unary is 512 bytes where this table never needs more than a few dozen."""
+    layout = build_layout({"w": (64, 64)}, chunk=64, topk=1)
+    good = codec.encode(layout, Selection(np.array([0]), np.array([4095]), np.ones(1, np.float32)), one_bit=True)
+    wasteful = good[:HEADER_BYTES] + struct.pack("<BBI", 0, 0, 512) + bytes(511) + b"\x80" + b"\x00"
+    with pytest.raises(PayloadRejected, match="over the"):
+        codec.decode(layout, wasteful, one_bit=True)
+
+
+def test_the_fingerprint_covers_chunk_and_topk() -> None:
+    settings_pairs = [(16, 4), (16, 5), (8, 4), (1, 64)]
+    prints = {build_layout({"a": (4, 4)}, chunk=chunk, topk=topk).fingerprint for chunk, topk in settings_pairs}
+    assert len(prints) == 4

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.settings import DistroSettings
 
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.testing.optimizer import OptimizerConformance
+from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.settings import DistroSettings
 
 
 class TestDistroOneBit(OptimizerConformance):

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from psyche_optim_distro import codec, hooks
-from psyche_optim_distro.layout import Layout, build_layout
-from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.selection import Selection
-from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.transform import dct_basis, decode
 from pydantic import ValidationError
 from torch import Tensor
 
 from psyche_core.errors import ModelError, PayloadRejected
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
+from psyche_optim_distro import codec, hooks
+from psyche_optim_distro.layout import Layout, build_layout
+from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.selection import Selection
+from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.transform import dct_basis, decode
 
 
 def build(shapes: Mapping[str, tuple[int, ...]], **settings: Any) -> tuple[ToyModel, DistroOptimizer]:

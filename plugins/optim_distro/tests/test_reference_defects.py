@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from psyche_core.errors import NonFiniteError, PayloadRejected
+from psyche_core.testing.optimizer import Replica, digest, play_rounds
+from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import DistroSettings
-
-from psyche_core.errors import NonFiniteError, PayloadRejected
-from psyche_core.testing.optimizer import Replica, digest, play_rounds
-from psyche_core.testing.toy_model import ToyModel
 
 
 def replica(shapes: Mapping[str, tuple[int, ...]], *, dtype: torch.dtype = torch.float32, **settings: Any) -> Replica:
@@ -118,6 +118,14 @@ def test_b14_a_nan_learning_rate_or_overflowing_delta_is_refused() -> None:
         member.model.fill_gradients(gradient)
         with pytest.raises(NonFiniteError):
             member.optimizer.compress(1, learning_rate=rate)
+
+
+def test_b14_a_gradient_norm_that_overflows_is_refused_and_not_clipped_to_nothing() -> None:
+    """Finite gradients of 1e25 have no float32 norm; scaling by limit / infinity would silently train on zeros."""
+    member = replica({"w": (8, 8)}, compression_chunk=8, clip_grad_norm=1.0)
+    member.model.fill_gradients(1e25)
+    with pytest.raises(NonFiniteError, match="norm"):
+        member.optimizer.compress(1, learning_rate=0.1)
 
 
 @pytest.mark.parametrize("place", [16, 17, 65535])

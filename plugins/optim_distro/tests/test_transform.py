@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.selection import select
 from psyche_optim_distro.transform import chunk_rows, chunk_size, dct_basis, decode, decode_sparse, encode
-from torch import Tensor
 
 
 def encode_tensor(tensor: Tensor, chunk: int) -> Tensor:

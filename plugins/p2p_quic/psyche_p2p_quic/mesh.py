@@ -117,7 +117,7 @@ class Mesh:
                     pause = self._settings.retry_seconds * random.uniform(0.5, 1.5)
                     continue
 
-                if dialable and await self._dial(peer, dialable):
+                if dialable and not self._arriving[peer] and await self._dial(peer, dialable):
                     continue
 
                 pause = min(max(2 * pause, self._settings.retry_seconds), self._settings.retry_most_seconds)

@@ -30,8 +30,8 @@ class QuicSettings:
     heartbeat_seconds: float = 1.0
     silent_beats: int = 6
     have_beats: int = 2
-    handshake_seconds: float = 5.0
-    dial_grace_seconds: float = 1.0
+    handshake_seconds: float = 10.0
+    dial_grace_seconds: float = 2.0
     retry_seconds: float = 0.1
     retry_most_seconds: float = 5.0
     penalty_seconds: float = 30.0
@@ -52,6 +52,6 @@ class QuicSettings:
     streams_asked: int = 16
     store_blobs: int = 1024
     store_bytes: int = 2 * 2**30
-    close_seconds: float = 1.0
+    close_seconds: float = 0.5
 
     log: LogLimits = field(default_factory=LogLimits)

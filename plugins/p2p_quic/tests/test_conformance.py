@@ -2,11 +2,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from psyche_p2p_quic.transport import QuicTransport
 
 from psyche_core.interfaces.transport import Transport
 from psyche_core.testing.transport import TransportConformance
 from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic.transport import QuicTransport
 
 pytestmark = pytest.mark.quic
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from psyche_core.client import events as ev
 from psyche_core.client import report
 from psyche_core.client.inbox import MAX_EARLY_PER_SENDER, MAX_EARLY_SENDERS, EarlyMessages

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.errors import WireError
@@ -29,6 +29,7 @@ def apply_encoded(old: Any, patch: Any) -> Any:
     return patched(old, decode(encode(patch), max_bytes=10**6, max_depth=80))
 
 
+@settings(deadline=None)
 @given(st.lists(TREES, min_size=2, max_size=6))
 def test_a_chain_of_patches_reproduces_every_tree(trees: list[Any]) -> None:
     mirror = copy.deepcopy(trees[0])
@@ -44,18 +45,21 @@ def test_a_chain_of_patches_reproduces_every_tree(trees: list[Any]) -> None:
         assert encode(mirror) == encode(new)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=12), st.lists(st.integers(0, 6), max_size=12))
 def test_lists_with_repeats_are_rebuilt(old: list[int], new: list[int]) -> None:
     patch = diff(old, new)
     assert (new if patch is None else apply_encoded(old, patch)) == new
 
 
+@settings(deadline=None)
 @given(TREES, TREES)
 def test_patch_is_never_longer_than_replacing(old: Any, new: Any) -> None:
     patch = diff(old, new)
     assert patch is None or len(encode(patch)) <= len(encode([0, new]))
 
 
+@settings(deadline=None)
 @given(TREES, TREES)
 def test_same_means_same_encoding(left: Any, right: Any) -> None:
     assert same(left, right) == (encode(left) == encode(right))
@@ -116,6 +120,7 @@ def test_patch_that_does_not_fit_a_dict_is_refused(patch: Any) -> None:
         patched({"a": 1}, patch)
 
 
+@settings(deadline=None)
 @given(TREES, TREES)
 def test_any_tree_as_a_patch_is_applied_or_refused(old: Any, patch: Any) -> None:
     try:

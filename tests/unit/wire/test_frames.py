@@ -4,7 +4,7 @@ import anyio
 import pytest
 from anyio import EndOfStream
 from anyio.abc import ByteStream
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.errors import WireError
@@ -43,6 +43,7 @@ class Pipe(ByteStream):
         self.closed += 1
 
 
+@settings(deadline=None)
 @given(payloads=st.lists(st.binary(min_size=1, max_size=40), max_size=6), data=st.data())
 def test_any_cutting_of_the_stream_gives_the_same_frames(payloads: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(frame(payload, limit=40) for payload in payloads)

@@ -20,8 +20,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from psyche_core.builtin.data_shuffle import shuffled_order
 from psyche_core.errors import DataError
+from psyche_core.formats.data_shuffle import shuffled_order
 
 EXTENSIONS = (".bin", ".ds", ".npy")
 

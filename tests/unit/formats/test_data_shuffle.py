@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from psyche_core.builtin.data_shuffle import MAX_SEQUENCES, Shuffle, chacha8_words, shuffle_seed, shuffled_order
 from psyche_core.errors import DataError
+from psyche_core.formats.data_shuffle import MAX_SEQUENCES, Shuffle, chacha8_words, shuffle_seed, shuffled_order
 
 SEEDS = {"A": bytes(range(1, 33)), "B": bytes([42] * 32), "Z": bytes(32)}
 

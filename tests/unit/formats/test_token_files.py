@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.builtin.token_files import SequenceIndex, TokenFiles, adjacent_runs, npy_data_start, token_paths
 from psyche_core.errors import DataError
+from psyche_core.formats.token_files import SequenceIndex, TokenFiles, adjacent_runs, npy_data_start, token_paths
 
 
 def write(path: Path, values, dtype="<u2") -> None:

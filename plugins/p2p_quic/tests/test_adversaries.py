@@ -1,0 +1,361 @@
+"""A real endpoint that breaks the rules: only its own connection suffers."""
+
+import hashlib
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import pytest
+
+from psyche_core.errors import BlobNotFound, BlobRejected, TransportError, WireError
+from psyche_core.testing.transport import connected, received, until
+from psyche_core.wire.frames import FrameDecoder, frame
+from psyche_core.wire.message_log import LogLimits
+from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic import control
+from psyche_p2p_quic.address import PeerAddress
+from psyche_p2p_quic.control import BlobHead, BlobRequest, Hello, Message
+from psyche_p2p_quic.endpoint import Endpoint, LinkLost
+from psyche_p2p_quic.settings import QuicSettings
+from psyche_p2p_quic.transport import QuicTransport
+
+pytestmark = pytest.mark.quic
+
+SETTINGS = QuicSettings(
+    heartbeat_seconds=0.05,
+    penalty_seconds=60,
+    handshake_seconds=5,
+    stall_seconds=2,
+    hedge_seconds=0.05,
+    streams_served=4,
+    false_blobs=2,
+    send_queue_bytes=2**18,
+    log=LogLimits(own_messages=100),
+)
+BLOB = b"honest" * 50_000
+
+
+class Rogue:
+    """A member's key on a raw endpoint; says only what a test makes it say."""
+
+    def __init__(self, endpoint, key):
+        self.endpoint = endpoint
+        self.key = key
+        self.peer_id = key.public
+        self.address = PeerAddress(endpoint.sockets).encode()
+
+    async def link(self, victim):
+        return await self.endpoint.dial(victim.peer_id, PeerAddress.decode(victim.address).dialable())
+
+    async def greeted(self, victim, *, hello=None):
+        """A link past the hello, and its control stream."""
+        link = await self.link(victim)
+        stream = await link.open()
+        await stream.write(framed(hello or Hello("run", b"instance")))
+        decoder = FrameDecoder(limit=10**6)
+        while decoder.next() is None:
+            data = await stream.read(1000)
+            assert data, "no hello in return"
+            decoder.feed(data)
+        return link, stream
+
+
+def framed(value):
+    return frame(control.encode(value), limit=10**6)
+
+
+@asynccontextmanager
+async def world(*, settings=SETTINGS, dialled=False):
+    """Two honest endpoints and a rogue, all members; the honest ones do not dial the rogue unless `dialled`."""
+    with anyio.fail_after(60):
+        key = SecretKey.generate()
+        endpoint = await Endpoint.bind(key.seed, interface="127.0.0.1", port=0)
+        try:
+            rogue = Rogue(endpoint, key)
+            async with (
+                QuicTransport("run", SecretKey.generate(), settings=settings) as victim,
+                QuicTransport("run", SecretKey.generate(), settings=settings) as friend,
+            ):
+                everybody = {e.peer_id: e.address for e in (victim, friend)}
+                everybody[rogue.peer_id] = rogue.address if dialled else b""
+                for honest in (victim, friend):
+                    await honest.set_peers(everybody)
+                await connected((victim, friend))
+                yield victim, friend, rogue
+        finally:
+            await endpoint.aclose(timeout=1)
+
+
+async def honest_pair_works(victim, friend):
+    await friend.broadcast(b"still here", tag=1)
+    while (await received(victim, 1))[0].message != b"still here":
+        pass
+    blob_hash = await friend.publish(BLOB, tag=1)
+    assert await victim.fetch(blob_hash, sources=[friend.peer_id], max_bytes=10**6, timeout=20, tag=1) == BLOB
+
+
+async def ended(stream):
+    """Wait until the other side has ended the connection of this stream."""
+    with anyio.fail_after(20), suppress(LinkLost):
+        while await stream.read(10**5):
+            pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x00\x00\x05hello",
+        (2**31).to_bytes(4, "big") + b"x",
+        b"\x00\x00\x00\x00",
+        frame(b"\xff" * 100, limit=1000),
+        framed(Hello("run", b"instance")),
+        frame(b"\x9b" + b"\xff" * 8, limit=1000),
+        frame(b"\x81" * 5000, limit=10**4),
+    ],
+    ids=["garbage", "huge length", "empty frame", "not CBOR", "second hello", "huge array", "deep nesting"],
+)
+async def test_garbage_costs_its_sender_the_connection_and_nobody_else_anything(data):
+    async with world() as (victim, friend, rogue):
+        link, stream = await rogue.greeted(victim)
+        await until(lambda: rogue.peer_id in victim.stats.peers)
+        await stream.write(data)
+        await ended(stream)
+        assert "closed by peer" in link.close_reason
+        await until(lambda: rogue.peer_id not in victim.stats.peers)
+        with pytest.raises((LinkLost, AssertionError)):  # refused while the penalty lasts
+            await rogue.greeted(victim)
+        assert set(victim.stats.peers) == {friend.peer_id}
+        await honest_pair_works(victim, friend)
+
+
+@pytest.mark.parametrize("hello", [Hello("another run", b"instance"), Message(1, b"no hello", False)])
+async def test_a_wrong_hello_is_refused(hello):
+    async with world() as (victim, friend, rogue):
+        with pytest.raises((LinkLost, AssertionError)):
+            await rogue.greeted(victim, hello=hello)
+        assert rogue.peer_id not in victim.stats.peers
+        await honest_pair_works(victim, friend)
+
+
+async def test_a_flood_of_messages_ends_at_the_share():
+    async with world() as (victim, friend, rogue):
+        link, stream = await rogue.greeted(victim)
+        with suppress(LinkLost):
+            for n in range(500):
+                await stream.write(framed(Message(1, b"flood %d" % n, False)))
+        await ended(stream)
+        assert "share" in link.close_reason
+        await friend.broadcast(b"end of flood", tag=1)
+        got = set()
+        while b"end of flood" not in got:
+            got.add((await received(victim, 1))[0].message)
+        floods = [message for message in got if message.startswith(b"flood")]
+        assert 0 < len(floods) <= 100
+        assert friend.peer_id in victim.stats.peers
+
+
+async def test_who_passes_a_flood_on_keeps_its_connection():
+    async with world() as (victim, friend, rogue):
+        _, stream = await rogue.greeted(victim)
+        for n in range(SETTINGS.log.own_messages):
+            await stream.write(framed(Message(1, b"flood %d" % n, False)))
+        await received(friend, 100)  # only through the victim, by comparison of what they hold
+        assert victim.peer_id in friend.stats.peers
+
+
+async def test_more_open_streams_than_allowed_cost_the_connection():
+    async with world() as (victim, friend, rogue):
+        link, stream = await rogue.greeted(victim)
+        opened = []
+        for _ in range(SETTINGS.streams_served + 1):
+            opened.append(await link.open())
+            with suppress(LinkLost):
+                await opened[-1].write(b"\1")
+        await ended(stream)
+        assert "more than 4 streams" in link.close_reason
+        await honest_pair_works(victim, friend)
+
+
+async def test_a_few_streams_left_open_are_given_up():
+    async with world() as (victim, friend, rogue):
+        link, stream = await rogue.greeted(victim)
+        opened = [await link.open() for _ in range(SETTINGS.streams_served)]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(talk, stream)
+            for half in opened:
+                await half.write(BlobRequest(b"h" * 32, 1).encode()[:-1])
+            await honest_pair_works(victim, friend)
+            for half in opened:
+                await ended(half)
+            assert link.close_reason == ""  # slow is no offence
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_malformed_blob_request_costs_the_connection():
+    async with world() as (victim, friend, rogue):
+        link, stream = await rogue.greeted(victim)
+        asking = await link.open()
+        await asking.write(b"\7" * 100)
+        await ended(stream)
+        assert "blob request" in link.close_reason
+        await honest_pair_works(victim, friend)
+
+
+async def test_a_one_way_stream_costs_the_connection():
+    async with world() as (victim, friend, rogue):
+        link, stream = await rogue.greeted(victim)
+        one_way = await link._connection.open_uni()
+        await one_way.write_all(b"x")
+        await ended(stream)
+        assert "one direction" in link.close_reason
+        await honest_pair_works(victim, friend)
+
+
+async def test_a_stranger_is_closed_at_once_and_told_nothing():
+    async with world() as (victim, friend, rogue):
+        await victim.set_peers({friend.peer_id: friend.address})
+        await victim.broadcast(b"secret", tag=1)
+        link = await rogue.link(victim)
+        told = b""
+        with suppress(LinkLost):
+            stream = await link.open()
+            await stream.write(framed(Hello("run", b"instance")))
+            told = await stream.read(1000)
+        assert told == b""
+        assert "no member" in link.close_reason
+        await honest_pair_works(victim, friend)
+
+
+async def test_a_removed_member_is_disconnected():
+    async with world() as (victim, friend, rogue):
+        link, stream = await rogue.greeted(victim)
+        await until(lambda: rogue.peer_id in victim.stats.peers)
+        await victim.set_peers({friend.peer_id: friend.address})
+        await ended(stream)
+        assert "no member" in link.close_reason
+        assert friend.peer_id in victim.stats.peers
+
+
+async def test_many_connections_of_one_key_leave_one():
+    async with world() as (victim, friend, rogue):
+        links = [await rogue.link(victim) for _ in range(12)]
+        streams = []
+        for link in links:
+            with suppress(TransportError):
+                streams.append(await link.open())
+                await streams[-1].write(framed(Hello("run", b"instance")))
+        await until(lambda: sum(not link.close_reason for link in links) <= 1)
+        await honest_pair_works(victim, friend)
+
+
+async def test_a_peer_that_says_nothing_is_taken_for_dead():
+    async with world() as (victim, friend, rogue):
+        link, stream = await rogue.greeted(victim)
+        await ended(stream)
+        assert "no sign of life" in link.close_reason
+        assert friend.peer_id in victim.stats.peers
+
+
+async def test_a_peer_that_does_not_read_is_given_up():
+    async with world() as (victim, friend, rogue):
+        _, stream = await rogue.greeted(victim)
+
+        async def ping():
+            with suppress(LinkLost):
+                while True:
+                    await stream.write(framed(control.Ping(1, None)))
+                    await anyio.sleep(0.02)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ping)
+            number = 0
+            while rogue.peer_id in victim.stats.peers:
+                await victim.broadcast(number.to_bytes(4, "big") * 4000, tag=1)
+                await received(friend, 1)
+                number += 1
+        assert number > 10
+        assert friend.peer_id in victim.stats.peers
+
+
+# ------------------------------------------------------------------------------------------------------- false sources
+
+
+async def answer_streams(link, answer, count=100):
+    with suppress(LinkLost):
+        for _ in range(count):
+            stream = await link.accept()
+            await stream.read_exactly(control.BLOB_REQUEST_BYTES)
+            await answer(stream)
+
+
+async def talk(stream):
+    """Keep the connection alive."""
+    with suppress(LinkLost):
+        while True:
+            await stream.write(framed(control.Pong(1)))
+            await anyio.sleep(0.05)
+
+
+@asynccontextmanager
+async def false_source(answer):
+    """As `world`, with the rogue answering blob requests in its own way."""
+    async with world() as (victim, friend, rogue):
+        link, stream = await rogue.greeted(victim)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(talk, stream)
+            tasks.start_soon(answer_streams, link, answer)
+            await until(lambda: rogue.peer_id in victim.stats.peers)
+            yield victim, friend, rogue, link
+            tasks.cancel_scope.cancel()
+
+
+async def wrong_bytes(stream):
+    await stream.write(BlobHead(True, len(BLOB)).encode() + bytes(len(BLOB)))
+    await stream.finish()
+
+
+async def too_short(stream):
+    await stream.write(BlobHead(True, len(BLOB)).encode() + BLOB[:1000])
+    await stream.finish()
+
+
+async def too_large(stream):
+    await stream.write(BlobHead(True, 2**50).encode())
+
+
+async def broken_head(stream):
+    await stream.write(b"\xff" * 9)
+
+
+async def silence(stream):
+    await anyio.sleep_forever()  # holding the stream: dropping it would finish it
+
+
+@pytest.mark.parametrize("answer", [wrong_bytes, too_short, too_large, broken_head, silence])
+async def test_a_false_source_is_passed_over(answer):
+    async with false_source(answer) as (victim, friend, rogue, _):
+        blob_hash = await friend.publish(BLOB, tag=1)
+        sources = [rogue.peer_id, friend.peer_id]
+        assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
+
+
+async def test_wrong_bytes_alone_are_rejected_and_a_few_of_them_cost_the_connection():
+    async with false_source(wrong_bytes) as (victim, friend, rogue, link):
+        for n in range(SETTINGS.false_blobs):
+            with pytest.raises(BlobRejected):
+                await victim.fetch(bytes([n]) * 32, sources=[rogue.peer_id], max_bytes=10**6, timeout=20, tag=1)
+        await until(lambda: rogue.peer_id not in victim.stats.peers)
+        await until(lambda: "do not match" in link.close_reason)
+        await honest_pair_works(victim, friend)
+
+
+async def test_a_silent_source_alone_is_not_found_within_the_timeout():
+    async with false_source(silence) as (victim, _, rogue, _):
+        with anyio.fail_after(10), pytest.raises(BlobNotFound):
+            await victim.fetch(b"h" * 32, sources=[rogue.peer_id], max_bytes=10**6, timeout=0.3, tag=1)
+
+
+def test_the_honest_blob_is_what_the_tests_think():
+    assert len(BLOB) < 10**6
+    assert hashlib.sha256(BLOB).digest() != hashlib.sha256(bytes(len(BLOB))).digest()
+    with pytest.raises(WireError):
+        BlobHead.decode(b"\xff" * 9)

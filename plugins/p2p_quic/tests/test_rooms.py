@@ -1,0 +1,252 @@
+"""The rooms without I/O: frames, addresses, conversations, standing."""
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche_core.errors import WireError
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
+from psyche_core.wire import codec
+from psyche_core.wire.message_log import LogLimits, MessageLog
+from psyche_p2p_quic import control
+from psyche_p2p_quic.address import MAX_ADDRESS_BYTES, PeerAddress
+from psyche_p2p_quic.control import BlobHead, BlobRequest, Have, Hello, Message, Ping, Pong
+from psyche_p2p_quic.conversation import Conversation, PeerSilent
+from psyche_p2p_quic.settings import QuicSettings
+from psyche_p2p_quic.standing import Standing
+
+NUMBERS = st.integers(0, 2**63 - 1)
+FRAMES = st.one_of(
+    st.builds(Hello, st.text(max_size=40), st.binary(min_size=8, max_size=8)),
+    st.builds(Message, NUMBERS, st.binary(max_size=200), st.booleans()),
+    st.builds(Have, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
+    st.builds(Ping, NUMBERS, st.none() | st.binary(min_size=32, max_size=32)),
+    st.builds(Pong, NUMBERS),
+)
+
+
+@given(FRAMES)
+def test_frames_come_out_as_they_went_in(frame):
+    assert control.decode(control.encode(frame), max_bytes=10_000) == frame
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_wire_error_and_nothing_else(data):
+    try:
+        frame = control.decode(data, max_bytes=10_000)
+    except WireError:
+        return
+    assert control.encode(frame) == data
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1, -1, b"", False],
+        [1, True, b"", False],
+        [1, 2**63, b"", False],
+        [1, 1, b"x" * (MAX_MESSAGE_BYTES + 1), False],
+        [1, 1, b"x", 0],
+        [2, b"x" * 17],
+        [2, b"x" * 16 * (control.MAX_HAVE + 1)],
+        [3, 1, b"x" * 31],
+        [0, 1, "run", b"short"],
+        [5],
+        [],
+        {},
+        7,
+    ],
+)
+def test_frames_against_the_rules_are_refused(value):
+    with pytest.raises(WireError):
+        control.decode(codec.encode(value), max_bytes=10**6)
+
+
+def test_another_version_is_named():
+    with pytest.raises(WireError, match="version 2"):
+        control.decode(codec.encode([0, 2, "run", b"12345678", "more"]), max_bytes=1000)
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(0, 2**64 - 1), st.booleans())
+def test_blob_requests_and_heads_come_out_as_they_went_in(blob_hash, number, found):
+    request = BlobRequest(blob_hash, number)
+    assert len(request.encode()) == control.BLOB_REQUEST_BYTES
+    assert BlobRequest.decode(request.encode()) == request
+    head = BlobHead(found, number)
+    assert len(head.encode()) == control.BLOB_HEAD_BYTES
+    assert BlobHead.decode(head.encode()) == head
+
+
+@pytest.mark.parametrize("data", [b"", b"\2" + bytes(40), b"\1" + bytes(39), b"\1" + bytes(41)])
+def test_malformed_blob_requests_are_refused(data):
+    with pytest.raises(WireError):
+        BlobRequest.decode(data)
+
+
+def test_malformed_blob_heads_are_refused():
+    for data in (b"", b"\2" + bytes(8), bytes(8)):
+        with pytest.raises(WireError):
+            BlobHead.decode(data)
+
+
+# ------------------------------------------------------------------------------------------------------------- addresses
+
+
+def test_addresses_are_opaque_short_and_dialable():
+    address = PeerAddress((("192.0.2.1", 4433), ("2001:db8::1", 1)))
+    assert len(address.encode()) <= MAX_ADDRESS_BYTES
+    assert PeerAddress.decode(address.encode()) == address
+    assert address.dialable() == ["192.0.2.1:4433", "[2001:db8::1]:1"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [2, [], None],
+        [1, [["192.0.2.1", 0]], None],
+        [1, [["192.0.2.1", 65536]], None],
+        [1, [["192.0.2.1", True]], None],
+        [1, [["example.org", 1]], None],
+        [1, [["239.255.255.250", 1900]], None],
+        [1, [["0.0.0.0", 1]], None],
+        [1, [["fe80::1%eth0", 1]], None],
+        [1, [["192.0.2.1", 1]] * 17, None],
+        [1, [["192.0.2.1", 1]], "https://relay.example"],
+        [1, [["192.0.2.1"]], None],
+        "192.0.2.1:1",
+    ],
+)
+def test_addresses_against_the_rules_are_refused(value):
+    with pytest.raises(WireError):
+        PeerAddress.decode(codec.encode(value))
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_as_address_are_at_most_a_wire_error(data):
+    try:
+        PeerAddress.decode(data)
+    except WireError:
+        return
+
+
+# --------------------------------------------------------------------------------------------------------- conversations
+
+
+def pair(**limits):
+    settings = QuicSettings(silent_beats=3, have_beats=2)
+    logs = MessageLog(limits=LogLimits(**limits)), MessageLog(limits=LogLimits(**limits))
+    return logs, (Conversation(b"b" * 32, logs[0], settings=settings), Conversation(b"a" * 32, logs[1], settings=settings))
+
+
+def exchange(one, other, frames):
+    """Carry frames, and the answers to them, to and fro until nobody has anything to say; returns how many were carried."""
+    carried = 0
+    while frames:
+        carried += len(frames)
+        other.heard()
+        frames, one, other = [answer for data in frames for answer in other.receive(data)], other, one
+    return carried
+
+
+def test_after_the_opening_both_hold_the_same():
+    logs, (one, other) = pair()
+    for n in range(5):
+        logs[0].add_own(b"left %d" % n, tag=n)
+        logs[1].add_own(b"right %d" % n, tag=n)
+    exchange(one, other, one.opening())
+    exchange(other, one, other.opening())
+    assert logs[0].digest() == logs[1].digest()
+    assert len(logs[0]) == 10
+
+
+def test_nothing_is_sent_twice_on_one_connection():
+    logs, (one, other) = pair()
+    entry = logs[0].add_own(b"once", tag=1)
+    assert len(one.announce(entry)) == 1
+    assert one.announce(entry) == []
+    assert one.receive(other.opening()[0]) == []
+
+
+def test_a_message_that_came_from_the_peer_is_not_given_back():
+    logs, (one, other) = pair()
+    (data,) = one.announce(logs[0].add_own(b"ours", tag=1))
+    other.receive(data)
+    assert other.receive(control.encode(Have(()))) == []
+
+
+def test_who_lacks_a_message_gets_it_after_a_few_beats_though_nobody_connects():
+    logs, (one, other) = pair()
+    exchange(one, other, one.opening())
+    logs[0].add_from(b"c" * 32, b"from a third", tag=1, relayed=False)
+    for _ in range(4):
+        exchange(one, other, one.beat())
+        exchange(other, one, other.beat())
+    assert logs[1].read().message == b"from a third"
+
+
+def test_members_that_agree_only_ping():
+    logs, (one, other) = pair()
+    exchange(one, other, one.announce(logs[0].add_own(b"agreed", tag=1)))
+    for _ in range(10):
+        assert exchange(one, other, one.beat()) == 2
+
+
+def test_a_silent_peer_is_dead_after_some_beats_and_any_byte_revives_it():
+    _, (one, _) = pair()
+    one.beat()
+    one.beat()
+    one.heard()
+    one.beat()
+    one.beat()
+    one.beat()
+    with pytest.raises(PeerSilent):
+        one.beat()
+
+
+def test_own_messages_over_the_share_break_the_rules_and_relayed_ones_do_not():
+    logs, (_, other) = pair(own_messages=2, relayed_messages=2)
+    for n in range(5):
+        other.receive(control.encode(Message(1, b"relayed %d" % n, True)))
+    for n in range(2):
+        other.receive(control.encode(Message(1, b"own %d" % n, False)))
+    with pytest.raises(WireError, match="share"):
+        other.receive(control.encode(Message(1, b"own 3", False)))
+    assert len(logs[1]) == 4
+
+
+def test_lists_in_quick_succession_are_not_all_answered():
+    logs, (one, _) = pair()
+    answers = []
+    for n in range(6):
+        logs[0].add_own(b"new %d" % n, tag=1)
+        answers.append(len(one.receive(control.encode(Have(())))))
+    assert answers == [1, 1, 0, 0, 0, 0]
+
+
+def test_a_second_hello_breaks_the_rules():
+    _, (one, _) = pair()
+    with pytest.raises(WireError):
+        one.receive(control.encode(Hello("run", b"12345678")))
+
+
+def test_forgets_what_expired():
+    logs, (one, _) = pair()
+    (data,) = one.announce(logs[0].add_own(b"again", tag=1))
+    logs[0].expire(2)
+    one.beat()
+    entry = logs[0].add_own(b"again", tag=2)
+    assert entry.id == hashlib.sha256(b"again").digest()
+    assert one.announce(entry) != [data] != []
+
+
+def test_standing_refuses_for_a_while_and_forgets_strangers():
+    standing = Standing(penalty_seconds=10, false_blobs=2)
+    assert not standing.served_false(b"a", now=0)
+    assert standing.served_false(b"a", now=1)
+    assert standing.refused_for(b"a", now=2) == 9
+    assert standing.refused_for(b"a", now=11) == 0
+    assert standing.refused_for(b"b", now=2) == 0
+    standing.keep_only(frozenset((b"b",)))
+    assert standing.refused_for(b"a", now=2) == 0
