@@ -20,7 +20,7 @@ from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, W
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, BlobRejected, CommandRefused, PsycheError, TransportError, WireError
 from psyche_core.interfaces import Backend, Transport
-from psyche_core.types import NodeIdentity
+from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import seal, sign_commitment, unseal
 from psyche_core.wire.signing import SecretKey
 
@@ -124,7 +124,9 @@ class ClientRuntime:
                     await self._set_peers()
                 await self._events.send(ev.StateSeen(update.state))
         except BackendError as error:
-            self._fail(error)
+            state = self._machine.state
+            if state is None or state.run_state is not RunState.Finished:  # a server may close once it has told the end
+                self._fail(error)
 
     async def _watch_messages(self) -> None:
         while True:

@@ -30,7 +30,7 @@ def summary(ledger: RunLedger, report: dict[str, Any], *, files: list[Path]) -> 
     figures.add_row("training took", f"{duration_text(report['train_seconds'])} of {duration_text(report['wall_seconds'])}")
 
     clients = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("client", "id", "steps", "first loss", "last loss", "bytes a result", "sent", "received"):
+    for column in ("client", "id", "steps", "loss at first", "at last", "per result", "sent", "received"):
         clients.add_column(column, justify="left" if column in ("client", "id") else "right", no_wrap=True)
     for page in ledger.clients.values():
         clients.add_row(

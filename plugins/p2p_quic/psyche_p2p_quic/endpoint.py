@@ -11,6 +11,7 @@ peers.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from psyche_p2p_quic.ffi_copy import mend
 ALPN = b"psyche/p2p/1"
 _GIVE_UP_SECONDS = 1.0
 _CONTROL_PRIORITY = 10
+_PEER_CODE = re.compile(r"closed by peer: .*\(code (\d+)\)", re.DOTALL)
 
 mend()
 
@@ -132,6 +134,12 @@ class Link:
     def close_reason(self) -> str:
         """Why it ended, "" while it lives."""
         return str(self._connection.close_reason() or "")
+
+    @property
+    def peer_code(self) -> int | None:
+        """The code the peer closed it with, None when it lives or ended otherwise."""
+        found = _PEER_CODE.fullmatch(self.close_reason)
+        return int(found[1]) if found else None
 
 
 class Arrival:

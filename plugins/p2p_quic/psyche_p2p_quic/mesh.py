@@ -114,7 +114,9 @@ class Mesh:
                 current = self.sessions.get(peer)
                 if current is not None:
                     await current.ended.wait()
-                    pause = self._settings.retry_seconds * random.uniform(0.5, 1.5)
+                    settings = self._settings
+                    pause = settings.dial_grace_seconds if current.peer_left else settings.retry_seconds
+                    pause *= random.uniform(0.5, 1.5)
                     continue
 
                 if dialable and not self._arriving[peer] and await self._dial(peer, dialable):

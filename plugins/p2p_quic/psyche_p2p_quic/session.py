@@ -97,6 +97,11 @@ class Session:
             self._closing.set()
             self._link.close(code, reason)
 
+    @property
+    def peer_left(self) -> bool:
+        """Whether the peer said goodbye: it will not be there when dialled at once."""
+        return self._link.peer_code == CLOSED
+
     async def open(self) -> Stream:
         """A stream for a blob request."""
         return await self._link.open()

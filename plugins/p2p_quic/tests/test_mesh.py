@@ -98,6 +98,20 @@ async def test_a_crashed_and_restarted_member_is_back_in_a_few_beats():
                 assert [i.message for i in await received(second, 1)] == [b"welcome back"]
 
 
+async def test_a_goodbye_is_told_from_a_loss():
+    async with (
+        QuicTransport("run", SecretKey.generate(), settings=QUICK) as one,
+        QuicTransport("run", SecretKey.generate(), settings=QUICK) as other,
+    ):
+        await all_members(one, other)
+        await connected((one, other))
+        (session,) = one._mesh.sessions.values()
+        assert not session.peer_left
+        await other.aclose()
+        await session.ended.wait()
+        assert session.peer_left, session._link.close_reason
+
+
 async def test_an_address_that_makes_no_sense_hurts_nobody():
     async with (
         QuicTransport("run", SecretKey.generate(), settings=QUICK) as one,

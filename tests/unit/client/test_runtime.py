@@ -1,0 +1,227 @@
+"""The shell around the machine: what it does when its backend, its transport or its trainer misbehaves."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+
+from psyche_core.builtin.dummy_data import DummyData
+from psyche_core.builtin.memory_backend import MemoryCoordinator
+from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.client import report
+from psyche_core.client.machine import Patience
+from psyche_core.client.runtime import ClientRuntime
+from psyche_core.client.workshop import Bench
+from psyche_core.coordinator import new_state
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BackendClosed, ModelError, NonFiniteError, PayloadRejected
+from psyche_core.interfaces.data import Samples
+from psyche_core.run_config import parse_run_file
+from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.messages import Finished, seal
+from psyche_core.wire.signing import SecretKey
+from world import RUN
+
+TABLE = {"total_steps": 6, "clients": 3, "min_clients": 2, "witness_nodes": 0, "rounds_per_epoch": 3}
+
+
+@dataclass(frozen=True)
+class Done:
+    loss: float
+    tokens: int
+    seconds: float
+    payload: bytes
+
+
+class ChainTrainer:
+    """A trainer whose weights are a hash chain over what was applied. broken: steps it cannot train; bad: sends garbage."""
+
+    max_payload_bytes = 64
+    parameter_count = 1
+
+    def __init__(self, name: str, *, broken: tuple[int, ...] = (), bad: tuple[int, ...] = ()) -> None:
+        self.name, self.broken, self.bad = name, broken, bad
+        self.weights = bytes(32)
+        self.applied: list[tuple[int, int]] = []
+
+    def train(self, step: int, samples: Samples) -> Done:
+        if step in self.broken:
+            message = "the gradient is not finite"
+            raise NonFiniteError(message)
+
+        prefix = b"bad!" if step in self.bad else b"good"
+        return Done(4.0, samples.count * samples.sequence_length, 0.01, prefix + f"{self.name} {step}".encode())
+
+    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool) -> None:
+        self.weights = hashlib.sha256(self.weights + repr((step, sorted(payloads))).encode()).digest()
+        self.applied.append((step, len(payloads)))
+
+    def check(self, payload: bytes) -> None:
+        if not payload.startswith(b"good"):
+            message = "does not fit"
+            raise PayloadRejected(message)
+
+    def sampled_digest(self, seed: int) -> bytes:
+        return hashlib.sha256(self.weights + seed.to_bytes(8, "big")).digest()
+
+    def full_digest(self) -> bytes:
+        return hashlib.sha256(self.weights).digest()
+
+    def evaluate(self, samples: Samples) -> float:
+        return float(samples.count)
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+
+
+class Party:
+    """Three runtimes over memory parts, on the real clock."""
+
+    def __init__(self, trainers: list[ChainTrainer], **config: int) -> None:
+        run = parse_run_file(RUN.format(**{**TABLE, "clients": len(trainers), **config}), source="world")
+        self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model))
+        self.network = MemoryNetwork()
+        self.trainers = trainers
+        self.events: list[list[report.Event]] = [[] for _ in trainers]
+        self.runtimes: dict[int, ClientRuntime] = {}
+        self.failures: dict[int, Exception] = {}
+        self.transports: dict[int, MemoryTransport] = {}
+
+    async def member(self, index: int) -> None:
+        key = SecretKey(hashlib.sha256(b"party" + bytes((index,))).digest())
+        identity = NodeIdentity(key.public, key.public)
+
+        async def build(_: CoordinatorState) -> Bench:
+            return Bench(self.trainers[index], data)
+
+        async with (
+            self.coordinator.backend(identity) as backend,
+            MemoryTransport(self.network, key.public) as transport,
+            DummyData(sequence_length=16) as data,
+        ):
+            self.transports[index] = transport
+            runtime = self.runtimes[index] = ClientRuntime(
+                run_id="world",
+                key=key,
+                backend=backend,
+                transport=transport,
+                build=build,
+                report=report.Report(self.events[index].append),
+                patience=Patience(peers=2.0),
+            )
+            try:
+                await runtime.run()
+            except (BackendClosed, ModelError) as error:
+                self.failures[index] = error
+
+    async def play(self) -> None:
+        async with anyio.create_task_group() as clock:
+            clock.start_soon(self.coordinator.run)
+            async with anyio.create_task_group() as members:
+                for index in range(len(self.trainers)):
+                    members.start_soon(self.member, index)
+            clock.cancel_scope.cancel()
+
+    def ended(self, index: int) -> report.Ended:
+        return next(event for event in self.events[index] if isinstance(event, report.Ended))
+
+
+def trainers(count: int = 3) -> list[ChainTrainer]:
+    return [ChainTrainer(f"trainer-{number}") for number in range(count)]
+
+
+@pytest.mark.slow
+async def test_a_quiet_party_applies_everything() -> None:
+    party = Party(trainers())
+    await party.play()
+
+    assert [trainer.applied for trainer in party.trainers] == [[(step, 3) for step in range(1, 7)]] * 3
+    assert len({trainer.weights for trainer in party.trainers}) == 1
+    assert all(party.ended(index).success for index in range(3))
+
+
+@pytest.mark.slow
+async def test_a_payload_that_does_not_fit_is_left_out_by_everybody() -> None:
+    members = [*trainers(3), ChainTrainer("liar", bad=(2,))]
+    party = Party(members, total_steps=4, rounds_per_epoch=4)
+    await party.play()
+
+    honest = party.trainers[:3]
+    assert len({trainer.weights for trainer in honest}) == 1
+    assert dict(honest[0].applied)[2] == 3
+    refused = [event for event in party.events[0] if isinstance(event, report.Problem) and "refused" in event.message]
+    assert refused
+
+
+@pytest.mark.slow
+async def test_a_share_that_cannot_be_trained_is_told_and_comes_again() -> None:
+    members = [*trainers(3), ChainTrainer("broken", broken=(2,))]
+    party = Party(members, total_steps=4, rounds_per_epoch=4)
+    await party.play()
+
+    told = [event.message for event in party.events[3] if isinstance(event, report.Problem)]
+    assert any("step 2 was not trained: the gradient is not finite" in message for message in told)
+    assert len({trainer.weights for trainer in party.trainers[:3]}) == 1
+    assert party.coordinator.state.run_state is RunState.Finished
+
+
+async def test_garbage_from_a_peer_reaches_nobody() -> None:
+    """Bytes that are no envelope, and an envelope of another run, are dropped; the client goes on."""
+    party = Party(trainers(2), min_clients=2)
+    stranger = SecretKey.generate()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(party.member, 0)
+        tasks.start_soon(party.member, 1)
+        while len(party.transports) < 2 or not party.transports[0].stats.peers:
+            party.coordinator.tick()
+            await anyio.sleep(0.05)
+        for garbage in (b"", b"\xff" * 100, seal(stranger, "other", Finished(0, 0)), seal(stranger, "world", Finished(0, 0))):
+            await party.transports[1].broadcast(garbage, tag=0)
+        party.runtimes[0].leave()
+        party.runtimes[1].leave()
+
+    assert party.ended(0).success
+    assert party.ended(1).success
+
+
+async def test_leaving_withdraws_before_it_ends() -> None:
+    party = Party(trainers(1), min_clients=1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(party.member, 0)
+        while not party.coordinator.state.pending:
+            await anyio.sleep(0.01)
+        party.runtimes[0].leave()
+
+    assert party.coordinator.state.pending == ()
+    assert party.ended(0).reason == "left the run as asked"
+
+
+async def test_a_backend_that_is_gone_ends_the_client_with_its_reason() -> None:
+    party = Party(trainers(1), min_clients=1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(party.member, 0)
+        while not party.coordinator.state.pending:
+            await anyio.sleep(0.01)
+        await party.runtimes[0]._backend.aclose()
+
+    assert isinstance(party.failures[0], BackendClosed)
+    assert not party.ended(0).success
+
+
+async def test_a_model_that_cannot_be_built_ends_the_client_with_its_reason() -> None:
+    party = Party(trainers(1), min_clients=1)
+
+    def refuse(seed: int = 0) -> bytes:
+        message = "the weights do not fit"
+        raise ModelError(message)
+
+    party.trainers[0].full_digest = refuse  # type: ignore[method-assign]  # the trainer itself is broken, not the runtime
+    await party.play()
+
+    assert str(party.failures[0]) == "the weights do not fit"
