@@ -1,1 +1,3 @@
+"""The version of psyche-core."""
+
 __version__ = "0.1.0"

@@ -75,7 +75,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def receive(self) -> Incoming:
-        """Wait for a message from somebody else. Cancel-safe."""
+        """Wait for a message from somebody else. Cancel-safe. Messages whose tag expired before they were read may be gone."""
 
     @abstractmethod
     async def publish(self, blob: bytes, *, tag: int) -> bytes:

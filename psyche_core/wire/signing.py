@@ -20,7 +20,7 @@ _PREFIX = b"psyche/1"
 
 
 def _framed(domain: str, run_id: str, body: bytes) -> bytes:
-    """prefix || len(domain) || domain || len(run id) || run id || body; lengths are one byte, so no two inputs collide."""
+    """The bytes signed: prefix, domain, run id, body. Domain and run id carry their length, so no two inputs collide."""
     tag, run = domain.encode(), run_id.encode()
     return b"".join((_PREFIX, bytes((len(tag),)), tag, bytes((len(run),)), run, body))
 

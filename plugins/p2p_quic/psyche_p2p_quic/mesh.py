@@ -237,8 +237,8 @@ class Mesh:
         """Keep the new connection or the one there is; whether it was the new one."""
         old = self.sessions.get(made.peer)
         if old is not None and not old.ended.is_set():
-            by_smaller = made.dialled == (self._own < made.peer)
-            if old.instance == made.instance and old.dialled != made.dialled and not by_smaller:
+            restarted = old.instance != made.instance
+            if not restarted and not newer_stays(self._own, made.peer, old_dialled=old.dialled, new_dialled=made.dialled):
                 return False
 
             old.close(session.SUPERSEDED, "there is a newer connection")
@@ -261,6 +261,15 @@ class Mesh:
     def _tell(self) -> None:
         self.changed.set()
         self.changed = anyio.Event()
+
+
+def newer_stays(own: bytes, peer: bytes, *, old_dialled: bool, new_dialled: bool) -> bool:
+    """Which of two connections between the same two endpoints stays; both ends come to the same answer.
+
+    `*_dialled`: whether we dialled it. After crossing dials it is the one the smaller key dialled; when the same side dialled
+    both, it did so because it lost the older.
+    """
+    return old_dialled == new_dialled or new_dialled == (own < peer)
 
 
 def _now() -> float:

@@ -47,7 +47,8 @@ class Owner(Protocol):
 class Session:
     """link, stream: a connection and its control stream, both past the hello. decoder: with what was read behind the hello.
 
-    dialled: whether we dialled. instance: the peer's. `ended` is set when it is over.
+    dialled: whether we dialled. instance: the peer's. `ended` is set when it
+    is over; `peer_left` says then whether the peer said goodbye, and so will not be there when dialled at once.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Session:
         self.dialled = dialled
         self.instance = instance
         self.ended = anyio.Event()
+        self.peer_left = False
         self.conversation = conversation
         self.asking = anyio.Semaphore(settings.streams_asked)
         self._link = link
@@ -95,12 +97,8 @@ class Session:
         """End it now; the peer sees the code and the reason. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
+            self.peer_left = self._link.peer_code == CLOSED
             self._link.close(code, reason)
-
-    @property
-    def peer_left(self) -> bool:
-        """Whether the peer said goodbye: it will not be there when dialled at once."""
-        return self._link.peer_code == CLOSED
 
     async def open(self) -> Stream:
         """A stream for a blob request."""
@@ -114,10 +112,12 @@ class Session:
                 for part in (self._read, self._write, self._beat, self._refuse_one_way):
                     tasks.start_soon(self._part, part, tasks)
                 tasks.start_soon(self._part, lambda: self._accept(tasks), tasks)
-                await self._closing.wait()
-                tasks.cancel_scope.cancel()
+                try:
+                    await self._closing.wait()
+                finally:  # before the parts are cancelled: an interrupted write looks like a finished stream to the peer
+                    self.close(CLOSED, "closed")
+                    tasks.cancel_scope.cancel()
         finally:
-            self.close(CLOSED, "closed")
             self.ended.set()
 
     async def _part(self, work: Callable[[], Awaitable[None]], tasks: TaskGroup) -> None:

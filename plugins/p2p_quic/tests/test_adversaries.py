@@ -2,6 +2,7 @@
 
 import hashlib
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -296,9 +297,9 @@ async def talk(stream):
 
 
 @asynccontextmanager
-async def false_source(answer):
+async def false_source(answer, *, settings=SETTINGS):
     """As `world`, with the rogue answering blob requests in its own way."""
-    async with world() as (victim, friend, rogue):
+    async with world(settings=settings) as (victim, friend, rogue):
         link, stream = await rogue.greeted(victim)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(talk, stream)
@@ -333,6 +334,14 @@ async def silence(stream):
 @pytest.mark.parametrize("answer", [wrong_bytes, too_short, too_large, broken_head, silence])
 async def test_a_false_source_is_passed_over(answer):
     async with false_source(answer) as (victim, friend, rogue, _):
+        blob_hash = await friend.publish(BLOB, tag=1)
+        sources = [rogue.peer_id, friend.peer_id]
+        assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
+
+
+async def test_a_source_that_is_silent_is_raced_by_the_next_long_before_it_is_given_up():
+    patient = replace(SETTINGS, stall_seconds=1000)
+    async with false_source(silence, settings=patient) as (victim, friend, rogue, _):
         blob_hash = await friend.publish(BLOB, tag=1)
         sources = [rogue.peer_id, friend.peer_id]
         assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB

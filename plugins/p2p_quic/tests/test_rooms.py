@@ -14,6 +14,7 @@ from psyche_p2p_quic import control
 from psyche_p2p_quic.address import MAX_ADDRESS_BYTES, PeerAddress
 from psyche_p2p_quic.control import BlobHead, BlobRequest, Have, Hello, Message, Ping, Pong
 from psyche_p2p_quic.conversation import Conversation, PeerSilent
+from psyche_p2p_quic.mesh import newer_stays
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.standing import Standing
 
@@ -239,6 +240,24 @@ def test_forgets_what_expired():
     entry = logs[0].add_own(b"again", tag=2)
     assert entry.id == hashlib.sha256(b"again").digest()
     assert one.announce(entry) != [data] != []
+
+
+@pytest.mark.parametrize("smaller_saw_its_own_first", [True, False])
+@pytest.mark.parametrize("larger_saw_its_own_first", [True, False])
+def test_after_crossing_dials_both_ends_keep_the_one_the_smaller_key_dialled(smaller_saw_its_own_first, larger_saw_its_own_first):
+    small, large = b"a" * 32, b"b" * 32
+    kept = []
+    for own, peer, own_first in ((small, large, smaller_saw_its_own_first), (large, small, larger_saw_its_own_first)):
+        newer = newer_stays(own, peer, old_dialled=own_first, new_dialled=not own_first)
+        kept_one_we_dialled = own_first != newer
+        kept.append(own if kept_one_we_dialled else peer)
+    assert kept == [small, small]
+
+
+def test_who_dials_again_has_lost_the_older_connection():
+    for own, peer in ((b"a", b"b"), (b"b", b"a")):
+        assert newer_stays(own, peer, old_dialled=True, new_dialled=True)
+        assert newer_stays(own, peer, old_dialled=False, new_dialled=False)
 
 
 def test_standing_refuses_for_a_while_and_forgets_strangers():
