@@ -50,6 +50,9 @@ class ClientSettings(_ProgramSettings):
     validation_data: Path | None = Field(
         default=None, description="Held-out tokens (token file or folder of them) to measure the loss on."
     )
+    validation_token_size: Literal["TwoBytes", "FourBytes"] = Field(
+        default="TwoBytes", description="Bytes of a held-out token, as in data.toml."
+    )
     validation_sequences: int = Field(default=64, ge=1, description="Sequences of it to use each time.")
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")

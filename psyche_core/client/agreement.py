@@ -1,11 +1,34 @@
-"""Full model digests at the two ends of an epoch: ours, the peers', and who disagrees.
+"""Whether our replica is the others': full digests at the two ends of an epoch, sampled ones in every round's statements.
 
 The reference never exchanged a hash of its weights, so replicas could drift unseen (its defect 9.1-1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from psyche_core.client.rounds import RoundRecord
+from psyche_core.coordinator import witness
 from psyche_core.wire.messages import ModelDigest
+
+
+def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
+    """The step of a settled round in which a quorum of witnesses had another digest than we; each round is judged once.
+
+    Witnesses without an opinion (a digest of zeros) do not count.
+    """
+    for record in records:
+        if record.digest_judged or record.settled_by is None or not any(record.digest):
+            continue
+
+        record.digest_judged = True
+        stored = record.settled_by.round_at(record.height)
+        statements = stored.statements if stored is not None else ()
+        unlike = sum(any(said.model_digest) and said.model_digest != record.digest for said in statements)
+        if unlike and unlike >= witness.quorum(len(record.witnesses)):
+            return record.round.step
+
+    return None
 
 
 class DigestBook:

@@ -115,7 +115,8 @@ def bench_builder(
         data = await provider(llm.data_location.name, llm.data_location.settings, settings.base)
         validation = None
         if settings.validation_data is not None:
-            held_out = await provider("Local", {"location": str(settings.validation_data.absolute())}, settings.base)
+            place = {"location": str(settings.validation_data.absolute()), "token_size": settings.validation_token_size}
+            held_out = await provider("Local", place, settings.base)
             validation = await _first_samples(held_out, settings.validation_sequences)
         return Bench(
             trainer,

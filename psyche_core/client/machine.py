@@ -16,14 +16,15 @@ from dataclasses import dataclass
 
 from psyche_core.client import events as ev
 from psyche_core.client import report, speech
+from psyche_core.client.agreement import unlike_witnesses
 from psyche_core.client.epoch import PLAYING, EpochNotes, epoch_key
-from psyche_core.client.inbox import EarlyMessages, commitment_ok
+from psyche_core.client.inbox import EarlyMessages
+from psyche_core.client.results import ResultDesk
 from psyche_core.client.rounds import RoundRecord
-from psyche_core.coordinator import witness
 from psyche_core.coordinator.commands import WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState
-from psyche_core.wire.messages import Finished, ModelDigest, Result, commitment_hash
+from psyche_core.wire.messages import Finished, ModelDigest, Result
 
 _LATE = (
     "the run is at step {step} and this version can only join a run at its start "
@@ -60,7 +61,7 @@ class ClientMachine:
         self._join_asked = False
         self._model_ready = False
         self._model_digest = bytes(32)
-        self._max_payload_bytes = 0
+        self._results = ResultDesk(run_id)
         self._busy = False
         self._figures = speech.Figures()
 
@@ -246,7 +247,8 @@ class ClientMachine:
             case Finished():
                 notes.records[message.height].finished.add(slot)
             case Result():
-                self._on_result(notes.records[message.height], slot, event.origin, message)
+                if self.state is not None:
+                    self._do(*self._results.announced(self.state, notes, slot=slot, result=message))
 
     def _slot_of_peer(self, p2p: bytes) -> int | None:
         for slot, client in enumerate(self.state.epoch.clients if self.state is not None else ()):
@@ -255,55 +257,9 @@ class ClientMachine:
 
         return None
 
-    def _on_result(self, record: RoundRecord, slot: int, origin: bytes, result: Result) -> None:
-        state = self.state
-        if state is None or record.applied or record.shares.get(slot) != result.share or result.step != record.round.step:
-            return
-
-        trainer = state.epoch.clients[slot].id.signer
-        if self._commitment(record, result.share, trainer, result.payload_hash) != result.commitment:
-            return
-
-        if not commitment_ok(result, run_id=self.run_id, p2p=origin):
-            return
-
-        if self._model_ready and result.payload_bytes > self._max_payload_bytes:
-            return
-
-        if record.add(slot, result):
-            count = len(record.candidates[slot])
-            if count == 1:
-                self._fetch(record, result, origin)
-            elif count == 2:
-                name = state.epoch.clients[slot].id.short
-                self._tell(report.Problem("warning", f"client {name} announced two results for step {result.step}"))
-
-    def _commitment(self, record: RoundRecord, share: ev.Share, trainer: bytes, payload_hash: bytes) -> bytes:
-        return commitment_hash(
-            self.run_id,
-            epoch=record.epoch,
-            step=record.round.step,
-            share=share,
-            trainer=trainer,
-            payload_hash=payload_hash,
-        )
-
     def _fetch_missing(self) -> None:
-        """Ask (again) for announced results we do not hold: fetches fail, and some were announced before we could check them."""
-        for record in self._notes.records.values() if self._notes is not None else ():
-            for slot, known in record.candidates.items():
-                if not record.applied and slot not in record.verified and self.state is not None:
-                    self._fetch(record, next(iter(known.values())), self.state.epoch.clients[slot].id.p2p)
-
-    def _fetch(self, record: RoundRecord, result: Result, origin: bytes) -> None:
-        notes = self._notes
-        if notes is None or not self._model_ready:
-            return
-
-        if notes.inbox.wants(result.payload_hash):
-            self._do(ev.FetchPayload(result.payload_hash, (origin,), notes.tag(record.height)))
-        elif result.payload_hash in notes.inbox.valid:
-            record.payload_arrived(result.payload_hash, notes.inbox.valid)
+        if self._notes is not None and self.state is not None:
+            self._do(*self._results.fetch_missing(self.state, self._notes))
 
     def _on_payload(self, event: ev.PayloadChecked) -> None:
         if self._notes is not None:
@@ -316,7 +272,7 @@ class ClientMachine:
     def _on_model_ready(self, event: ev.ModelReady) -> None:
         self._model_ready = True
         self._model_digest = event.digest
-        self._max_payload_bytes = event.max_payload_bytes
+        self._results.max_payload_bytes = event.max_payload_bytes
         if self._notes is not None:
             self._notes.digests.ours = event.digest
         self._fetch_missing()
@@ -331,7 +287,7 @@ class ClientMachine:
         record.own_done = True
         step, share = record.round.step, record.shares[notes.slot]
         self._tell(report.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, event.payload_bytes))
-        commitment = self._commitment(record, share, self.identity.signer, event.payload_hash)
+        commitment = self._results.commitment(record, share=share, trainer=self.identity.signer, payload_hash=event.payload_hash)
         result = Result(
             notes.number,
             event.height,
@@ -459,7 +415,7 @@ class ClientMachine:
             if self._now - record.waiting_since > self._patience.payload:
                 self._leave(f"nobody could give us the accepted result of slot {slot} for step {record.round.step}")
             elif result is not None:
-                self._fetch(record, result, state.epoch.clients[slot].id.p2p)
+                self._do(*self._results.fetch(notes, record, result, state.epoch.clients[slot].id.p2p))
             return
 
         self._start(ev.Apply(record.height, record.round.step, tuple(payloads), notes.slot in record.accepted))
@@ -478,14 +434,6 @@ class ClientMachine:
             self._leave("this client's model differs from that of half of the members or more")
             return
 
-        for record in notes.records.values():
-            if record.digest_judged or record.settled_by is None or not any(record.digest):
-                continue
-
-            record.digest_judged = True
-            stored = record.settled_by.round_at(record.height)
-            given = [s.model_digest for s in stored.statements if any(s.model_digest)] if stored is not None else []
-            unlike = [digest for digest in given if digest != record.digest]
-            if unlike and len(unlike) >= witness.quorum(len(record.witnesses)):
-                self._leave(f"this client's model differs from the witnesses' at step {record.round.step}")
-                return
+        step = unlike_witnesses(notes.records.values())
+        if step is not None:
+            self._leave(f"this client's model differs from the witnesses' at step {step}")

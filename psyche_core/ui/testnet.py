@@ -229,6 +229,8 @@ class _Testnet:
             if validation is not None:
                 more += ["--validation-data", str(validation.absolute())]
                 more += ["--validation-sequences", str(settings.validation_sequences)]
+                if self._data is not None:
+                    more += ["--validation-token-size", self._data.token_size]
         return [
             *("client", "train", "--run-id", self._run.run_id, "--server-addr", self._address),
             *("--identity-secret-key-path", str(key), "--bind-p2p-interface", HOST),

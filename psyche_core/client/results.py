@@ -1,0 +1,80 @@
+"""Results of other trainers: announcements checked against the round, payloads asked for, again when that failed.
+
+Decided here: an announcement must be for the share the coordinator dealt to that slot, carry the commitment that follows from it
+(F7) and its trainer's signature, before anything is fetched; only the first one of a slot is fetched unasked. Refuses to look
+into payloads.
+"""
+
+from __future__ import annotations
+
+from psyche_core.client import report
+from psyche_core.client.epoch import EpochNotes
+from psyche_core.client.events import Action, FetchPayload, Share, Tell
+from psyche_core.client.inbox import commitment_ok
+from psyche_core.client.rounds import RoundRecord
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.wire.messages import Result, commitment_hash
+
+
+class ResultDesk:
+    """One client's dealings with results. max_payload_bytes: None until our model is open, and nothing is fetched before."""
+
+    def __init__(self, run_id: str) -> None:
+        self.max_payload_bytes: int | None = None
+        self._run_id = run_id
+
+    def commitment(self, record: RoundRecord, *, share: Share, trainer: bytes, payload_hash: bytes) -> bytes:
+        """The commitment of a share's result. trainer: the signer half of its identity."""
+        return commitment_hash(
+            self._run_id,
+            epoch=record.epoch,
+            step=record.round.step,
+            share=share,
+            trainer=trainer,
+            payload_hash=payload_hash,
+        )
+
+    def announced(self, state: CoordinatorState, notes: EpochNotes, *, slot: int, result: Result) -> list[Action]:
+        """Take in an announcement of a slot; what it lacks makes it vanish without a trace."""
+        record = notes.records[result.height]
+        if record.applied or record.shares.get(slot) != result.share or result.step != record.round.step:
+            return []
+
+        client = state.epoch.clients[slot].id
+        expected = self.commitment(record, share=result.share, trainer=client.signer, payload_hash=result.payload_hash)
+        if expected != result.commitment or not commitment_ok(result, run_id=self._run_id, p2p=client.p2p):
+            return []
+
+        if self.max_payload_bytes is not None and result.payload_bytes > self.max_payload_bytes:
+            return []
+
+        if not record.add(slot, result):
+            return []
+
+        count = len(record.candidates[slot])
+        if count == 1:
+            return self.fetch(notes, record, result, client.p2p)
+
+        warning = f"client {client.short} announced two results for step {result.step}"
+        return [Tell(report.Problem("warning", warning))] if count == 2 else []
+
+    def fetch(self, notes: EpochNotes, record: RoundRecord, result: Result, source: bytes) -> list[Action]:
+        """Ask for a payload that is neither here nor on its way. source: p2p key of who should have it."""
+        if self.max_payload_bytes is None:
+            return []
+
+        if notes.inbox.wants(result.payload_hash):
+            return [FetchPayload(result.payload_hash, (source,), notes.tag(record.height))]
+
+        if result.payload_hash in notes.inbox.valid:
+            record.payload_arrived(result.payload_hash, notes.inbox.valid)
+        return []
+
+    def fetch_missing(self, state: CoordinatorState, notes: EpochNotes) -> list[Action]:
+        """Ask (again) for announced results we do not hold: fetches fail, and some were announced before our model was open."""
+        actions: list[Action] = []
+        for record in notes.records.values():
+            for slot, known in record.candidates.items():
+                if not record.applied and slot not in record.verified:
+                    actions += self.fetch(notes, record, next(iter(known.values())), state.epoch.clients[slot].id.p2p)
+        return actions
