@@ -14,6 +14,9 @@ from enum import IntEnum
 MAX_CLIENTS = 256
 """Most clients in one epoch; also the number of bits in `WitnessStatement.participants`."""
 
+MAX_SAMPLES = 2**63 - 1
+"""Sample indices are below this."""
+
 MAX_WITNESSES = 32
 """Most witnesses elected, and statements stored, in one round."""
 
@@ -89,14 +92,17 @@ _BATCH_TEXT = re.compile(r"^B?\[?\s*(\d+)\s*(?:,\s*(\d+)\s*)?\]?$")
 
 @dataclass(frozen=True, slots=True, order=True)
 class BatchId:
-    """A closed interval of sample indices, `first..last` inclusive. Samples are sequences of `max_seq_len` tokens."""
+    """A closed interval of sample indices, `first..last` inclusive. Samples are sequences of `max_seq_len` tokens.
+
+    Indices are below 2**63 - 1, so that the number of samples in any interval fits what `len` can give.
+    """
 
     first: int
     last: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.first <= self.last < 2**64:
-            message = f"a batch is a closed interval 0 <= first <= last < 2**64, got [{self.first}, {self.last}]"
+        if not 0 <= self.first <= self.last < MAX_SAMPLES:
+            message = f"a batch is a closed interval 0 <= first <= last < 2**63 - 1, got [{self.first}, {self.last}]"
             raise ValueError(message)
 
     def __len__(self) -> int:

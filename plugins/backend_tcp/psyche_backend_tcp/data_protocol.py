@@ -19,7 +19,7 @@ from psyche_backend_tcp.limits import CLIENT_FRAME, SERVER_FRAME
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
-from psyche_core.types import BatchId, ClientState, NodeIdentity
+from psyche_core.types import MAX_SAMPLES, BatchId, ClientState, NodeIdentity
 from psyche_core.wire.codec import decode, encode
 
 CHUNK_BYTES = 1024 * 1024
@@ -89,7 +89,7 @@ def decode_request(payload: bytes) -> SamplesRequest:
 
 def _batch(plain: Any) -> BatchId:
     match plain:
-        case [int() as first, int() as last] if 0 <= first <= last < 2**64:
+        case [int() as first, int() as last] if 0 <= first <= last < MAX_SAMPLES:
             return BatchId(first, last)
         case _:
             message = "a batch is two numbers, first <= last"

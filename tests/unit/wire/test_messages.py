@@ -30,7 +30,7 @@ OTHER = SecretKey(b"o" * 32)
 RUN = "run"
 
 small = st.integers(0, 2**32 - 1)
-batches = st.tuples(st.integers(0, 2**63), st.integers(0, 1000)).map(lambda pair: BatchId(pair[0], pair[0] + pair[1]))
+batches = st.tuples(st.integers(0, 2**62), st.integers(0, 1000)).map(lambda pair: BatchId(pair[0], pair[0] + pair[1]))
 digests = st.binary(min_size=32, max_size=32)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Finished, small, small),
