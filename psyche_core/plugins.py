@@ -43,7 +43,6 @@ Status = Literal["ok", "not loaded", "failed", "incompatible", "duplicate", "dis
 FIRST_PARTY_EXTRAS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         ("backend", "tcp"): "tcp",
-        ("backend", "solana"): "solana",
         ("data", "Server"): "tcp",
         ("data", "Http"): "http",
         ("optimizer", "Distro"): "distro",

@@ -60,13 +60,17 @@ class SecretKey:
             message = f"cannot read the identity key {path}: {error.strerror}; make one with `openssl rand 32 > {path}`"
             raise IdentityError(message) from error
 
-        if len(content) != 32:
+        length = len(content)
+        if length != 32:
             try:
                 content = bytes.fromhex(content.decode("ascii").strip())
             except ValueError:
                 content = b""
         if len(content) != 32:
-            message = f"the identity key {path} must hold 32 raw bytes or 64 hex digits; make one with `openssl rand 32 > {path}`"
+            message = (
+                f"the identity key {path} must hold 32 raw bytes or 64 hex digits, got {length} bytes; "
+                "make another with `openssl rand 32 > me.key`"
+            )
             raise IdentityError(message)
 
         return cls(content)

@@ -242,7 +242,6 @@ def test_plugins_can_be_disabled_or_chosen(install: Install, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("kind", "name", "extra"), [
     ("backend", "tcp", "tcp"),
-    ("backend", "solana", "solana"),
     ("optimizer", "Distro", "distro"),
     ("data", "Server", "tcp"),
     ("data", "Http", "http"),

@@ -95,12 +95,23 @@ def test_19_a_payload_that_does_not_fit_costs_its_sender_the_round_and_nobody_el
     """Reference client 9.1-3 and 9.2-13: a bad result was left out by some and crashed others."""
     world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
     liar = world.members[3]
-    world.invalid = lambda payload_hash: payload_hash in liar.own
+    world.invalid = lambda member, payload_hash: payload_hash in liar.own
     world.run(until=lambda: all(m.stop is not None for m in world.members if m is not liar), limit=2000)
 
     assert world.state.run_state is RunState.Finished
     assert len({member.weights for member in world.members[:3]}) == 1
     assert all(not set(results) & liar.own for _, results in world.members[0].applied)
+
+
+def test_an_accepted_payload_that_our_table_refuses_is_left_out_and_the_difference_is_noticed() -> None:
+    """The check is the same everywhere, so this is a broken client or a lying quorum: it must not hang, and not go on unlike."""
+    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    source, target = world.members[0], world.members[3]
+    world.invalid = lambda member, payload_hash: member is target and payload_hash in source.own
+    world.run(until=lambda: target.stop is not None, limit=900)
+
+    assert target.stop is not None
+    assert "differs from the witnesses'" in target.stop.reason
 
 
 def test_a_false_digest_of_one_member_moves_nobody() -> None:

@@ -133,6 +133,35 @@ def test_a_payload_missing_at_one_client_is_fetched_from_another_holder() -> Non
     assert world.state.run_state is RunState.Finished
 
 
+def test_18_an_accepted_payload_that_comes_late_is_waited_for() -> None:
+    """F11. Reference client 9.2-18: who missed a consensus payload died, and a batch it never heard of was skipped (9.1-2)."""
+    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    source, target = world.members[0], world.members[3]
+    world.run(until=lambda: world.state.progress.step == 3)
+    until = world.now + 15
+    world.drop = lambda s, t, payload_hash: t is target and payload_hash in source.own and world.now < until
+    world.run(limit=900)
+
+    assert world.state.run_state is RunState.Finished
+    assert target.stop is not None
+    assert target.stop.success
+    assert_all_equal(world)
+    assert all(len(results) == 4 for _, results in target.applied[:4])
+
+
+def test_an_accepted_payload_nobody_gives_ends_the_client_with_a_sentence_not_with_other_weights() -> None:
+    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    source, target = world.members[0], world.members[3]
+    world.run(until=lambda: world.state.progress.step == 3)
+    world.drop = lambda s, t, payload_hash: t is target and payload_hash in source.own
+    world.run(limit=900)
+
+    assert target.stop is not None
+    assert "nobody could give us the accepted result" in target.stop.reason
+    assert len({member.weights for member in world.members[:3]}) == 1
+    assert world.state.run_state is RunState.Finished
+
+
 def test_a_withheld_payload_everybody_lacks_costs_its_trainer_the_round_only() -> None:
     world = World(4, total_steps=6, rounds_per_epoch=6, min_clients=2)
     liar = world.members[0]

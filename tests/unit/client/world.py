@@ -98,7 +98,7 @@ class World:
         self.coordinator_events: list[CoordinatorEvent] = []
         self.refused: list[tuple[Command, str]] = []
         self.drop: Callable[[Member, Member, bytes], bool] = lambda source, target, payload_hash: False
-        self.invalid: Callable[[bytes], bool] = lambda payload_hash: False
+        self.invalid: Callable[[Member, bytes], bool] = lambda member, payload_hash: False
         self.delay: Callable[[Member], float] = lambda member: 0.01 + 0.05 * self.random.random()
         self.train_delay: Callable[[Member], float] = lambda member: self.random.uniform(*self.train_seconds)
         self.skip_states = False
@@ -231,7 +231,7 @@ class World:
         for other in self.members:
             if action.payload_hash in other.payloads and other.alive and not self.drop(other, member, action.payload_hash):
                 member.payloads[action.payload_hash] = other.payloads[action.payload_hash]
-                valid = not self.invalid(action.payload_hash)
+                valid = not self.invalid(member, action.payload_hash)
                 self._later(member, ev.PayloadChecked(action.payload_hash, valid))
                 return
 
@@ -258,6 +258,7 @@ class World:
                 return ev.Trained(work.height, 5.0, 100, 0.5, payload_hash, len(payload))
             case ev.Apply():
                 assert all(payload_hash in member.payloads for payload_hash in work.payload_hashes)
+                assert work.own_accepted == bool(member.own & set(work.payload_hashes))
                 results = tuple(sorted(work.payload_hashes))
                 if results:
                     member.weights = hashlib.sha256(member.weights + repr((work.step, results)).encode()).digest()
