@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.client import report
+from psyche_core.coordinator.commands import ClientsExited, HealthCheck
 from psyche_core.types import BatchId, RunState
 from world import World
 
@@ -83,7 +84,10 @@ def test_no_sample_is_lost_or_applied_twice_when_a_client_dies() -> None:
     samples = sorted(accepted_samples(world) + sample_numbers([world.state.requeue]))
     assert samples == sorted(set(samples))
     assert samples == list(range(len(samples)))
-    assert all(event.slots for event in [e for e in world.coordinator_events if type(e).__name__ == "ClientsExited"])
+    exited = [event for event in world.coordinator_events if isinstance(event, ClientsExited)]
+    assert [event.slots for event in exited] == [(1,)], "the dead client is reported and dropped, nobody else"
+    assert not [code for command, code in world.refused if isinstance(command, HealthCheck)]
+    assert all(victim.machine.identity not in member.peer_sets[-1] for member in world.survivors())
 
 
 @pytest.mark.parametrize("victims", [(0,), (2,), (0, 1)])
@@ -96,6 +100,7 @@ def test_survivors_stay_equal_and_finish(victims: tuple[int, ...]) -> None:
 
     assert world.state.run_state is RunState.Finished
     assert_all_equal(world)
+    assert not [code for command, code in world.refused if isinstance(command, HealthCheck) and code == "InvalidHealthCheck"]
 
 
 def test_a_slow_trainer_is_waited_for_within_the_round_and_loses_nothing() -> None:
@@ -203,7 +208,7 @@ def test_a_replica_that_drifts_during_an_epoch_is_noticed_by_its_digest() -> Non
     world.run(until=lambda: odd.stop is not None)
 
     assert odd.stop is not None
-    assert "differs" in odd.stop.reason
+    assert "differs from the witnesses'" in odd.stop.reason
 
 
 def test_leaving_when_asked_withdraws_and_the_others_go_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,17 @@ import anyio
 import pytest
 
 from psyche_core.builtin.dummy_data import DummyData
-from psyche_core.builtin.memory_backend import MemoryCoordinator
+from psyche_core.builtin.memory_backend import MemoryBackend, MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client import report
 from psyche_core.client.machine import Patience
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.client.workshop import Bench
 from psyche_core.coordinator import new_state
+from psyche_core.coordinator.commands import Command, Event, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, ModelError, NonFiniteError, PayloadRejected
+from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.interfaces.data import Samples
 from psyche_core.run_config import parse_run_file
 from psyche_core.types import NodeIdentity, RunState
@@ -82,15 +85,17 @@ class ChainTrainer:
 class Party:
     """Three runtimes over memory parts, on the real clock."""
 
-    def __init__(self, trainers: list[ChainTrainer], **config: int) -> None:
+    def __init__(self, trainers: list[ChainTrainer], *, backend: type[MemoryBackend] = MemoryBackend, **config: int) -> None:
         run = parse_run_file(RUN.format(**{**TABLE, "clients": len(trainers), **config}), source="world")
         self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model))
         self.network = MemoryNetwork()
         self.trainers = trainers
+        self.backend = backend
         self.events: list[list[report.Event]] = [[] for _ in trainers]
         self.runtimes: dict[int, ClientRuntime] = {}
         self.failures: dict[int, Exception] = {}
         self.transports: dict[int, MemoryTransport] = {}
+        self.finished = threading.Event()
 
     async def member(self, index: int) -> None:
         key = SecretKey(hashlib.sha256(b"party" + bytes((index,))).digest())
@@ -100,7 +105,7 @@ class Party:
             return Bench(self.trainers[index], data)
 
         async with (
-            self.coordinator.backend(identity) as backend,
+            self.backend(self.coordinator, identity) as backend,
             MemoryTransport(self.network, key.public) as transport,
             DummyData(sequence_length=16) as data,
         ):
@@ -126,6 +131,11 @@ class Party:
                 for index in range(len(self.trainers)):
                     members.start_soon(self.member, index)
             clock.cancel_scope.cancel()
+
+    def note(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
+        """Told of every change; sets `finished` at the end of the run."""
+        if state.run_state is RunState.Finished:
+            self.finished.set()
 
     def ended(self, index: int) -> report.Ended:
         return next(event for event in self.events[index] if isinstance(event, report.Ended))
@@ -225,3 +235,60 @@ async def test_a_model_that_cannot_be_built_ends_the_client_with_its_reason() ->
     await party.play()
 
     assert str(party.failures[0]) == "the weights do not fit"
+
+
+class ClosesAtTheEnd(MemoryBackend):
+    """A server that is gone as soon as it has told the end of the run."""
+
+    async def next_state(self) -> StateUpdate:
+        if self._told_end:
+            message = "the server is gone"
+            raise BackendClosed(message)
+
+        update = await super().next_state()
+        self._told_end = update.state.run_state is RunState.Finished
+        return update
+
+    _told_end = False
+
+
+async def test_a_server_that_goes_once_the_run_is_finished_spoils_nothing() -> None:
+    """Reference client 1.6: a normally completed run ended every client with an error, maybe before its last upload."""
+    slow = trainers(1)
+    close = slow[0].full_digest
+
+    def late_digest() -> bytes:
+        if len(slow[0].applied) == 2:
+            assert party.finished.wait(20), "the run did not finish"
+        return close()
+
+    party = Party(slow, backend=ClosesAtTheEnd, min_clients=1, total_steps=2, rounds_per_epoch=2)
+    slow[0].full_digest = late_digest  # type: ignore[method-assign]  # an epoch's end that takes longer than the cooldown
+    party.coordinator = MemoryCoordinator(party.coordinator.state, on_event=party.note)
+    await party.play()
+
+    assert party.failures == {}
+    assert party.ended(0).success
+    assert [event.epoch for event in party.events[0] if isinstance(event, report.EpochDigest)] == [0]
+
+
+class LosesTheFirstStatement(MemoryBackend):
+    """Does not answer the first witness statement."""
+
+    lost = 0
+
+    async def send(self, command: Command, *, timeout: float) -> None:
+        if isinstance(command, Witness) and not LosesTheFirstStatement.lost:
+            LosesTheFirstStatement.lost += 1
+            raise TimeoutError
+
+        await super().send(command, timeout=timeout)
+
+
+async def test_a_command_without_an_answer_is_sent_again() -> None:
+    party = Party(trainers(1), backend=LosesTheFirstStatement, min_clients=1, total_steps=2, rounds_per_epoch=2)
+    with anyio.fail_after(9):  # a lost statement would cost max_round_train_time, 10 s
+        await party.play()
+
+    assert LosesTheFirstStatement.lost == 1
+    assert party.trainers[0].applied == [(1, 1), (2, 1)]

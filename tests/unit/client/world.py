@@ -17,13 +17,14 @@ from psyche_core.client import events as ev
 from psyche_core.client import report
 from psyche_core.client.machine import ClientMachine, Patience
 from psyche_core.coordinator import apply, new_state
+from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import Command, Join, RoundSettled, Tick
 from psyche_core.coordinator.commands import Event as CoordinatorEvent
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import parse_run_file
 from psyche_core.types import NodeIdentity, RunState
-from psyche_core.wire.messages import sign_commitment
+from psyche_core.wire.messages import Finished, sign_commitment
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -75,6 +76,8 @@ class Member:
     busy: bool = False
     payloads: dict[bytes, bytes] = field(default_factory=dict)
     own: set[bytes] = field(default_factory=set)
+    own_by_round: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    peer_sets: list[tuple[NodeIdentity, ...]] = field(default_factory=list)
     told: list[report.Event] = field(default_factory=list)
     applied: list[tuple[int, tuple[bytes, ...]]] = field(default_factory=list)
     trained: list[tuple[int, int, ev.Share]] = field(default_factory=list)
@@ -211,10 +214,13 @@ class World:
             case ev.Send():
                 self._at(self.delay(member), lambda: self._command(action.command, member))
             case ev.SetPeers():
+                member.peer_sets.append(action.members)
                 others = {m.key.public for m in self.members if m.alive and m is not member}
                 member.peers = frozenset(p.p2p for p in action.members) & others
                 self._later(member, ev.PeersSeen(member.peers))
             case ev.Broadcast():
+                if isinstance(action.message, Finished):
+                    self._check_finished(member, action.message)
                 for other in self.members:
                     if other is not member and other.alive:
                         self._later(other, ev.MessageSeen(member.key.public, action.message))
@@ -226,6 +232,20 @@ class World:
                 assert not member.busy, f"{member.name} was given two pieces of work"
                 member.busy = True
                 self._at(self._work_time(member, action), lambda: self._work(member, action))
+
+    def _check_finished(self, member: Member, message: Finished) -> None:
+        """Finished means: I trained this round and hold every payload of the one before (protocol section 3)."""
+        state = member.machine.state
+        assert state is not None
+        before, playing = state.round_at(message.height - 1), state.round_at(message.height)
+        assert playing is not None
+        slot = state.slot_of(member.machine.identity)
+        if slot in shares(state, playing):
+            assert (message.epoch, message.height) in member.own_by_round
+        for other in self.members if before is not None and before.batches else ():
+            place = state.slot_of(other.machine.identity)
+            if place in state.healthy_slots and place in shares(state, before):
+                assert other.own_by_round[(message.epoch, message.height - 1)] in member.payloads
 
     def _fetch(self, member: Member, action: ev.FetchPayload) -> None:
         for other in self.members:
@@ -254,6 +274,7 @@ class World:
                 payload_hash = hashlib.sha256(payload).digest()
                 member.payloads[payload_hash] = payload
                 member.own.add(payload_hash)
+                member.own_by_round[(work.tag >> 20, work.height)] = payload_hash
                 member.trained.append((work.tag >> 20, work.step, work.share))  # a cut round's step is trained again
                 return ev.Trained(work.height, 5.0, 100, 0.5, payload_hash, len(payload))
             case ev.Apply():
