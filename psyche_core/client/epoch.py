@@ -8,7 +8,7 @@ from psyche_core.client.agreement import DigestBook
 from psyche_core.client.inbox import Inbox
 from psyche_core.client.rounds import RoundRecord
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.types import ClientState, RunState
+from psyche_core.types import ClientState, NodeIdentity, RunState
 
 PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
@@ -25,10 +25,14 @@ def round_tag(epoch: int, height: int) -> int:
 
 @dataclass(slots=True)
 class EpochNotes:
-    """number: as in messages and statements. slot: ours, None when we are not a member. since: when we first saw the epoch."""
+    """number: as in messages and statements. clients: by slot, which never move within an epoch (F4).
+
+    slot: ours, None when we are not a member. since: when we first saw the epoch.
+    """
 
     key: tuple[int, int]
     number: int
+    clients: tuple[NodeIdentity, ...]
     slot: int | None
     since: float
     records: dict[int, RoundRecord] = field(default_factory=dict)
@@ -46,6 +50,15 @@ class EpochNotes:
     def done(self) -> bool:
         """Nothing of this epoch is left to apply or to close."""
         return self.closed or not self.records
+
+    @property
+    def settled(self) -> bool:
+        """Everything trained in this epoch is decided, so it can be finished whatever the coordinator does next."""
+        return all(record.settled_by is not None for record in self.records.values())
+
+    def slot_of_peer(self, p2p: bytes) -> int | None:
+        """The slot of a p2p key."""
+        return next((slot for slot, client in enumerate(self.clients) if client.p2p == p2p), None)
 
     def describes(self, state: CoordinatorState) -> bool:
         """Whether the state is still (or again) about this epoch."""

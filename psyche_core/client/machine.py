@@ -139,6 +139,10 @@ class ClientMachine:
             self._members = members
             self._do(ev.SetPeers(members))
         self._tell_phase(previous, state)
+        self._follow(state)
+
+    def _follow(self, state: CoordinatorState) -> None:
+        """Enter a new epoch, see its rounds, join when we are not a member."""
         notes = self._notes
         if (notes is None or not notes.describes(state)) and state.run_state in (RunState.Warmup, *PLAYING):
             self._open_epoch(state)
@@ -178,13 +182,16 @@ class ClientMachine:
         slot = state.slot_of(self.identity)
         old = self._notes
         if self._model_ready and old is not None and not old.done:
-            self._leave("a new epoch began before this client had applied the last one")
+            if not old.settled:
+                self._leave("a new epoch began and this client had missed the end of the last one")
+            # Else the last epoch is finished first; `_on_epoch_closed` comes back here.
         elif self._model_ready and slot is None:
             self._leave("the run went on without this client; its model is out of date now")
         elif slot is not None and not self._model_ready and not self._busy and state.progress.step > 1:
             self._leave(_LATE.format(step=state.progress.step))
         else:
-            notes = self._notes = EpochNotes(epoch_key(state), state.progress.epoch, slot, self._now)
+            clients = tuple(client.id for client in state.epoch.clients)
+            notes = self._notes = EpochNotes(epoch_key(state), state.progress.epoch, clients, slot, self._now)
             notes.digests.ours = self._model_digest
             self._join_asked = False
             for origin, message in self._early.take(notes.number, None):
@@ -237,7 +244,7 @@ class ClientMachine:
                 self._early.hold(event.origin, message)
             return
 
-        slot = self._slot_of_peer(event.origin)
+        slot = notes.slot_of_peer(event.origin)
         if slot is None:
             return
 
@@ -247,19 +254,11 @@ class ClientMachine:
             case Finished():
                 notes.records[message.height].finished.add(slot)
             case Result():
-                if self.state is not None:
-                    self._do(*self._results.announced(self.state, notes, slot=slot, result=message))
-
-    def _slot_of_peer(self, p2p: bytes) -> int | None:
-        for slot, client in enumerate(self.state.epoch.clients if self.state is not None else ()):
-            if client.id.p2p == p2p:
-                return slot
-
-        return None
+                self._do(*self._results.announced(notes, slot=slot, result=message))
 
     def _fetch_missing(self) -> None:
-        if self._notes is not None and self.state is not None:
-            self._do(*self._results.fetch_missing(self.state, self._notes))
+        if self._notes is not None:
+            self._do(*self._results.fetch_missing(self._notes))
 
     def _on_payload(self, event: ev.PayloadChecked) -> None:
         if self._notes is not None:
@@ -324,6 +323,7 @@ class ClientMachine:
         notes.digests.note_own(notes.slot, ended=True)
         self._tell(report.EpochDigest(notes.number, notes.last_step(state), event.digest.hex()))
         self._do(ev.Broadcast(ModelDigest(notes.number, True, event.digest), notes.tag(notes.newest)))
+        self._follow(state)
 
     def _on_answer(self, event: ev.CommandAnswered) -> None:
         command, notes = event.command, self._notes
@@ -373,16 +373,17 @@ class ClientMachine:
             if record.settled_by is None:
                 break
 
-            self._apply(record, notes, state)
+            self._apply(record, notes)
             return
 
         newest = notes.records.get(notes.newest)
-        if newest is None or not notes.describes(state):
+        if newest is None:
             return
 
-        if state.run_state in PLAYING:
+        playing = notes.describes(state) and state.run_state in PLAYING
+        if playing:
             self._play(newest, notes, state)
-        elif not notes.closed and state.run_state is not RunState.Warmup:
+        elif not notes.closed:
             final = state.progress.step > state.config.total_steps
             self._start(ev.CloseEpoch(notes.number, notes.last_step(state), final=final))
 
@@ -399,7 +400,7 @@ class ClientMachine:
         self._busy = True
         self._do(work)
 
-    def _apply(self, record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> None:
+    def _apply(self, record: RoundRecord, notes: EpochNotes) -> None:
         """Apply a settled round once every consensus payload is here; ask for what is missing, for a bounded time (F11)."""
         payloads: list[bytes] = []
         for slot in sorted(record.accepted):
@@ -415,7 +416,7 @@ class ClientMachine:
             if self._now - record.waiting_since > self._patience.payload:
                 self._leave(f"nobody could give us the accepted result of slot {slot} for step {record.round.step}")
             elif result is not None:
-                self._do(*self._results.fetch(notes, record, result, state.epoch.clients[slot].id.p2p))
+                self._do(*self._results.fetch(notes, record, result, notes.clients[slot].p2p))
             return
 
         self._start(ev.Apply(record.height, record.round.step, tuple(payloads), notes.slot in record.accepted))
@@ -428,9 +429,9 @@ class ClientMachine:
             return
 
         for peer, theirs in notes.digests.disagreements():
-            name = state.epoch.clients[peer].id.short
+            name = notes.clients[peer].short
             self._tell(report.ReplicasDiffer(notes.number, notes.digests.ours.hex(), theirs.hex(), name))
-        if notes.digests.outvoted(len(state.epoch.clients)):
+        if notes.digests.outvoted(len(notes.clients)):
             self._leave("this client's model differs from that of half of the members or more")
             return
 

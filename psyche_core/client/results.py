@@ -12,7 +12,6 @@ from psyche_core.client.epoch import EpochNotes
 from psyche_core.client.events import Action, FetchPayload, Share, Tell
 from psyche_core.client.inbox import commitment_ok
 from psyche_core.client.rounds import RoundRecord
-from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.wire.messages import Result, commitment_hash
 
 
@@ -34,13 +33,13 @@ class ResultDesk:
             payload_hash=payload_hash,
         )
 
-    def announced(self, state: CoordinatorState, notes: EpochNotes, *, slot: int, result: Result) -> list[Action]:
+    def announced(self, notes: EpochNotes, *, slot: int, result: Result) -> list[Action]:
         """Take in an announcement of a slot; what it lacks makes it vanish without a trace."""
         record = notes.records[result.height]
         if record.applied or record.shares.get(slot) != result.share or result.step != record.round.step:
             return []
 
-        client = state.epoch.clients[slot].id
+        client = notes.clients[slot]
         expected = self.commitment(record, share=result.share, trainer=client.signer, payload_hash=result.payload_hash)
         if expected != result.commitment or not commitment_ok(result, run_id=self._run_id, p2p=client.p2p):
             return []
@@ -70,11 +69,11 @@ class ResultDesk:
             record.payload_arrived(result.payload_hash, notes.inbox.valid)
         return []
 
-    def fetch_missing(self, state: CoordinatorState, notes: EpochNotes) -> list[Action]:
+    def fetch_missing(self, notes: EpochNotes) -> list[Action]:
         """Ask (again) for announced results we do not hold: fetches fail, and some were announced before our model was open."""
         actions: list[Action] = []
         for record in notes.records.values():
             for slot, known in record.candidates.items():
                 if not record.applied and slot not in record.verified:
-                    actions += self.fetch(notes, record, next(iter(known.values())), state.epoch.clients[slot].id.p2p)
+                    actions += self.fetch(notes, record, next(iter(known.values())), notes.clients[slot].p2p)
         return actions

@@ -116,16 +116,17 @@ class ClientRuntime:
     # -------------------------------------------------------------------------------------------- I/O into events
 
     async def _watch_states(self) -> None:
+        finished = False
         try:
             while True:
                 update = await self._backend.next_state()
+                finished = update.state.run_state is RunState.Finished
                 if dict(update.addresses) != self._addresses:
                     self._addresses = dict(update.addresses)
                     await self._set_peers()
                 await self._events.send(ev.StateSeen(update.state))
         except BackendError as error:
-            state = self._machine.state
-            if state is None or state.run_state is not RunState.Finished:  # a server may close once it has told the end
+            if not finished:  # a server may close once it has told the end
                 self._fail(error)
 
     async def _watch_messages(self) -> None:

@@ -227,6 +227,20 @@ def test_leaving_when_asked_withdraws_and_the_others_go_on() -> None:
     assert world.state.run_state is RunState.Finished
 
 
+def test_a_client_still_training_when_the_next_epoch_begins_finishes_the_last_one_first() -> None:
+    world = World(4, total_steps=9, rounds_per_epoch=3, min_clients=2)
+    slow = world.members[3]
+    world.run(until=lambda: world.state.progress.step == 3 and world.state.run_state is RunState.RoundTrain)
+    world.train_delay = lambda member: 40.0 if member is slow else 0.3
+    world.run(until=lambda: world.state.run_state is RunState.Cooldown)
+    world.train_delay = lambda member: 0.3
+    world.run(limit=900)
+
+    assert all(member.stop is not None and member.stop.success for member in world.members)
+    assert_all_equal(world)
+    assert [step for step, _ in slow.applied] == list(range(1, 10))
+
+
 def test_a_late_joiner_is_told_that_it_comes_too_late() -> None:
     world = World(3, total_steps=6, rounds_per_epoch=6)
     world.run(until=lambda: world.state.progress.step == 3)

@@ -19,7 +19,7 @@ from psyche_core.client.machine import Patience
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.client.workshop import Bench
 from psyche_core.coordinator import new_state
-from psyche_core.coordinator.commands import Command, Event, Witness
+from psyche_core.coordinator.commands import Command, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, ModelError, NonFiniteError, PayloadRejected
 from psyche_core.interfaces.backend import StateUpdate
@@ -95,7 +95,6 @@ class Party:
         self.runtimes: dict[int, ClientRuntime] = {}
         self.failures: dict[int, Exception] = {}
         self.transports: dict[int, MemoryTransport] = {}
-        self.finished = threading.Event()
 
     async def member(self, index: int) -> None:
         key = SecretKey(hashlib.sha256(b"party" + bytes((index,))).digest())
@@ -131,11 +130,6 @@ class Party:
                 for index in range(len(self.trainers)):
                     members.start_soon(self.member, index)
             clock.cancel_scope.cancel()
-
-    def note(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
-        """Told of every change; sets `finished` at the end of the run."""
-        if state.run_state is RunState.Finished:
-            self.finished.set()
 
     def ended(self, index: int) -> report.Ended:
         return next(event for event in self.events[index] if isinstance(event, report.Ended))
@@ -242,6 +236,7 @@ class ClosesAtTheEnd(MemoryBackend):
 
     async def next_state(self) -> StateUpdate:
         if self._told_end:
+            self.gone.set()
             message = "the server is gone"
             raise BackendClosed(message)
 
@@ -250,6 +245,7 @@ class ClosesAtTheEnd(MemoryBackend):
         return update
 
     _told_end = False
+    gone = threading.Event()
 
 
 async def test_a_server_that_goes_once_the_run_is_finished_spoils_nothing() -> None:
@@ -259,12 +255,11 @@ async def test_a_server_that_goes_once_the_run_is_finished_spoils_nothing() -> N
 
     def late_digest() -> bytes:
         if len(slow[0].applied) == 2:
-            assert party.finished.wait(20), "the run did not finish"
+            assert ClosesAtTheEnd.gone.wait(20), "the run did not finish"
         return close()
 
     party = Party(slow, backend=ClosesAtTheEnd, min_clients=1, total_steps=2, rounds_per_epoch=2)
     slow[0].full_digest = late_digest  # type: ignore[method-assign]  # an epoch's end that takes longer than the cooldown
-    party.coordinator = MemoryCoordinator(party.coordinator.state, on_event=party.note)
     await party.play()
 
     assert party.failures == {}
