@@ -156,7 +156,7 @@ def test_a_key_file_may_be_hex(tmp_path: Path) -> None:
 def test_a_malformed_key_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "identity"
     path.write_bytes(content)
-    with pytest.raises(IdentityError, match="must hold 32 raw bytes or 64 hex digits; make one with"):
+    with pytest.raises(IdentityError, match=r"must hold 32 raw bytes or 64 hex digits, got \d+ bytes; make another"):
         SecretKey.load(path)
 
 
