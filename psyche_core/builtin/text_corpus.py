@@ -196,7 +196,11 @@ def _already_there(folder: Path, source: _Source) -> PreparedText | None:
 
 
 def _write(folder: Path, source: _Source, text: TextSource, progress: Callable[[TextProgress], None] | None) -> PreparedText:
-    from tokenizers import Tokenizer  # heavy, and only needed once per machine
+    try:
+        from tokenizers import Tokenizer  # heavy, and only needed once per machine
+    except ModuleNotFoundError as error:
+        message = "making token files from text needs the tokenizers package; get it with: pip install tokenizers"
+        raise DataError(message) from error
 
     try:
         tokenizer = Tokenizer.from_file(str(text.tokenizer))

@@ -183,6 +183,14 @@ def test_bad_tokenizer_is_a_clear_error(tmp_path, package, content, message):
         prepare_text(settings, folder=tmp_path)
 
 
+def test_a_missing_tokenizers_library_says_how_to_get_it(tmp_path, package, monkeypatch):
+    """A server needs no torch; the library that makes token files is one it may lack."""
+    data = data_file(tmp_path)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(DataError, match="pip install tokenizers"):
+        prepare_text(data, folder=tmp_path)
+
+
 def test_vocabulary_too_large_for_the_token_size_is_refused(tmp_path, package):
     settings = data_file(tmp_path)
     vocabulary = {f"t{number}": number for number in range(65537)}
