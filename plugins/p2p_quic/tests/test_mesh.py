@@ -19,7 +19,7 @@ from psyche_p2p_quic.transport import QuicTransport
 
 pytestmark = pytest.mark.quic
 
-QUICK = QuicSettings(heartbeat_seconds=0.05, dial_grace_seconds=0.0)
+QUICK = QuicSettings(heartbeat_seconds=0.05, silent_beats=40, dial_grace_seconds=0.0)
 
 
 async def all_members(*endpoints):
