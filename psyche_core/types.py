@@ -156,7 +156,7 @@ class WitnessStatement:
 class WitnessMetadata:
     """Unverified figures a witness attaches to its statement for dashboards. Non-finite values are refused by the sender.
 
-    step; tokens_per_sec (tokens/s over the whole run); bandwidth_per_sec (bytes/s received); loss (nats per token).
+    step; tokens_per_sec (tokens/s of the witness's own training); bandwidth_per_sec (bytes/s received); loss (nats per token).
     """
 
     step: int

@@ -61,7 +61,7 @@ class HfModel(Model):
         # named_parameters() gives a tied weight once, under the first of its names
         trainable = {name: parameter for name, parameter in self._module.named_parameters() if parameter.requires_grad}
         self._parameters = dict(sorted(trainable.items()))
-        self._vocab_size = int(self._module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+        self._vocab_size = int(self._module.get_input_embeddings().num_embeddings)  # type: ignore[operator]  # transformers types modules loosely
 
     @property
     def parameters(self) -> Mapping[str, torch.nn.Parameter]:
@@ -111,7 +111,7 @@ class HfModel(Model):
         try:
             partial.mkdir(parents=True)
             with _quiet():
-                self._module.save_pretrained(partial, state_dict=state, max_shard_size="100TB")  # type: ignore[operator]
+                self._module.save_pretrained(partial, state_dict=state, max_shard_size="100TB")  # type: ignore[operator]  # as above
             # transformers writes a generation config of its own making; the source's, if any, is the true one
             (partial / "generation_config.json").unlink(missing_ok=True)
             for name in ("generation_config.json", *TOKENIZER_FILES):

@@ -16,10 +16,10 @@ import anyio
 import anyio.lowlevel
 
 from psyche_core.coordinator import apply
-from psyche_core.coordinator.commands import Command, Event, Join, Pause, Resume, Tick, UpdateConfig
+from psyche_core.coordinator.commands import Command, Event, Join, Tick
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused, CoordinatorError
-from psyche_core.interfaces.backend import Backend, StateUpdate
+from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.types import NodeIdentity, RunState
 
 MAX_ADDRESS_BYTES = 1024
@@ -162,17 +162,7 @@ class MemoryBackend(Backend):
 
     async def send(self, command: Command, *, timeout: float) -> None:
         """Send a command. Raises CommandRefused, BackendClosed; ValueError for Join or another's command."""
-        if isinstance(command, Join):
-            message = "use join(), which also publishes the transport address"
-            raise ValueError(message)  # noqa: TRY004  # the type is right, the way is not
-
-        if isinstance(command, Tick | Pause | Resume | UpdateConfig):
-            raise CommandRefused("NotForClients", f"{type(command).__name__} is not a command clients may give")
-
-        if command.sender != self._identity:
-            message = f"the sender of a command must be {self._identity}, who we are"
-            raise ValueError(message)
-
+        check_client_command(command, self._identity)
         await self._call(lambda: self._coordinator.submit(command), timeout)
 
     async def aclose(self) -> None:

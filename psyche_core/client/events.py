@@ -42,6 +42,13 @@ class PeersSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class BandwidthSeen:
+    """Bytes received from peers per second, over the last moment."""
+
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class PayloadChecked:
     """A fetched payload matched its hash; valid: whether it fits our parameter table."""
 
@@ -129,6 +136,7 @@ Event = (
     StateSeen
     | MessageSeen
     | PeersSeen
+    | BandwidthSeen
     | PayloadChecked
     | PayloadMissing
     | ModelReady
@@ -236,7 +244,6 @@ class CloseEpoch:
 
     epoch: int
     step: int
-    final: bool
 
 
 Work = Load | Train | Apply | Digest | CloseEpoch

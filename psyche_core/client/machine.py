@@ -12,7 +12,7 @@ rather than train on other weights. Refuses to interpret payloads or to know tim
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psyche_core.client import events as ev
 from psyche_core.client import report, speech
@@ -87,6 +87,8 @@ class ClientMachine:
                 self._on_message(event)
             case ev.PeersSeen():
                 self._peers = event.peers
+            case ev.BandwidthSeen():
+                self._figures = replace(self._figures, bytes_per_second=event.bytes_per_second)
             case ev.PayloadChecked():
                 self._on_payload(event)
             case ev.PayloadMissing():
@@ -277,7 +279,8 @@ class ClientMachine:
         self._fetch_missing()
 
     def _on_trained(self, event: ev.Trained) -> None:
-        self._figures = speech.Figures(event.loss, event.tokens / event.seconds if event.seconds > 0 else 0.0)
+        speed = event.tokens / event.seconds if event.seconds > 0 else 0.0
+        self._figures = replace(self._figures, loss=event.loss, tokens_per_second=speed)
         notes = self._notes
         record = notes.records.get(event.height) if notes is not None else None
         if notes is None or record is None or notes.slot is None:
@@ -384,8 +387,7 @@ class ClientMachine:
         if playing:
             self._play(newest, notes, state)
         elif not notes.closed:
-            final = state.progress.step > state.config.total_steps
-            self._start(ev.CloseEpoch(notes.number, notes.last_step(state), final=final))
+            self._start(ev.CloseEpoch(notes.number, notes.last_step(state)))
 
     def _play(self, record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> None:
         share = record.shares.get(notes.slot) if notes.slot is not None else None

@@ -142,7 +142,7 @@ class ClientRuntime:
 
     async def _watch_time(self) -> None:
         peers: tuple[bytes, ...] = ()
-        told = 0.0
+        told, received = anyio.current_time(), 0
         while True:
             await anyio.sleep(TICK_SECONDS)
             now = anyio.current_time()
@@ -151,7 +151,8 @@ class ClientRuntime:
                 peers = stats.peers
                 self._put(ev.PeersSeen(frozenset(peers)))
             if now - told >= TOTALS_SECONDS:
-                told = now
+                self._put(ev.BandwidthSeen((stats.bytes_received - received) / (now - told)))
+                told, received = now, stats.bytes_received
                 self._report(self._totals())
             self._put(ev.TimePassed())
 

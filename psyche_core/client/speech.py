@@ -19,10 +19,11 @@ from psyche_core.wire.messages import Finished, ModelDigest
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Our last training figures, for the metadata of statements. loss: nats per token."""
+    """Our last figures, for the metadata of statements. loss: nats per token; bytes_per_second: received from peers."""
 
     loss: float = 0.0
     tokens_per_second: float = 0.0
+    bytes_per_second: float = 0.0
 
 
 def in_warmup(
@@ -66,7 +67,7 @@ def in_round(identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes,
         if complete or state.run_state is RunState.RoundWitness:
             record.statement_sent = True
             statement = statement_about(before, playing=record, index=notes.slot)
-            metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, 0.0, figures.loss)
+            metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, figures.bytes_per_second, figures.loss)
             said.append(Send(Witness(identity, statement, metadata)))
 
     return said + _health(identity, state, notes, record)

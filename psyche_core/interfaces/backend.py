@@ -12,8 +12,21 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from psyche_core.coordinator.commands import Command
+from psyche_core.coordinator.commands import (
+    Checkpoint,
+    Command,
+    HealthCheck,
+    Join,
+    Pause,
+    Resume,
+    Tick,
+    UpdateConfig,
+    WarmupWitness,
+    Withdraw,
+    Witness,
+)
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import CommandRefused
 from psyche_core.types import NodeIdentity
 
 
@@ -26,6 +39,29 @@ class StateUpdate:
 
     state: CoordinatorState
     addresses: Mapping[bytes, bytes] = field(default_factory=dict)
+
+
+ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Checkpoint
+"""What clients may send besides joining."""
+
+
+def check_client_command(command: Command, identity: NodeIdentity) -> ClientCommand:
+    """The rule of `Backend.send`, which every backend checks before it sends anything; returns the command.
+
+    Raises CommandRefused (`NotForClients`) for the owner's commands and ticks, ValueError for Join or another client's command.
+    """
+    if isinstance(command, Join):
+        message = "use join(), which also publishes the transport address"
+        raise ValueError(message)  # noqa: TRY004  # the type is right, the way is not
+
+    if isinstance(command, Tick | Pause | Resume | UpdateConfig):
+        raise CommandRefused("NotForClients", f"{type(command).__name__} is not a command clients may give")
+
+    if command.sender != identity:
+        message = f"the sender of a command must be {identity}, who we are"
+        raise ValueError(message)
+
+    return command
 
 
 class Backend(ABC):

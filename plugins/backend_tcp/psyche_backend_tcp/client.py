@@ -27,10 +27,10 @@ from psyche_backend_tcp.listener import CONNECTION_LOST
 from psyche_backend_tcp.login import COORDINATOR
 from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, encode_client, encode_command
 from psyche_backend_tcp.session import Received, Session
-from psyche_core.coordinator.commands import Command, Join, Pause, Resume, Tick, UpdateConfig, Withdraw
+from psyche_core.coordinator.commands import Command, Withdraw
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused, WireError
 from psyche_core.hookspecs import BackendContext
-from psyche_core.interfaces.backend import Backend, StateUpdate
+from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.types import NodeIdentity, RunState
 
 logger = logging.getLogger("psyche.backend.tcp")
@@ -125,19 +125,9 @@ class TcpBackend(Backend):
 
     async def send(self, command: Command, *, timeout: float) -> None:
         """Send a command. Raises CommandRefused, BackendClosed, TimeoutError; ValueError for Join or another's command."""
-        if isinstance(command, Join):
-            message = "use join(), which also publishes the transport address"
-            raise ValueError(message)  # noqa: TRY004  # the type is right, the way is not
-
-        if isinstance(command, Tick | Pause | Resume | UpdateConfig):
-            raise CommandRefused("NotForClients", f"{type(command).__name__} is not a command clients may give")
-
-        if command.sender != self._identity:
-            message = f"the sender of a command must be {self._identity}, who we are logged in as"
-            raise ValueError(message)
-
+        allowed = check_client_command(command, self._identity)
         number = next(self._numbers)
-        await self._ask(number, encode_client(CommandRequest(number, encode_command(command))), timeout)
+        await self._ask(number, encode_client(CommandRequest(number, encode_command(allowed))), timeout)
         if isinstance(command, Withdraw):
             self._joined = None
 

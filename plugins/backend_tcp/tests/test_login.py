@@ -18,7 +18,7 @@ KEY = SecretKey(b"k" * 32)
 
 def make_hello(**changes: object) -> Hello:
     hello = Hello(COORDINATOR, "run", "127.0.0.1:20000", secrets.token_bytes(32), {"sequence_length": 8})
-    return replace(hello, **changes)  # type: ignore[arg-type]
+    return replace(hello, **changes)  # type: ignore[arg-type]  # fields by name
 
 
 def refusal(payload: bytes, hello: Hello) -> str:
@@ -38,7 +38,7 @@ def test_login_proves_the_key() -> None:
 )
 def test_signature_for_something_else_is_refused(changes: dict[str, object]) -> None:
     hello = make_hello()
-    assert refusal(encode_login(hello, KEY, run_id="run"), replace(hello, **changes)) == "BadSignature"  # type: ignore[arg-type]
+    assert refusal(encode_login(hello, KEY, run_id="run"), replace(hello, **changes)) == "BadSignature"  # type: ignore[arg-type]  # fields by name
 
 
 def test_signature_of_another_key_is_refused() -> None:

@@ -47,7 +47,7 @@ class TestMemoryBackend(BackendConformance):
         for _ in range(2):
             clock = Clock()
             numbers = iter(range(1000))
-            coordinator = MemoryCoordinator(small_state(), clock=clock, seeds=lambda numbers=numbers: next(numbers))  # type: ignore[misc]
+            coordinator = MemoryCoordinator(small_state(), clock=clock, seeds=lambda numbers=numbers: next(numbers))  # type: ignore[misc]  # default binds early
             for key in keys:
                 coordinator.join(NodeIdentity(key.public, key.public), b"")
             for _ in range(30):

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psyche_core.client import events as ev
 from psyche_core.client import report
-from psyche_core.coordinator.commands import ClientsExited, HealthCheck
+from psyche_core.coordinator.commands import ClientsExited, Command, HealthCheck, Witness
 from psyche_core.types import BatchId, RunState
-from world import World
+from world import Member, World
 
 
 def assert_all_equal(world: World) -> None:
@@ -212,7 +213,6 @@ def test_a_replica_that_drifts_during_an_epoch_is_noticed_by_its_digest() -> Non
 
 
 def test_leaving_when_asked_withdraws_and_the_others_go_on() -> None:
-    from psyche_core.client import events as ev
 
     world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
     leaver = world.members[1]
@@ -289,3 +289,23 @@ def test_whatever_the_timing_survivors_are_equal_and_no_sample_is_applied_twice(
     assert len(samples) == len(set(samples))
     everything = sorted(samples + sample_numbers([world.state.requeue]))
     assert everything == list(range(len(everything)))
+
+
+def test_statements_carry_the_witness_s_own_figures() -> None:
+    world = World(2, total_steps=3, rounds_per_epoch=3)
+    sent: list[Witness] = []
+    take = world._command
+
+    def note(command: Command, sender: Member | None) -> None:
+        if isinstance(command, Witness):
+            sent.append(command)
+        take(command, sender)
+
+    world._command = note  # type: ignore[method-assign]  # listens, and passes everything on
+    for member in world.members:
+        world._feed(member, ev.BandwidthSeen(1234.0))
+    world.run()
+
+    metadata = sent[-1].metadata
+    assert metadata is not None
+    assert (metadata.bandwidth_per_sec, metadata.tokens_per_sec, metadata.loss) == (1234.0, 200.0, 5.0)
