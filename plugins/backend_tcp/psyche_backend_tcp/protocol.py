@@ -26,7 +26,7 @@ from psyche_core.coordinator.commands import Checkpoint, HealthCheck, WarmupWitn
 from psyche_core.coordinator.plain import from_plain, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import PsycheError, WireError
-from psyche_core.interfaces.backend import StateUpdate
+from psyche_core.interfaces.backend import ClientCommand, StateUpdate
 from psyche_core.run_config import Choice
 from psyche_core.types import MAX_CLIENTS, NodeIdentity, WitnessMetadata, WitnessStatement
 from psyche_core.wire.codec import decode, encode
@@ -34,8 +34,6 @@ from psyche_core.wire.codec import decode, encode
 VERSION = 1
 MAX_PATCH_DEPTH = 64
 """Nesting of a server frame: a patch nests up to three lists for each level of the document."""
-
-ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
