@@ -65,10 +65,14 @@ class PayloadMissing:
 
 @dataclass(frozen=True, slots=True)
 class ModelReady:
-    """Model, optimizer and data are open. digest: full digest of the masters. max_payload_bytes: of any valid payload."""
+    """Model, optimizer and data are open. digest: full digest of the masters. max_payload_bytes: of any valid payload.
+
+    step: the last step whose results are in these masters; None for the model the run's checkpoint names.
+    """
 
     digest: bytes
     max_payload_bytes: int
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,31 @@ class EpochClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """Our masters after `step` are offered as blobs. manifest_hash, manifest_bytes: of their manifest."""
+
+    step: int
+    manifest_hash: bytes
+    manifest_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFetched:
+    """Our masters are those after `step` now, every piece verified; all optimizer state is forgotten. digest: full digest."""
+
+    step: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFetchFailed:
+    """The masters of a manifest could not be had, nothing of ours has changed. reason: one sentence."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommandAnswered:
     """A command was taken (code None) or refused."""
 
@@ -145,6 +174,9 @@ Event = (
     | Applied
     | Digested
     | EpochClosed
+    | SnapshotTaken
+    | ModelFetched
+    | ModelFetchFailed
     | CommandAnswered
     | LeaveAsked
     | TimePassed
@@ -246,7 +278,29 @@ class CloseEpoch:
     step: int
 
 
-Work = Load | Train | Apply | Digest | CloseEpoch
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Work: publish the masters, which are those after `step` now, under `tag`; answered by SnapshotTaken."""
+
+    step: int
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchModel:
+    """Work: replace the masters by those of a manifest, fetching the pieces in which ours differ.
+
+    sources: p2p keys that serve it. Answered by ModelFetched or ModelFetchFailed.
+    """
+
+    step: int
+    manifest_hash: bytes
+    manifest_bytes: int
+    sources: tuple[bytes, ...]
+    tag: int
+
+
+Work = Load | Train | Apply | Digest | CloseEpoch | TakeSnapshot | FetchModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,11 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class WarmupWitness:
-    """`sender` has loaded the model and is ready. index: its own slot. model_digest: of the loaded model, 32 bytes."""
+    """`sender` has the model and is ready. index: its own slot. model_digest: full digest of the loaded model, 32 bytes.
+
+    In warmup it counts towards the start of the first round. While rounds are played it brings a dropped or withdrawn slot whose
+    client joined again back to health (protocol section 5): it takes part from the next round on.
+    """
 
     sender: NodeIdentity
     epoch: int
@@ -67,6 +71,37 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class SignedResult:
+    """One half of a proof: the SHA-256 of a payload and its trainer's signature (64 bytes) of the commitment that follows."""
+
+    payload_hash: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Equivocation:
+    """Proof that slot `index` signed two different results for its share of round `height` (F7): it is ejected.
+
+    Only about a stored round of this epoch; the commitments are computed again from the state, so nothing is believed.
+    """
+
+    sender: NodeIdentity
+    epoch: int
+    height: int
+    index: int
+    first: SignedResult
+    second: SignedResult
+
+
+@dataclass(frozen=True, slots=True)
+class SetFutureEpochRates:
+    """The run's owner sets what later epochs pay, in points (u64); None keeps what is there. Allowed in every state."""
+
+    earning_total_shared: int | None = None
+    slashing_per_client: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """The run's owner pauses the run."""
 
@@ -84,7 +119,20 @@ class UpdateConfig:
     model: ModelConfig | None = None
 
 
-Command = Tick | Join | Withdraw | WarmupWitness | Witness | HealthCheck | Checkpoint | Pause | Resume | UpdateConfig
+Command = (
+    Tick
+    | Join
+    | Withdraw
+    | WarmupWitness
+    | Witness
+    | HealthCheck
+    | Equivocation
+    | Checkpoint
+    | Pause
+    | Resume
+    | UpdateConfig
+    | SetFutureEpochRates
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +173,23 @@ class ClientsExited:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientsReturned:
+    """Slots that are healthy again and take part from the next round on."""
+
+    epoch: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardsShared:
+    """An epoch's end paid its workers. earned, slashed: slot -> points, only where not 0."""
+
+    epoch: int
+    earned: tuple[tuple[int, int], ...]
+    slashed: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CooldownStarted:
     """The epoch's rounds are over. reason: name of the EndReason, or `Abandoned` when nobody was left."""
 
@@ -147,4 +212,14 @@ class RunFinished:
     steps: int
 
 
-Event = EpochStarted | RoundStarted | RoundSettled | ClientsExited | CooldownStarted | EpochEnded | RunFinished
+Event = (
+    EpochStarted
+    | RoundStarted
+    | RoundSettled
+    | ClientsExited
+    | ClientsReturned
+    | CooldownStarted
+    | RewardsShared
+    | EpochEnded
+    | RunFinished
+)

@@ -16,6 +16,12 @@ from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, Witn
 
 STORED_ROUNDS = 4
 
+MAX_ACCOUNTS = 512
+"""Most signers that can hold a balance over the whole run."""
+
+MAX_REJOINS = 3
+"""How often one slot may come back within an epoch after it was dropped or had withdrawn."""
+
 
 class EndReason(IntEnum):
     """Why an epoch is ending (F1). The first reason met is kept."""
@@ -30,12 +36,36 @@ class EndReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One slot of the epoch. exited_height: round in which it stopped being healthy, 0 before."""
+    """One slot of the epoch.
+
+    exited_height: round in which it stopped being healthy, 0 before. accepted_rounds: in this epoch (F12). rejoins: how often it
+    came back in this epoch, at most MAX_REJOINS.
+    """
 
     id: NodeIdentity
     state: ClientState = ClientState.Healthy
     exited_height: int = 0
     accepted_rounds: int = 0
+    rejoins: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRates:
+    """What an epoch pays, in points (u64). earning_total_shared: shared among its workers (F12); slashing_per_client: taken note
+    of for each ejected client.
+    """
+
+    earning_total_shared: int = 0
+    slashing_per_client: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a signer earned and was slashed over the run, in points (u64, saturating). Kept when it leaves."""
+
+    signer: bytes
+    earned: int = 0
+    slashed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +88,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The running (or last) epoch. start_time: unix seconds. ready: slots whose warmup witness arrived."""
+    """The running (or last) epoch.
+
+    start_time: unix seconds. ready: slots whose warmup witness arrived. seed: u64 drawn at its start; elects the checkpointers
+    (F9). rates: what it pays, fixed at its start.
+    """
 
     clients: tuple[Client, ...] = ()
     rounds: tuple[Round, ...] = ()
@@ -67,6 +101,8 @@ class Epoch:
     ending: EndReason | None = None
     cold_start: bool = False
     ready: tuple[int, ...] = ()
+    seed: int = 0
+    rates: EpochRates = field(default_factory=EpochRates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +121,8 @@ class CoordinatorState:
     since: unix second at which `run_state` was entered. pending: members who joined, in order of arrival, kept across epochs.
     minimum_since: unix second at which pending last reached init_min_clients (F13), None below it.
     requeue: samples to be assigned again before fresh data (F14), oldest first. lost_samples: dropped from a full queue, over the
-    whole run.
+    whole run. future_rates: what the next epoch will pay. accounts: balances ascending by signer, at most MAX_ACCOUNTS; a signer
+    appears when it first earns or is slashed.
     """
 
     run_id: str
@@ -100,6 +137,8 @@ class CoordinatorState:
     pending_pause: bool = False
     requeue: tuple[BatchId, ...] = ()
     lost_samples: int = 0
+    future_rates: EpochRates = field(default_factory=EpochRates)
+    accounts: tuple[Account, ...] = ()
 
     @property
     def current_round(self) -> Round | None:

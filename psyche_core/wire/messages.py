@@ -58,7 +58,28 @@ class ModelDigest:
     digest: bytes
 
 
-Message = Result | Finished | ModelDigest
+@dataclass(frozen=True, slots=True)
+class ModelWanted:
+    """The sender needs the masters as they are after the accepted results of `step` (0: before any), protocol section 5."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOffer:
+    """The sender's masters after `step` are those of this manifest, and it serves the manifest and its pieces as blobs.
+
+    manifest_hash: SHA-256 of the manifest (psyche_core.wire.manifest), its blob address; manifest_bytes: its length.
+    """
+
+    epoch: int
+    step: int
+    manifest_hash: bytes
+    manifest_bytes: int
+
+
+Message = Result | Finished | ModelDigest | ModelWanted | ModelOffer
 
 
 def commitment_hash(
@@ -98,6 +119,10 @@ def seal(key: SecretKey, run_id: str, message: Message) -> bytes:
             body = [2, message.epoch, message.height]
         case ModelDigest():
             body = [3, message.epoch, message.ended, message.digest]
+        case ModelWanted():
+            body = [4, message.epoch, message.step]
+        case ModelOffer():
+            body = [5, message.epoch, message.step, message.manifest_hash, message.manifest_bytes]
 
     encoded = encode(body)
     return encode([VERSION, key.public, encoded, key.sign(_ENVELOPE, run_id, encoded)])
@@ -149,6 +174,10 @@ def _message(fields: Any) -> Message:
             return Finished(_number(epoch, 32), _number(height, 32))
         case [3, epoch, bool(ended), digest]:
             return ModelDigest(_number(epoch, 32), ended, _bytes(digest, 32))
+        case [4, epoch, step]:
+            return ModelWanted(_number(epoch, 32), _number(step, 32))
+        case [5, epoch, step, manifest_hash, manifest_bytes]:
+            return ModelOffer(_number(epoch, 32), _number(step, 32), _bytes(manifest_hash, 32), _number(manifest_bytes, 40))
         case _:
             message = "unknown message kind or wrong number of fields"
             raise WireError(message)
