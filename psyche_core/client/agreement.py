@@ -5,7 +5,7 @@ The reference never exchanged a hash of its weights, so replicas could drift uns
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 
 from psyche_core.client.rounds import RoundRecord
 from psyche_core.coordinator import witness
@@ -41,14 +41,18 @@ class DigestBook:
         self._told: set[tuple[bool, int]] = set()
 
     def add(self, slot: int, message: ModelDigest) -> None:
-        """Note a peer's digest; the first one counts."""
-        self._peers[message.ended].setdefault(slot, message.digest)
+        """Note a peer's digest; the newest counts, since a repaired replica speaks again."""
+        self._peers[message.ended][slot] = message.digest
 
     def note_own(self, slot: int | None, *, ended: bool) -> None:
         """Fix our own digest at one end of the epoch."""
         self._own[ended] = self.ours
         if slot is not None:
             self._peers[ended].pop(slot, None)
+
+    def forget_own(self) -> None:
+        """Our replica is not what our digests said; no judgement until the next `note_own`."""
+        self._own.clear()
 
     def disagreements(self) -> list[tuple[int, bytes]]:
         """Peers whose digest differs from ours at the same moment, each told once."""
@@ -60,11 +64,19 @@ class DigestBook:
                     found.append((slot, theirs))
         return found
 
-    def outvoted(self, members: int) -> bool:
-        """Whether ours can no longer be the digest of more than half of all members: at least half said another one."""
+    def heard(self, *, ended: bool) -> KeysView[int]:
+        """Slots that told their digest at one end of the epoch."""
+        return self._peers[ended].keys()
+
+    def outvoted(self, healthy: frozenset[int], *, own: int) -> bool:
+        """Whether ours cannot be the digest of most healthy members (slots, ours counted): more than half said another one.
+
+        Where exactly half did, one side must give way or nobody would: the one whose digest is larger than the smallest said.
+        """
+        members = len(healthy | {own})
         for ended, ours in self._own.items():
-            unlike = sum(theirs != ours for theirs in self._peers[ended].values())
-            if unlike and unlike * 2 >= members:
+            others = [theirs for slot, theirs in self._peers[ended].items() if theirs != ours and slot in healthy]
+            if len(others) * 2 > members or (others and len(others) * 2 == members and ours > min(others)):
                 return True
 
         return False

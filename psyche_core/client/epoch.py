@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from psyche_core.client.agreement import DigestBook
 from psyche_core.client.inbox import Inbox
+from psyche_core.client.repair import Generosity, Repair
 from psyche_core.client.rounds import RoundRecord
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState
@@ -15,7 +16,7 @@ PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
 def epoch_key(state: CoordinatorState) -> tuple[int, int]:
     """Tells epochs apart, abandoned ones included: their number does not grow."""
-    return state.epoch.start_time, state.epoch.start_step
+    return state.epoch.start_time, state.epoch.seed
 
 
 def round_tag(epoch: int, height: int) -> int:
@@ -23,11 +24,27 @@ def round_tag(epoch: int, height: int) -> int:
     return (epoch << 20) + height
 
 
+def masters_due(state: CoordinatorState) -> int:
+    """The step after which everybody's masters are when they have caught up with `state` (protocol section 3).
+
+    Round h is applied at the start of h + 2, the last trained rounds on entering the cooldown.
+    """
+    current = state.current_round
+    if state.run_state is RunState.Warmup or current is None:
+        return state.epoch.start_step - 1
+    if state.run_state in PLAYING:
+        return max(state.epoch.start_step - 1, current.step - 2)
+
+    return state.progress.step - 1
+
+
 @dataclass(slots=True)
 class EpochNotes:
     """number: as in messages and statements. clients: by slot, which never move within an epoch (F4).
 
-    slot: ours, None when we are not a member. since: when we first saw the epoch.
+    slot: ours, None when we are not a member. since: when we first saw the epoch. opened_at: the newest height at that moment,
+    -1 before the first round: what an earlier process of ours may have trained already is not trained again, since two results
+    for one share are proof of equivocation (F7). judge: something was said or decided that digests are to be compared about.
     """
 
     key: tuple[int, int]
@@ -35,16 +52,23 @@ class EpochNotes:
     clients: tuple[NodeIdentity, ...]
     slot: int | None
     since: float
+    opened_at: int = -1
     records: dict[int, RoundRecord] = field(default_factory=dict)
     inbox: Inbox = field(default_factory=Inbox)
     digests: DigestBook = field(default_factory=DigestBook)
+    repair: Repair = field(default_factory=Repair)
+    generosity: Generosity = field(default_factory=Generosity)
+    newest: int = -1
     ready_sent: bool = False
     closed: bool = False
+    closed_at: float = 0.0
+    judge: bool = False
+    rejoin_asked: float | None = None
+    rejoin_refused: bool = False
+    slots: dict[bytes, int] = field(init=False)
 
-    @property
-    def newest(self) -> int:
-        """Height of the newest round seen, -1 before the first."""
-        return max(self.records, default=-1)
+    def __post_init__(self) -> None:
+        self.slots = {client.p2p: slot for slot, client in enumerate(self.clients)}
 
     @property
     def done(self) -> bool:
@@ -52,13 +76,15 @@ class EpochNotes:
         return self.closed or not self.records
 
     @property
-    def settled(self) -> bool:
-        """Everything trained in this epoch is decided, so it can be finished whatever the coordinator does next."""
-        return all(record.settled_by is not None for record in self.records.values())
+    def decided(self) -> bool:
+        """Everything trained in this epoch is decided and known to us: it can be finished whatever the coordinator does next."""
+        return not self.repair.astray and all(
+            record.applied or (record.settled_by is not None and not record.lost) for record in self.records.values()
+        )
 
     def slot_of_peer(self, p2p: bytes) -> int | None:
         """The slot of a p2p key."""
-        return next((slot for slot, client in enumerate(self.clients) if client.p2p == p2p), None)
+        return self.slots.get(p2p)
 
     def describes(self, state: CoordinatorState) -> bool:
         """Whether the state is still (or again) about this epoch."""
@@ -70,8 +96,20 @@ class EpochNotes:
 
     def last_step(self, state: CoordinatorState) -> int:
         """The last step trained in this epoch, or before it."""
-        steps = [record.round.step for record in self.records.values() if not record.round.drain]
+        steps = [record.round.step for record in self.records.values() if not record.round.drain and not record.cut]
         return max(steps, default=state.progress.step - 1)
+
+    def next_to_apply(self) -> RoundRecord | None:
+        """The oldest round whose results are not in our masters yet; drain rounds have none."""
+        heights = [height for height, record in self.records.items() if not record.applied and not record.round.drain]
+        return self.records[min(heights)] if heights else None
+
+    def masters_replaced(self, step: int) -> None:
+        """Our masters are those after `step` now: older rounds are done with, newer ones are to be applied (again)."""
+        for record in self.records.values():
+            record.applied = record.round.step <= step and not record.cut
+            record.waiting_since = None
+            record.digest, record.digest_asked = bytes(32), False
 
     def tag(self, height: int) -> int:
         """Transport tag of one of our rounds."""

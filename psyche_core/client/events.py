@@ -237,9 +237,13 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work: build model, optimizer and data for this state; answered by ModelReady."""
+    """Work: build model, optimizer and data for this state; answered by ModelReady.
+
+    fresh: the model the run's checkpoint names, whatever we saved ourselves.
+    """
 
     state: CoordinatorState
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,15 @@
 """Payloads asked for and messages that came before the state they belong to. Bounded, whatever peers send.
 
-Decided here: a peer may be one state update ahead of us, so its messages for the next rounds wait, at most eight per sender.
+Decided here: a peer may be one state update ahead of us, so its messages for the next rounds wait, a bounded number per sender;
+after a start, all live messages of the last rounds may come before the first state.
 """
 
 from __future__ import annotations
 
-from psyche_core.wire.messages import Message, ModelDigest, Result, commitment_is_signed
+from psyche_core.wire.messages import Finished, Message, Result
 
-MAX_EARLY_PER_SENDER = 8
+MAX_EARLY_PER_SENDER = 24
 MAX_EARLY_SENDERS = 512
-
-
-def commitment_ok(result: Result, *, run_id: str, p2p: bytes) -> bool:
-    """Whether the trainer itself signed the commitment."""
-    return commitment_is_signed(result, run_id=run_id, p2p=p2p)
 
 
 class Inbox:
@@ -23,6 +19,9 @@ class Inbox:
         self.valid: set[bytes] = set()
         self.invalid: set[bytes] = set()
         self._asked: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self.valid) + len(self.invalid) + len(self._asked)
 
     def wants(self, payload_hash: bytes) -> bool:
         """True once per payload until its fetch fails: the caller then fetches it."""
@@ -57,14 +56,18 @@ class EarlyMessages:
         if len(waiting) < MAX_EARLY_PER_SENDER and message not in waiting:
             waiting.append(message)
 
+    def __len__(self) -> int:
+        return sum(len(waiting) for waiting in self._held.values())
+
     def take(self, epoch: int, height: int | None) -> list[tuple[bytes, Message]]:
-        """Take out what waited for this round (height None: for this epoch's digests), and drop what is older."""
+        """Take out what waited for this round (height None: for this epoch as a whole), and drop what is older."""
         due: list[tuple[bytes, Message]] = []
         for origin, waiting in self._held.items():
             due.extend((origin, message) for message in waiting if _place(message) == (epoch, height))
             waiting[:] = [message for message in waiting if message.epoch >= epoch and _place(message) != (epoch, height)]
+        self._held = {origin: waiting for origin, waiting in self._held.items() if waiting}
         return due
 
 
 def _place(message: Message) -> tuple[int, int | None]:
-    return message.epoch, None if isinstance(message, ModelDigest) else message.height
+    return message.epoch, message.height if isinstance(message, Result | Finished) else None

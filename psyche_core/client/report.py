@@ -107,6 +107,14 @@ class ReplicasDiffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Resynced:
+    """Our masters are those of the other members after `step` now, verified piece by piece."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Validated:
     """Loss on held-out text, in nats per token, of the weights after `step` trained and applied steps."""
 
@@ -120,6 +128,19 @@ class CheckpointSaved:
 
     step: int
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSync:
+    """We fetch the masters after `step` from peers, in the pieces in which ours differ; told at the start and as it goes on.
+
+    bytes_received: of the pieces done so far.
+    """
+
+    step: int
+    pieces_done: int
+    pieces_total: int
+    bytes_received: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +169,10 @@ Event = (
     | NetworkTotals
     | EpochDigest
     | ReplicasDiffer
+    | Resynced
     | Validated
     | CheckpointSaved
+    | ModelSync
     | Problem
     | Ended
 )

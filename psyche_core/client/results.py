@@ -1,26 +1,37 @@
 """Results of other trainers: announcements checked against the round, payloads asked for, again when that failed.
 
 Decided here: an announcement must be for the share the coordinator dealt to that slot, carry the commitment that follows from it
-(F7) and its trainer's signature, before anything is fetched; only the first one of a slot is fetched unasked. Refuses to look
-into payloads.
+(F7) and its trainer's signature, before anything is fetched; only the first one of a slot is fetched unasked; two of one slot are
+proof of equivocation and go to the coordinator. Refuses to look into payloads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from psyche_core.client import report
 from psyche_core.client.epoch import EpochNotes
-from psyche_core.client.events import Action, FetchPayload, Share, Tell
-from psyche_core.client.inbox import commitment_ok
+from psyche_core.client.events import Action, FetchPayload, Send, Share, Tell
 from psyche_core.client.rounds import RoundRecord
-from psyche_core.wire.messages import Result, commitment_hash
+from psyche_core.coordinator.commands import Equivocation, SignedResult
+from psyche_core.types import NodeIdentity
+from psyche_core.wire.messages import Result, commitment_hash, commitment_is_signed
+
+Verify = Callable[[Result, bytes], bool]
+"""(result, p2p key) -> whether that key signed the result's commitment."""
 
 
 class ResultDesk:
     """One client's dealings with results. max_payload_bytes: None until our model is open, and nothing is fetched before."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, identity: NodeIdentity, run_id: str, *, verify: Verify | None) -> None:
         self.max_payload_bytes: int | None = None
+        self._identity = identity
         self._run_id = run_id
+        self._verify = verify or self._signed
+
+    def _signed(self, result: Result, p2p: bytes) -> bool:
+        return commitment_is_signed(result, run_id=self._run_id, p2p=p2p)
 
     def commitment(self, record: RoundRecord, *, share: Share, trainer: bytes, payload_hash: bytes) -> bytes:
         """The commitment of a share's result. trainer: the signer half of its identity."""
@@ -41,21 +52,31 @@ class ResultDesk:
 
         client = notes.clients[slot]
         expected = self.commitment(record, share=result.share, trainer=client.signer, payload_hash=result.payload_hash)
-        if expected != result.commitment or not commitment_ok(result, run_id=self._run_id, p2p=client.p2p):
+        if expected != result.commitment or not self._verify(result, client.p2p):
             return []
 
+        known = record.candidates.get(slot, {})
+        first = not known
+        proof = [] if first or result.commitment in known else self._proof(notes, record, slot=slot, result=result)
         if self.max_payload_bytes is not None and result.payload_bytes > self.max_payload_bytes:
-            return []
+            return proof
 
-        if not record.add(slot, result):
-            return []
-
-        count = len(record.candidates[slot])
-        if count == 1:
+        if record.add(slot, result) and first:
             return self.fetch(notes, record, result, client.p2p)
 
-        warning = f"client {client.short} announced two results for step {result.step}"
-        return [Tell(report.Problem("warning", warning))] if count == 2 else []
+        return proof
+
+    def _proof(self, notes: EpochNotes, record: RoundRecord, *, slot: int, result: Result) -> list[Action]:
+        """Evidence against a trainer that signed two results for one share, once."""
+        first = next(iter(record.candidates[slot].values()))
+        if slot in record.evidence_sent or first.payload_hash == result.payload_hash or slot == notes.slot:
+            return []
+
+        record.evidence_sent.add(slot)
+        halves = [SignedResult(half.payload_hash, half.signature) for half in (first, result)]
+        evidence = Equivocation(self._identity, notes.number, record.height, slot, halves[0], halves[1])
+        told = f"client {notes.clients[slot].short} signed two results for step {result.step}; reported to the coordinator"
+        return [Tell(report.Problem("warning", told)), Send(evidence)]
 
     def fetch(self, notes: EpochNotes, record: RoundRecord, result: Result, source: bytes) -> list[Action]:
         """Ask for a payload that is neither here nor on its way. source: p2p key of who should have it."""

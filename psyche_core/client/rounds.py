@@ -20,7 +20,11 @@ NO_DIGEST = bytes(32)
 
 @dataclass(slots=True)
 class RoundRecord:
-    """Mutable notes of one round of the epoch being played."""
+    """Mutable notes of one round of the epoch being played.
+
+    settled_by: the state in which everything about the round has been said; lost: we missed it. digest: of our masters during
+    the round, taken once its applies are done.
+    """
 
     epoch: int
     round: Round
@@ -39,7 +43,9 @@ class RoundRecord:
     digest: bytes = NO_DIGEST
     digest_asked: bool = False
     digest_judged: bool = False
+    evidence_sent: set[int] = field(default_factory=set)
     settled_by: CoordinatorState | None = None
+    lost: bool = False
     accepted: frozenset[int] = frozenset()
     waiting_since: float | None = None
 
@@ -53,6 +59,11 @@ class RoundRecord:
             trainers=committee.trainer_slots(state, playing),
             witnesses=committee.witness_slots(state, playing),
         )
+
+    @property
+    def cut(self) -> bool:
+        """Whether the epoch was cut in this round: nobody attested to it, its step is trained again (protocol F1)."""
+        return self.settled_by is not None and not self.round.drain and self.settled_by.round_at(self.height + 1) is None
 
     @property
     def height(self) -> int:

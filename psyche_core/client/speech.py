@@ -1,4 +1,4 @@
-"""What a member says and when: readiness in warmup, Finished, witness statements, health checks (protocol section 3).
+"""What a member says and when: readiness, Finished, witness statements, health checks, coming back (protocol sections 3 and 5).
 
 Pure functions that mark in the notes what was said, so that it is said once.
 """
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from psyche_core.client.epoch import PLAYING, EpochNotes
 from psyche_core.client.events import Action, Broadcast, Send
+from psyche_core.client.patience import Patience
 from psyche_core.client.rounds import RoundRecord, statement_about
 from psyche_core.coordinator import witness
 from psyche_core.coordinator.commands import HealthCheck, WarmupWitness, Witness
-from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.types import NodeIdentity, RunState, WitnessMetadata
+from psyche_core.coordinator.state import MAX_REJOINS, CoordinatorState
+from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessMetadata
 from psyche_core.wire.messages import Finished, ModelDigest
 
 
@@ -37,32 +38,55 @@ def in_warmup(
     if not others <= peers and not waited_enough:
         return []
 
+    return _ready(identity, notes, notes.slot)
+
+
+def _ready(identity: NodeIdentity, notes: EpochNotes, slot: int) -> list[Action]:
     notes.ready_sent = True
     digest = notes.digests.ours
-    notes.digests.note_own(notes.slot, ended=False)
+    notes.digests.note_own(slot, ended=False)
     return [
         Broadcast(ModelDigest(notes.number, False, digest), notes.tag(0)),
-        Send(WarmupWitness(identity, notes.number, notes.slot, digest)),
+        Send(WarmupWitness(identity, notes.number, slot, digest)),
     ]
 
 
-def in_round(identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, figures: Figures) -> list[Action]:
-    """Everything that is due in the current round."""
+def coming_back(
+    identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, *, now: float, patience: Patience
+) -> list[Action]:
+    """Ask to be healthy again in an epoch that went on without us: we joined again and our masters are up to date."""
+    if notes.slot is None or notes.rejoin_refused or state.run_state not in (RunState.Warmup, *PLAYING):
+        return []
+
+    ours = state.epoch.clients[notes.slot]
+    pending = any(member.signer == identity.signer for member in state.pending)
+    asked_lately = notes.rejoin_asked is not None and now - notes.rejoin_asked <= patience.answer
+    if not pending or asked_lately or ours.rejoins >= MAX_REJOINS or ours.state is ClientState.Ejected:
+        return []
+
+    notes.rejoin_asked = now
+    return [Send(WarmupWitness(identity, notes.number, notes.slot, notes.digests.ours))]
+
+
+def in_round(
+    identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, figures: Figures, *, healthy: frozenset[int]
+) -> list[Action]:
+    """Everything that is due in the current round. healthy: the slots healthy in `state`."""
     current = state.current_round
     record = notes.records.get(current.height) if current is not None else None
     if record is None or notes.slot is None or state.run_state not in PLAYING:
         return []
 
-    healthy = frozenset(state.healthy_slots)
-    before = notes.records.get(record.height - 1)
     said: list[Action] = []
-    trained = any(record.digest) and (notes.slot not in record.shares or record.own_done)
-    if not record.finished_sent and trained and (before is None or before.holds_all(healthy)):
-        record.finished_sent = True
-        record.finished.add(notes.slot)
-        said.append(Broadcast(Finished(notes.number, record.height), notes.tag(record.height)))
+    before = notes.records.get(record.height - 1)
+    if not record.finished_sent and any(record.digest):
+        trained = notes.slot not in record.shares or record.own_done
+        if trained and (before is None or before.holds_all(healthy)):
+            record.finished_sent = True
+            record.finished.add(notes.slot)
+            said.append(Broadcast(Finished(notes.number, record.height), notes.tag(record.height)))
 
-    if notes.slot in record.witnesses and not record.statement_sent:
+    if not record.statement_sent and notes.slot in record.witnesses:
         complete = record.finished_sent and record.all_finished(healthy)
         if complete or state.run_state is RunState.RoundWitness:
             record.statement_sent = True
@@ -70,13 +94,15 @@ def in_round(identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes,
             metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, figures.bytes_per_second, figures.loss)
             said.append(Send(Witness(identity, statement, metadata)))
 
-    return said + _health(identity, state, notes, record)
+    if not record.health_sent:
+        said += _health(identity, notes, record, healthy=healthy)
+    return said
 
 
-def _health(identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, record: RoundRecord) -> list[Action]:
+def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> list[Action]:
     """As a witness of the last round, report trainers of the round before it whose work no quorum saw."""
     last, judged = notes.records.get(record.height - 1), notes.records.get(record.height - 2)
-    if record.health_sent or last is None or judged is None or judged.settled_by is None or notes.slot not in last.witnesses:
+    if last is None or judged is None or judged.settled_by is None or notes.slot not in last.witnesses:
         return []
 
     record.health_sent = True
@@ -84,5 +110,5 @@ def _health(identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, 
     if stored is None or len(stored.statements) < witness.quorum(len(last.witnesses)):
         return []  # too few witnesses spoke to judge anybody
 
-    absent = tuple(slot for slot in sorted(judged.shares) if slot in state.healthy_slots and slot not in judged.accepted)
+    absent = tuple(slot for slot in sorted(judged.shares) if slot in healthy and slot not in judged.accepted)
     return [Send(HealthCheck(identity, absent))] if absent else []

@@ -24,7 +24,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import parse_run_file
 from psyche_core.types import NodeIdentity, RunState
-from psyche_core.wire.messages import Finished, sign_commitment
+from psyche_core.wire.messages import Finished, Message, sign_commitment
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -84,6 +84,8 @@ class Member:
     stop: ev.Stop | None = None
     last_delivery: float = 0.0
     peers: frozenset[bytes] = frozenset()
+    incarnation: int = 0
+    snapshots: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
 
 
 class World:
@@ -105,6 +107,7 @@ class World:
         self.delay: Callable[[Member], float] = lambda member: 0.01 + 0.05 * self.random.random()
         self.train_delay: Callable[[Member], float] = lambda member: self.random.uniform(*self.train_seconds)
         self.skip_states = False
+        self.live_messages: list[tuple[bytes, Message, int]] = []
         self.epoch_clients: dict[int, list[NodeIdentity]] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -155,6 +158,16 @@ class World:
         self._deliver_state(member)
         self._at(0.25, lambda: self._pass_time(member))
         return member
+
+    def restart(self, member: Member) -> None:
+        """The process dies and comes back at once, with nothing but its key; transports give it the live messages again."""
+        fresh = self._member(self.members.index(member))
+        member.machine, member.weights, member.busy = fresh.machine, bytes(32), False
+        member.payloads, member.snapshots, member.incarnation = {}, {}, member.incarnation + 1
+        self._deliver_state(member)
+        for origin, message, _ in self.live_messages:
+            if origin != member.key.public:
+                self._later(member, ev.MessageSeen(origin, message))
 
     def kill(self, member: Member) -> None:
         """The process is gone; nobody is told."""
@@ -219,6 +232,8 @@ class World:
                 member.peers = frozenset(p.p2p for p in action.members) & others
                 self._later(member, ev.PeersSeen(member.peers))
             case ev.Broadcast():
+                self.live_messages.append((member.key.public, action.message, action.tag))
+                del self.live_messages[:-64]
                 if isinstance(action.message, Finished):
                     self._check_finished(member, action.message)
                 for other in self.members:
@@ -231,7 +246,8 @@ class World:
             case _:
                 assert not member.busy, f"{member.name} was given two pieces of work"
                 member.busy = True
-                self._at(self._work_time(member, action), lambda: self._work(member, action))
+                life = member.incarnation
+                self._at(self._work_time(member, action), lambda: self._work(member, action, life))
 
     def _check_finished(self, member: Member, message: Finished) -> None:
         """Finished means: I trained this round and hold every payload of the one before (protocol section 3)."""
@@ -260,15 +276,28 @@ class World:
     def _work_time(self, member: Member, work: ev.Work) -> float:
         return self.train_delay(member) if isinstance(work, ev.Train) else 0.005
 
-    def _work(self, member: Member, work: ev.Work) -> None:
+    def _work(self, member: Member, work: ev.Work, life: int) -> None:
+        if life != member.incarnation:
+            return
+
         member.busy = False
         if member.alive:
             self._feed(member, self._result(member, work))
 
     def _result(self, member: Member, work: ev.Work) -> ev.Event:
         match work:
+            case ev.TakeSnapshot():
+                manifest = hashlib.sha256(repr((work.step, member.weights)).encode()).digest()
+                member.snapshots[manifest] = (work.step, member.weights)
+                return ev.SnapshotTaken(work.step, manifest, 100)
+            case ev.FetchModel():
+                for other in self.members:
+                    if other.alive and other.key.public in work.sources and work.manifest_hash in other.snapshots:
+                        _, member.weights = other.snapshots[work.manifest_hash]
+                        return ev.ModelFetched(work.step, hashlib.sha256(member.weights).digest())
+                return ev.ModelFetchFailed(work.step, "nobody had it")
             case ev.Load():
-                return ev.ModelReady(hashlib.sha256(member.weights).digest(), 100)
+                return ev.ModelReady(hashlib.sha256(member.weights).digest(), 100, None)
             case ev.Train():
                 payload = hashlib.sha256(repr((member.name, work.step, work.share)).encode()).digest()
                 payload_hash = hashlib.sha256(payload).digest()

@@ -1,0 +1,112 @@
+"""Which piece of trainer work comes next, and what stands in the way. Pure functions over what the client knows.
+
+Decided here, in this order: masters from others while ours cannot be used; masters for others who asked for exactly those we
+hold; results that are settled, oldest first; the digest of the masters; our share of the current round; the end of the epoch.
+"""
+
+from __future__ import annotations
+
+from psyche_core.client.epoch import PLAYING, EpochNotes
+from psyche_core.client.events import CloseEpoch, Digest, FetchModel, TakeSnapshot, Train, Work
+from psyche_core.client.patience import Patience
+from psyche_core.client.rounds import RoundRecord
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import RunState
+
+SNAPSHOT_ROUNDS = 8
+"""Rounds a snapshot of our masters is offered for."""
+
+_FROM_PEERS = ("P2P", "P2PGcs")
+
+
+def starts_from_checkpoint(state: CoordinatorState) -> bool:
+    """Whether the epoch begins with the model of a stored checkpoint, rather than with that of members."""
+    return state.run_state is RunState.Warmup and state.model.LLM.checkpoint.name not in _FROM_PEERS
+
+
+def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | None, now: float, patience: Patience) -> str | None:
+    """Why our masters cannot be brought up to date with what we know, None when they can.
+
+    masters_at: the step whose results they include. Source: protocol F11 and section 5.
+    """
+    behind = f"this client has to begin with the model after step {state.epoch.start_step - 1} and holds "
+    behind += "another one" if masters_at is None else f"that after step {masters_at}"
+    record = notes.next_to_apply()
+    if masters_at is None:
+        return behind
+    if record is None:
+        return behind if masters_at < state.epoch.start_step - 1 else None
+    if record.lost:
+        return f"what was decided about step {record.round.step} was missed"
+    if record.round.step > masters_at + 1:
+        return behind if masters_at < state.epoch.start_step - 1 else f"the rounds after step {masters_at} were missed"
+    if record.waiting_since is not None and now - record.waiting_since > patience.payload:
+        return f"nobody could give us an accepted result of step {record.round.step}"
+
+    return None
+
+
+def next_work(
+    state: CoordinatorState,
+    notes: EpochNotes,
+    *,
+    masters_at: int | None,
+    healthy: frozenset[int],
+    now: float,
+    patience: Patience,
+) -> Work | RoundRecord | None:
+    """The next piece of work; a RoundRecord stands for applying it; None to wait.
+
+    healthy: slots healthy in `state`.
+    """
+    if notes.repair.reason is not None:
+        return _fetch(state, notes, healthy=healthy, now=now, patience=patience)
+
+    if masters_at is not None and notes.generosity.due(masters_at):
+        notes.generosity.given.add(masters_at)
+        return TakeSnapshot(masters_at, notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS))
+
+    record = notes.next_to_apply()
+    if record is not None and record.settled_by is not None:
+        return record
+
+    newest = notes.records.get(notes.newest)
+    if newest is None:
+        return None
+    if notes.describes(state) and state.run_state in PLAYING:
+        return _play(newest, notes, state)
+    if record is None and not notes.closed:
+        return CloseEpoch(notes.number, notes.last_step(state))
+
+    return None
+
+
+def _fetch(
+    state: CoordinatorState, notes: EpochNotes, *, healthy: frozenset[int], now: float, patience: Patience
+) -> FetchModel | None:
+    repair = notes.repair
+    voters = healthy - {notes.slot} if notes.slot is not None else healthy
+    patient = state.run_state is not RunState.Warmup or now - repair.since <= patience.offers
+    choice = repair.choice(voters, settle_for_fewer=not patient)
+    if choice is None:
+        return None
+
+    repair.attempts += 1
+    repair.taken = choice.manifest_hash
+    sources = tuple(notes.clients[slot].p2p for slot in choice.slots)
+    tag = notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS)
+    return FetchModel(choice.step, choice.manifest_hash, choice.manifest_bytes, sources, tag)
+
+
+def _play(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Work | None:
+    share = record.shares.get(notes.slot) if notes.slot is not None else None
+    if not record.digest_asked:
+        record.digest_asked = True
+        return Digest(record.height, record.round.seed)
+
+    fresh = record.height > notes.opened_at and not record.own_started
+    if share is not None and fresh and notes.healthy(state):
+        record.own_started = True
+        return Train(record.height, record.round.step, share, notes.tag(record.height))
+
+    return None

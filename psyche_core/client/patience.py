@@ -1,0 +1,20 @@
+"""How long a client waits for others before it does something else about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Seconds. payload: for a consensus payload before we resync (F11); peers: for all members to connect in warmup.
+
+    offers: for more members to offer their model; answer: before we join or come back once more; leaving: serving our last
+    results after we withdrew.
+    """
+
+    payload: float = 60.0
+    peers: float = 10.0
+    offers: float = 10.0
+    answer: float = 10.0
+    leaving: float = 5.0

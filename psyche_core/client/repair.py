@@ -1,0 +1,133 @@
+"""Getting the masters from other members: after a late start, after too much was missed, after a replica went astray.
+
+Protocol section 5. A client that needs the masters says which step's it needs (ModelWanted); members that hold exactly those
+offer them (ModelOffer); what most of them offer is fetched piece by piece, every piece verified against the agreed manifest.
+
+Decided here: an offer counts once per slot and step; it is believed when more than half of the other healthy members made it,
+or, before the first round of an epoch, when nobody else speaks up for a while and no other offer has as many voices (only those
+who took part before can offer anything then). A manifest that failed or led astray is never taken again. Refuses to fetch for
+ever: a bounded number of attempts per epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from psyche_core.wire.messages import ModelOffer
+
+MAX_ATTEMPTS = 6
+MAX_OFFERS_PER_SLOT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Masters that can be had. slots: who serves them."""
+
+    step: int
+    manifest_hash: bytes
+    manifest_bytes: int
+    slots: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Repair:
+    """One epoch's efforts. reason: why our masters cannot be used, None while they can.
+
+    astray: our masters are not what others have, so nothing may be built on them. wanted: the step last asked for; floor: the
+    first one asked for, from which on we know all rounds; since: when that was.
+    """
+
+    reason: str | None = None
+    astray: bool = False
+    wanted: int | None = None
+    floor: int | None = None
+    since: float = 0.0
+    attempts: int = 0
+    offers: dict[int, list[ModelOffer]] = field(default_factory=dict)
+    refused: set[bytes] = field(default_factory=set)
+    taken: bytes | None = None
+
+    def begin(self, reason: str, *, astray: bool) -> bool:
+        """Our masters cannot be used; True when that is news. What led astray is not taken again."""
+        if astray and self.taken is not None:
+            self.refused.add(self.taken)
+            self.taken = None
+        news = self.reason is None or (astray and not self.astray)
+        self.reason = reason
+        self.astray = self.astray or astray
+        if news:
+            self.wanted = self.floor = None
+        return news
+
+    def over(self) -> None:
+        """Our masters can be used (again)."""
+        self.reason = None
+        self.astray = False
+        self.wanted = self.floor = None
+
+    def asks(self, step: int, now: float) -> bool:
+        """Whether `step` has yet to be asked for; notes that it is."""
+        if self.wanted == step:
+            return False
+
+        if self.floor is None:
+            self.floor, self.since = step, now
+        self.wanted = step
+        return True
+
+    def offered(self, slot: int, offer: ModelOffer) -> None:
+        """Note an offer: the first of each slot for each step counts, the newest steps are kept."""
+        known = self.offers.setdefault(slot, [])
+        if all(kept.step != offer.step for kept in known):
+            known.append(offer)
+            known.sort(key=lambda kept: kept.step)
+            del known[:-MAX_OFFERS_PER_SLOT]
+
+    def choice(self, voters: Collection[int], *, settle_for_fewer: bool) -> Offered | None:
+        """What to fetch, None to wait on. voters: the other healthy slots. settle_for_fewer: the most voices are enough."""
+        if self.floor is None:
+            return None
+
+        voices: dict[tuple[int, bytes], list[ModelOffer]] = {}
+        slots: dict[tuple[int, bytes], list[int]] = {}
+        for slot, offers in self.offers.items():
+            for offer in offers:
+                if offer.step >= self.floor and slot in voters and offer.manifest_hash not in self.refused:
+                    voices.setdefault((offer.step, offer.manifest_hash), []).append(offer)
+                    slots.setdefault((offer.step, offer.manifest_hash), []).append(slot)
+        ranked = sorted(voices, key=lambda key: (len(voices[key]), key[0], key[1]), reverse=True)
+        if not ranked:
+            return None
+
+        best = ranked[0]
+        agreed = len(voices[best]) * 2 > len(voters)
+        rival = len(ranked) > 1 and len(voices[ranked[1]]) == len(voices[best]) and ranked[1][0] == best[0]
+        if not agreed and (rival or not settle_for_fewer):
+            return None
+
+        # Honest offers of one manifest have one length; the largest is a limit only.
+        length = max(offer.manifest_bytes for offer in voices[best])
+        return Offered(best[0], best[1], length, tuple(sorted(slots[best])))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether this epoch's attempts are used up."""
+        return self.attempts >= MAX_ATTEMPTS
+
+
+@dataclass(slots=True)
+class Generosity:
+    """What others asked of us and what we gave, in one epoch. asked: step -> slots that want the masters after it."""
+
+    asked: dict[int, set[int]] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)
+
+    def want(self, slot: int, step: int) -> None:
+        """Note a wish; each slot has a few, so that nobody can keep us busy with snapshots."""
+        if sum(slot in slots for slots in self.asked.values()) < MAX_ATTEMPTS + 2:
+            self.asked.setdefault(step, set()).add(slot)
+
+    def due(self, step: int) -> bool:
+        """Whether the masters after `step`, which we have now, are wanted and not offered yet."""
+        return step in self.asked and step not in self.given
