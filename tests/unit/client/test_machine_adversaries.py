@@ -21,7 +21,7 @@ def training_world() -> tuple[World, Member, Member]:
     world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
     world.run(until=lambda: world.state.progress.step == 3 and world.state.run_state is RunState.RoundTrain)
     world.train_delay = lambda member: 5.0
-    world.run(until=lambda: all(m.machine._notes.newest == 2 and m.busy for m in world.members))  # type: ignore[union-attr]
+    world.run(until=lambda: all(m.machine.notes.newest == 2 and m.busy for m in world.members))  # type: ignore[union-attr]
     return world, world.members[0], world.members[3]
 
 
@@ -30,7 +30,7 @@ def a_result(world: World, liar: Member, *, payload_hash: bytes = b"x" * 32, res
 
     resigned: the commitment is made and signed again after the change, as a clever liar would.
     """
-    notes = liar.machine._notes
+    notes = liar.machine.notes
     assert notes is not None
     record = notes.records[notes.newest]
     share = record.shares[notes.slot]  # type: ignore[index]  # a member has a slot
@@ -92,9 +92,9 @@ def test_14_many_results_for_one_share_start_one_download_and_one_warning() -> N
     for number in range(100):
         actions += hear(world, honest, liar, a_result(world, liar, payload_hash=bytes([number]) * 32))
 
-    notes = honest.machine._notes
+    notes = honest.machine.notes
     assert notes is not None
-    slot = liar.machine._notes.slot  # type: ignore[union-attr]
+    slot = liar.machine.notes.slot  # type: ignore[union-attr]
     assert len([a for a in actions if isinstance(a, ev.FetchPayload)]) <= 1
     assert len(notes.records[notes.newest].candidates[slot]) == MAX_CANDIDATES  # type: ignore[index]
     warnings = [a for a in actions if isinstance(a, ev.Tell) and isinstance(a.event, report.Problem)]

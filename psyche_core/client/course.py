@@ -1,0 +1,132 @@
+"""Following the coordinator: epochs entered, rounds seen and settled, membership kept.
+
+Decided here: we join once per process, which also publishes our address, and again whenever we are no longer expected; an epoch
+that can be finished is finished before the next one is entered; what has not been settled while it was stored is lost and makes
+`recovery` fetch the masters.
+"""
+
+from __future__ import annotations
+
+from psyche_core.client import agenda, report
+from psyche_core.client.epoch import PLAYING, EpochNotes, epoch_key
+from psyche_core.client.events import Expire, Join, Prefetch, Send, SetPeers
+from psyche_core.client.hearing import hear_early
+from psyche_core.client.rounds import RoundRecord
+from psyche_core.client.standing import Standing
+from psyche_core.coordinator.commands import Withdraw
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import ClientState, RunState
+
+KEPT_ROUNDS = 4
+"""Rounds whose messages and payloads are kept for laggards (F11)."""
+
+_EJECTED = "the coordinator ejected this client: it was proven to have signed two results for one share"
+
+
+def see_state(me: Standing, state: CoordinatorState) -> None:
+    """Take in a newer state."""
+    previous, me.state = me.state, state
+    if previous is None or previous.epoch.clients is not state.epoch.clients:
+        me.healthy = frozenset(state.healthy_slots)
+        members = tuple(client.id for client in state.epoch.clients if client.state is not ClientState.Ejected)
+        if members != me.members:
+            me.members = members
+            me.do(SetPeers(members))
+    _tell_phase(me, previous, state)
+    follow(me, state)
+
+
+def _tell_phase(me: Standing, previous: CoordinatorState | None, state: CoordinatorState) -> None:
+    height = _playing_height(state)
+    if previous is None or previous.run_state is not state.run_state or _playing_height(previous) != height:
+        step, clients = state.progress.step, len(me.healthy)
+        me.tell(report.PhaseChanged(state.run_state.name, state.progress.epoch, step, clients, height))
+
+
+def _playing_height(state: CoordinatorState) -> int | None:
+    return state.epoch.rounds[-1].height if state.run_state in PLAYING else None
+
+
+def follow(me: Standing, state: CoordinatorState) -> None:
+    """Enter a new epoch, see its rounds, keep our membership."""
+    notes = me.notes
+    if (notes is None or not notes.describes(state)) and state.run_state in (RunState.Warmup, *PLAYING):
+        _open_epoch(me, state)
+    notes = me.notes
+    if notes is not None and notes.slot is not None and notes.describes(state):
+        notes.judge = True
+        if state.epoch.clients[notes.slot].state is ClientState.Ejected:
+            me.stop(_EJECTED, success=False)
+            return
+
+        _see_rounds(me, state, notes)
+    keep_membership(me, state)
+
+
+def keep_membership(me: Standing, state: CoordinatorState) -> None:
+    """Join where the coordinator does not expect us, with patience for its answer."""
+    if state.run_state is RunState.Finished or me.leaving is not None:
+        return
+
+    if me.introduced and me.pending:
+        me.join_asked = None
+    elif me.join_asked is None or me.now - me.join_asked > me.patience.answer:
+        me.introduced = True
+        me.join_asked = me.now
+        me.do(Join())
+
+
+def leave(me: Standing) -> None:
+    """Withdraw at once, so that nothing more is expected of us; what we gave is served until others have it."""
+    if me.leaving is None:
+        me.leaving = me.now
+        if me.takes_part:
+            me.do(Send(Withdraw(me.identity)))
+
+
+def _open_epoch(me: Standing, state: CoordinatorState) -> None:
+    old = me.notes
+    if old is not None and old.slot is not None and not old.done and old.decided and me.model_ready:
+        blocked = agenda.obstacle(state, old, masters_at=me.masters_at, now=me.now, patience=me.patience)
+        if blocked is None:
+            return  # the last epoch is finished first
+
+    clients = tuple(client.id for client in state.epoch.clients)
+    playing = state.current_round.height if state.current_round is not None else -1
+    slot = state.slot_of(me.identity)
+    notes = me.notes = EpochNotes(epoch_key(state), state.progress.epoch, clients, slot, me.now, opened_at=playing)
+    notes.digests.ours = me.model_digest
+    hear_early(me, notes.number, None)
+
+
+def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
+    current = state.current_round
+    if current is None:
+        return
+
+    if current.height > notes.newest:
+        for playing in state.epoch.rounds:
+            if playing.height > notes.newest:
+                _open_round(me, notes, RoundRecord.open(state, playing))
+
+    over = state.run_state not in PLAYING
+    for record in notes.records.values():
+        if record.settled_by is None and not record.lost and (over or record.height + 2 <= current.height):
+            if record.height < current.height and state.round_at(record.height + 1) is None:
+                record.lost = True
+            else:
+                record.settle(state)
+
+
+def _open_round(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
+    height = record.height
+    notes.records[height] = record
+    notes.newest = height
+    for old in [h for h in notes.records if h < height - KEPT_ROUNDS and notes.records[h].applied]:
+        del notes.records[old]
+    if height >= KEPT_ROUNDS:
+        me.do(Expire(notes.tag(height - KEPT_ROUNDS)))
+    share = record.shares.get(notes.slot) if notes.slot is not None else None
+    if share and me.model_ready and height > notes.opened_at:
+        me.do(Prefetch(share))
+    hear_early(me, notes.number, height)

@@ -1,0 +1,65 @@
+"""What other members say, taken in: results, Finished, digests, wishes for models and offers of them; and payloads as they come.
+
+Decided here: only members of the epoch are heard, by the key that signed; what is about rounds or epochs still to come waits,
+bounded. Refuses to act on what it hears beyond asking for payloads and reporting proof of equivocation.
+"""
+
+from __future__ import annotations
+
+from psyche_core.client.standing import Standing
+from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
+
+
+def hear(me: Standing, origin: bytes, message: Message) -> None:
+    """Take in a message whose envelope was verified. origin: p2p key of who signed it."""
+    notes = me.notes
+    height = message.height if isinstance(message, Result | Finished) else None
+    known = notes is not None and message.epoch == notes.number
+    if notes is None or not known or (height is not None and height not in notes.records):
+        # A peer may hear of a round or an epoch before we do; transports deliver a message once, so it is kept.
+        if notes is None or message.epoch > notes.number or (known and height is not None and height > notes.newest):
+            me.early.hold(origin, message)
+        return
+
+    slot = notes.slots.get(origin)
+    if slot is None or notes.slot is None:
+        return
+
+    match message:
+        case Finished():
+            notes.records[message.height].finished.add(slot)
+        case Result():
+            me.do(*me.results.announced(notes, slot=slot, result=message))
+        case ModelDigest():
+            notes.digests.add(slot, message)
+            notes.judge = True
+        case ModelWanted():
+            notes.generosity.want(slot, message.step)
+        case ModelOffer():
+            notes.repair.offered(slot, message)
+
+
+def hear_early(me: Standing, epoch: int, height: int | None) -> None:
+    """Take in what came before its round (height None: before its epoch)."""
+    for origin, message in me.early.take(epoch, height):
+        hear(me, origin, message)
+
+
+def payload_checked(me: Standing, payload_hash: bytes, *, valid: bool) -> None:
+    """A payload is here; valid: it fits our parameter table."""
+    if me.notes is not None:
+        me.notes.inbox.checked(payload_hash, valid=valid)
+        for record in me.notes.records.values():
+            record.payload_arrived(payload_hash, me.notes.inbox.valid)
+
+
+def payload_missing(me: Standing, payload_hash: bytes) -> None:
+    """Nobody asked had a payload in time; it may be asked for again."""
+    if me.notes is not None:
+        me.notes.inbox.fetch_failed(payload_hash)
+
+
+def fetch_missing(me: Standing) -> None:
+    """Ask again for announced payloads that are not here."""
+    if me.notes is not None:
+        me.do(*me.results.fetch_missing(me.notes))

@@ -1,0 +1,132 @@
+"""What finished work changes: the model is open, a share is trained, results are applied, the epoch is closed.
+
+Also answers to our commands. Refuses to choose what comes next (`agenda`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from psyche_core.client import course, recovery, report
+from psyche_core.client import events as ev
+from psyche_core.client.hearing import fetch_missing, payload_checked
+from psyche_core.client.standing import Standing
+from psyche_core.coordinator.commands import WarmupWitness, Witness
+from psyche_core.wire.messages import ModelDigest, ModelOffer, Result
+
+
+def work_done(me: Standing, event: ev.Event, *, sign: Callable[[bytes], bytes]) -> None:
+    """Take in the answer to our piece of work. sign: signs a commitment with our p2p key."""
+    me.work = None
+    match event:
+        case ev.Trained():
+            _trained(me, event, sign=sign)
+        case ev.Applied():
+            _applied(me, event)
+        case ev.Digested():
+            _digested(me, event)
+        case ev.ModelReady():
+            _model_ready(me, event)
+        case ev.TrainFailed():
+            _train_failed(me, event)
+        case ev.EpochClosed():
+            _epoch_closed(me, event)
+        case ev.SnapshotTaken():
+            _snapshot_taken(me, event)
+        case ev.ModelFetched():
+            recovery.model_fetched(me, event)
+        case ev.ModelFetchFailed():
+            recovery.model_fetch_failed(me, event)
+
+
+def command_answered(me: Standing, event: ev.CommandAnswered) -> None:
+    """The coordinator took or refused a command of ours."""
+    command, notes = event.command, me.notes
+    if notes is None:
+        return
+
+    if isinstance(command, Witness) and event.code is None:
+        record = notes.records.get(command.statement.height)
+        if record is not None:
+            me.tell(report.WitnessSent(record.epoch, record.height, record.all_finished(me.healthy)))
+    elif isinstance(command, WarmupWitness) and event.code is not None:
+        if event.code == "RejoinsExhausted":
+            notes.rejoin_refused = True
+        elif event.code not in ("InvalidRunState", "DuplicateWitness"):
+            notes.ready_sent = False
+
+
+def _model_ready(me: Standing, event: ev.ModelReady) -> None:
+    me.model_ready = True
+    me.model_digest = event.digest
+    me.masters_at = event.step
+    me.results.max_payload_bytes = event.max_payload_bytes
+    if me.notes is None or me.state is None:
+        return
+
+    me.notes.digests.ours = event.digest
+    if event.step is None and me.state.epoch.start_step == 1:
+        me.masters_at = 0  # the run begins with the model its checkpoint names
+    fetch_missing(me)
+
+
+def _trained(me: Standing, event: ev.Trained, *, sign: Callable[[bytes], bytes]) -> None:
+    speed = event.tokens / event.seconds if event.seconds > 0 else 0.0
+    me.figures = replace(me.figures, loss=event.loss, tokens_per_second=speed)
+    notes = me.notes
+    record = notes.records.get(event.height) if notes is not None else None
+    if notes is None or record is None or notes.slot is None:
+        return
+
+    record.own_done = True
+    step, share, size = record.round.step, record.shares[notes.slot], event.payload_bytes
+    me.tell(report.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
+    commitment = me.results.commitment(record, share=share, trainer=me.identity.signer, payload_hash=event.payload_hash)
+    result = Result(notes.number, event.height, step, share, event.payload_hash, size, commitment, sign(commitment))
+    record.add(notes.slot, result)
+    payload_checked(me, event.payload_hash, valid=True)
+    me.do(ev.Broadcast(result, notes.tag(event.height)))
+
+
+def _train_failed(me: Standing, event: ev.TrainFailed) -> None:
+    if me.notes is not None and event.height in me.notes.records:
+        me.notes.records[event.height].own_done = True
+    me.tell(report.Problem("error", event.reason))
+
+
+def _applied(me: Standing, event: ev.Applied) -> None:
+    record = me.notes.records.get(event.height) if me.notes is not None else None
+    if record is not None:
+        record.applied = True
+        if not record.cut:
+            me.masters_at = record.round.step
+        accepted, trained = len(record.accepted), len(record.shares)
+        me.tell(report.StepApplied(record.epoch, record.round.step, accepted, trained, event.seconds))
+
+
+def _digested(me: Standing, event: ev.Digested) -> None:
+    record = me.notes.records.get(event.height) if me.notes is not None else None
+    if me.notes is not None and record is not None and record.digest_asked:
+        record.digest = event.digest
+        me.notes.judge = True
+
+
+def _epoch_closed(me: Standing, event: ev.EpochClosed) -> None:
+    notes, state = me.notes, me.state
+    if notes is None or state is None:
+        return
+
+    notes.closed = notes.judge = True
+    notes.closed_at = me.now
+    me.model_digest = notes.digests.ours = event.digest
+    notes.digests.note_own(notes.slot, ended=True)
+    me.tell(report.EpochDigest(notes.number, notes.last_step(state), event.digest.hex()))
+    me.do(ev.Broadcast(ModelDigest(notes.number, True, event.digest), notes.tag(max(notes.newest, 0))))
+    course.follow(me, state)
+
+
+def _snapshot_taken(me: Standing, event: ev.SnapshotTaken) -> None:
+    if me.notes is not None:
+        offer = ModelOffer(me.notes.number, event.step, event.manifest_hash, event.manifest_bytes)
+        me.do(ev.Broadcast(offer, me.notes.tag(max(me.notes.newest, 0) + course.KEPT_ROUNDS)))

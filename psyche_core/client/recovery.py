@@ -1,0 +1,103 @@
+"""Seeing that our masters are the others', and getting theirs when ours cannot be used (protocol section 5).
+
+Decided here: full digests judge at an epoch's two ends, sampled ones in every settled round; who is astray, or cannot be brought
+up to date from what it knows, asks the members for their masters and takes no part in training until it has them. Only when
+that fails again and again, or no model has a majority, the client withdraws with a sentence.
+"""
+
+from __future__ import annotations
+
+from psyche_core.client import agenda, report
+from psyche_core.client.agreement import unlike_witnesses
+from psyche_core.client.epoch import EpochNotes, masters_due
+from psyche_core.client.events import Broadcast, Load, ModelFetched, ModelFetchFailed
+from psyche_core.client.standing import Standing
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import RunState
+from psyche_core.wire.messages import ModelWanted
+
+
+def check_masters(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
+    """Find out whether our masters can be used or brought up to date; if not, say which masters we need."""
+    repair = notes.repair
+    if notes.judge and not repair.astray:
+        notes.judge = False
+        _judge_digests(me, notes)
+    if not repair.astray:
+        reason = agenda.obstacle(state, notes, masters_at=me.masters_at, now=me.now, patience=me.patience)
+        if reason is None:
+            if repair.reason is not None:
+                repair.over()
+            return
+
+        _lacks(me, notes, reason)
+    if repair.exhausted:
+        me.give_up(f"{repair.reason}, and what the others offered did not help")
+        return
+
+    due = masters_due(state)
+    if repair.asks(due, me.now):
+        me.do(Broadcast(ModelWanted(notes.number, due), notes.tag(max(notes.newest, 0))))
+    waited = me.now - repair.since
+    if not repair.offers and waited > me.patience.offers:
+        _without_offers(me, state, notes, waited=waited)
+
+
+def _without_offers(me: Standing, state: CoordinatorState, notes: EpochNotes, *, waited: float) -> None:
+    """Nobody has what we need: at an epoch's start the run may begin again with its checkpoint, at its end nobody waits."""
+    if state.run_state is RunState.Finished:
+        me.stop("the run finished, and nobody was left who could give this client the final model", success=False)
+    elif notes.repair.astray:
+        if waited > me.patience.payload:
+            me.give_up(f"{notes.repair.reason}, and no model has a majority")
+    elif agenda.starts_from_checkpoint(state) and me.masters_at is None:
+        me.masters_at = masters_due(state)
+        notes.repair.over()
+    elif agenda.starts_from_checkpoint(state) and me.work is None:
+        me.model_ready, me.masters_at = False, None
+        me.start(Load(state, fresh=True))
+
+
+def model_fetched(me: Standing, event: ModelFetched) -> None:
+    """Our masters are the others' now."""
+    notes = me.notes
+    me.masters_at = event.step
+    me.model_digest = event.digest
+    if notes is None:
+        return
+
+    notes.digests.ours = event.digest
+    notes.digests.forget_own()
+    notes.masters_replaced(event.step)
+    notes.ready_sent = notes.closed = False
+    notes.repair.over()
+    me.tell(report.Resynced(notes.number, event.step))
+
+
+def model_fetch_failed(me: Standing, event: ModelFetchFailed) -> None:
+    """Nothing of ours has changed; that manifest is not tried again."""
+    me.tell(report.Problem("warning", event.reason))
+    if me.notes is not None and me.notes.repair.taken is not None:
+        me.notes.repair.refused.add(me.notes.repair.taken)
+
+
+def _judge_digests(me: Standing, notes: EpochNotes) -> None:
+    """Compare our replica with the others': full digests at an epoch's ends, sampled ones of each settled round."""
+    for peer, theirs in notes.digests.disagreements():
+        name = notes.clients[peer].short
+        me.tell(report.ReplicasDiffer(notes.number, notes.digests.ours.hex(), theirs.hex(), name))
+    if notes.slot is not None and notes.digests.outvoted(me.healthy, own=notes.slot):
+        _lacks(me, notes, "this client's model differs from that of most members", astray=True)
+        return
+
+    step = unlike_witnesses(notes.records.values())
+    if step is not None:
+        _lacks(me, notes, f"this client's model differs from the witnesses' at step {step}", astray=True)
+
+
+def _lacks(me: Standing, notes: EpochNotes, reason: str, *, astray: bool = False) -> None:
+    """Our masters cannot be used as they are."""
+    if notes.repair.begin(reason, astray=astray):
+        me.tell(report.Problem("warning", f"{reason}; asking the other members for their model"))
+        if astray:
+            notes.digests.forget_own()

@@ -1,0 +1,88 @@
+"""Where one client stands: everything its machine knows, in one mutable place that the machine's rooms share.
+
+The rooms: `course` follows the coordinator's states, `hearing` takes peers' messages in, `outcomes` the results of our own work,
+`recovery` sees that our masters are the others', `agenda` says which work comes next, `speech` what we say and when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from psyche_core.client import report
+from psyche_core.client.epoch import EpochNotes
+from psyche_core.client.events import Action, Send, Stop, Tell, Work
+from psyche_core.client.inbox import EarlyMessages
+from psyche_core.client.patience import Patience
+from psyche_core.client.results import ResultDesk
+from psyche_core.client.speech import Figures
+from psyche_core.coordinator.commands import Withdraw
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import NodeIdentity
+
+
+@dataclass(slots=True)
+class Standing:
+    """See the module. now: seconds of any monotonic clock.
+
+    notes: of the epoch we are in, or finish; None before the first. healthy: slots healthy in `state`. members: the transport's
+    peers as last set; peers: p2p keys connected. introduced: whether this process joined; join_asked: when we last did, None
+    once it is answered by a state. leaving: since when we are on our way out. masters_at: the step whose results are in our
+    masters, None when that is unknown. work: what the trainer is doing.
+    """
+
+    identity: NodeIdentity
+    run_id: str
+    patience: Patience
+    results: ResultDesk
+    now: float = 0.0
+    state: CoordinatorState | None = None
+    stopped: Stop | None = None
+    notes: EpochNotes | None = None
+    early: EarlyMessages = field(default_factory=EarlyMessages)
+    healthy: frozenset[int] = frozenset()
+    members: tuple[NodeIdentity, ...] = ()
+    peers: frozenset[bytes] = frozenset()
+    introduced: bool = False
+    join_asked: float | None = None
+    leaving: float | None = None
+    model_ready: bool = False
+    model_digest: bytes = bytes(32)
+    masters_at: int | None = None
+    work: Work | None = None
+    figures: Figures = field(default_factory=Figures)
+    actions: list[Action] = field(default_factory=list)
+
+    def do(self, *actions: Action) -> None:
+        """Ask for something to be done."""
+        self.actions.extend(actions)
+
+    def tell(self, event: report.Event) -> None:
+        """Show something to people."""
+        self.actions.append(Tell(event))
+
+    def start(self, work: Work) -> None:
+        """Give the trainer something to do; it must be idle."""
+        self.work = work
+        self.actions.append(work)
+
+    def stop(self, reason: str, *, success: bool) -> None:
+        """We are done."""
+        if self.stopped is None:
+            self.stopped = Stop(reason, success)
+            self.actions.append(self.stopped)
+
+    def give_up(self, reason: str) -> None:
+        """Withdraw, then stop."""
+        if self.takes_part:
+            self.do(Send(Withdraw(self.identity)))
+        self.stop(reason, success=False)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the coordinator expects us in its next epochs."""
+        return self.state is not None and any(member.signer == self.identity.signer for member in self.state.pending)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the coordinator counts on us, now or next."""
+        return self.pending or (self.state is not None and self.notes is not None and self.notes.healthy(self.state))
