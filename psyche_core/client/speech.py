@@ -87,7 +87,7 @@ def in_round(
             said.append(Broadcast(Finished(notes.number, record.height), notes.tag(record.height)))
 
     if not record.statement_sent and notes.slot in record.witnesses:
-        complete = record.finished_sent and record.all_finished(healthy)
+        complete = record.finished_sent and record.all_finished(healthy - _silent(notes, record))
         if complete or state.run_state is RunState.RoundWitness:
             record.statement_sent = True
             statement = statement_about(before, playing=record, index=notes.slot)
@@ -97,6 +97,18 @@ def in_round(
     if not record.health_sent:
         said += _health(identity, notes, record, healthy=healthy)
     return said
+
+
+def _silent(notes: EpochNotes, record: RoundRecord) -> set[int]:
+    """Slots that have not said Finished of either of the last two rounds to this day: nobody waits for them any more.
+
+    A slow member says it late and is waited for; one that never says it would stall every round without being unhealthy.
+    """
+    last, before = notes.records.get(record.height - 1), notes.records.get(record.height - 2)
+    if last is None or before is None:
+        return set()
+
+    return (set(last.trainers) & set(before.trainers)) - last.finished - before.finished
 
 
 def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> list[Action]:

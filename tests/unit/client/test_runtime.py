@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +16,19 @@ from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_backend import MemoryBackend, MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client import report
+from psyche_core.client import runtime as runtime_module
 from psyche_core.client.machine import Patience
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.client.workshop import Bench
 from psyche_core.coordinator import new_state
-from psyche_core.coordinator.commands import Command, Witness
+from psyche_core.coordinator.commands import Command, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendClosed, ModelError, NonFiniteError, PayloadRejected
+from psyche_core.errors import BackendClosed, BackendError, CommandRefused, ModelError, NonFiniteError, PayloadRejected
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.interfaces.data import Samples
 from psyche_core.run_config import parse_run_file
 from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.manifest import Manifest, Piece, Table, parameter_table
 from psyche_core.wire.messages import Finished, seal
 from psyche_core.wire.signing import SecretKey
 from world import RUN
@@ -51,6 +54,7 @@ class ChainTrainer:
         self.name, self.broken, self.bad = name, broken, bad
         self.weights = bytes(32)
         self.applied: list[tuple[int, int]] = []
+        self.installed: list[int] = []
 
     def train(self, step: int, samples: Samples) -> Done:
         if step in self.broken:
@@ -75,6 +79,20 @@ class ChainTrainer:
     def full_digest(self) -> bytes:
         return hashlib.sha256(self.weights).digest()
 
+    @property
+    def table(self) -> Table:
+        return parameter_table({"chain": (8,)})
+
+    def read_piece(self, piece: Piece) -> bytes:
+        return self.weights
+
+    def differing(self, manifest: Manifest) -> tuple[int, ...]:
+        return () if manifest.hashes == (hashlib.sha256(self.weights).digest(),) else (0,)
+
+    def install(self, manifest: Manifest, pieces: Mapping[int, bytes]) -> None:
+        self.weights = pieces.get(0, self.weights)
+        self.installed.append(manifest.step)
+
     def evaluate(self, samples: Samples) -> float:
         return float(samples.count)
 
@@ -91,6 +109,7 @@ class Party:
         self.network = MemoryNetwork()
         self.trainers = trainers
         self.backend = backend
+        self.patience = Patience(peers=2.0)
         self.events: list[list[report.Event]] = [[] for _ in trainers]
         self.runtimes: dict[int, ClientRuntime] = {}
         self.failures: dict[int, Exception] = {}
@@ -116,11 +135,11 @@ class Party:
                 transport=transport,
                 build=build,
                 report=report.Report(self.events[index].append),
-                patience=Patience(peers=2.0),
+                patience=self.patience,
             )
             try:
                 await runtime.run()
-            except (BackendClosed, ModelError) as error:
+            except (BackendError, ModelError) as error:
                 self.failures[index] = error
 
     async def play(self) -> None:
@@ -287,3 +306,120 @@ async def test_a_command_without_an_answer_is_sent_again() -> None:
 
     assert LosesTheFirstStatement.lost == 1
     assert party.trainers[0].applied == [(1, 1), (2, 1)]
+
+
+class Deaf(MemoryBackend):
+    """Takes a withdrawal and never answers it."""
+
+    asked = 0
+
+    async def send(self, command: Command, *, timeout: float) -> None:
+        if isinstance(command, Withdraw):
+            Deaf.asked += 1
+            await anyio.sleep_forever()
+
+        await super().send(command, timeout=timeout)
+
+
+async def test_a_withdrawal_without_an_answer_is_waited_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "WITHDRAW_TIMEOUT", 0.2)
+    party = Party(trainers(1), min_clients=1, backend=Deaf)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(party.member, 0)
+        while not party.coordinator.state.pending:
+            await anyio.sleep(0.01)
+        started = anyio.current_time()
+        party.runtimes[0].leave()
+
+    assert Deaf.asked == 1
+    assert anyio.current_time() - started >= 0.2
+    assert party.ended(0) == report.Ended("left the run as asked", success=True)
+
+
+async def leave_after(party: Party, index: int, step: int) -> None:
+    """Ask a member to leave as soon as it has trained a step."""
+    while not any(isinstance(event, report.StepTrained) and event.step == step for event in party.events[index]):
+        await anyio.sleep(0.01)
+    party.runtimes[index].leave()
+
+
+@pytest.mark.slow
+async def test_who_leaves_loses_nothing_it_trained() -> None:
+    """Its last result is served until it is settled; the leaver ends with success and the others apply it."""
+    party = Party(trainers(3), total_steps=6, rounds_per_epoch=6)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(party.play)
+        tasks.start_soon(leave_after, party, 2, 2)
+
+    assert party.ended(2) == report.Ended("left the run as asked", success=True)
+    assert party.failures == {}
+    staying = party.trainers[:2]
+    assert staying[0].applied == staying[1].applied
+    assert [step for step, _ in staying[0].applied] == [1, 2, 3, 4, 5, 6]
+    assert [count for step, count in staying[0].applied if step in (1, 2)] == [3, 3]
+    assert {trainer.weights for trainer in staying} == {staying[0].weights}
+
+
+async def test_in_a_flood_nothing_that_matters_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one event and a peer that never stops talking, states, work and answers all arrive."""
+    monkeypatch.setattr(runtime_module, "QUEUE_LENGTH", 1)
+    party = Party(trainers(2), total_steps=3, rounds_per_epoch=3)
+    talker = SecretKey(hashlib.sha256(b"party\x01").digest())
+
+    async def talk(scope: anyio.CancelScope) -> None:
+        with scope:
+            while 1 not in party.transports or not party.transports[1].stats.peers:
+                await anyio.sleep(0.01)
+            for number in itertools.count():
+                message = seal(talker, "world", Finished(0, 1_000_000 + number))
+                await party.transports[1].broadcast(message, tag=2**40)
+                await anyio.sleep(0)
+
+    flood = anyio.CancelScope()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(talk, flood)
+        await party.play()
+        flood.cancel()
+
+    assert party.failures == {}
+    assert [trainer.applied for trainer in party.trainers] == [[(step, 2) for step in (1, 2, 3)]] * 2
+    assert all(party.ended(index).success for index in range(2))
+
+
+class SlowToTakeIn(MemoryBackend):
+    """Does not answer the first three joins, then refuses one because it is full."""
+
+    joins = 0
+
+    async def join(self, address: bytes, *, timeout: float) -> None:
+        SlowToTakeIn.joins += 1
+        if SlowToTakeIn.joins <= 3:
+            raise TimeoutError
+        if SlowToTakeIn.joins == 4:
+            raise CommandRefused("ClientsFull", "256 members are already waiting")
+
+        await super().join(address, timeout=timeout)
+
+
+async def test_a_coordinator_that_does_not_answer_is_told_once_and_waited_for() -> None:
+    party = Party(trainers(1), backend=SlowToTakeIn, min_clients=1, total_steps=2, rounds_per_epoch=2)
+    party.patience = Patience(peers=2.0, answer=0.3)
+    await party.play()
+
+    assert SlowToTakeIn.joins == 5
+    told = [event.message for event in party.events[0] if isinstance(event, report.Problem)]
+    assert told == ["the coordinator has not answered for 10 s; still trying"]
+    assert party.ended(0).success
+
+
+class TurnsAway(MemoryBackend):
+    """Lets nobody in."""
+
+    async def join(self, address: bytes, *, timeout: float) -> None:
+        raise CommandRefused("NotAllowed", "your key is not on the list")
+
+
+async def test_who_is_turned_away_ends_with_the_reason() -> None:
+    party = Party(trainers(1), backend=TurnsAway, min_clients=1)
+    await party.member(0)
+    assert party.ended(0) == report.Ended("NotAllowed: your key is not on the list", success=False)

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from psyche_core.client import events as ev
 from psyche_core.client import report
@@ -24,7 +24,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import parse_run_file
 from psyche_core.types import NodeIdentity, RunState
-from psyche_core.wire.messages import Finished, Message, sign_commitment
+from psyche_core.wire.messages import Finished, Message, Result, commitment_hash, sign_commitment
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -85,6 +85,7 @@ class Member:
     last_delivery: float = 0.0
     peers: frozenset[bytes] = frozenset()
     incarnation: int = 0
+    failed: set[tuple[int, int]] = field(default_factory=set)
     snapshots: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
 
 
@@ -106,6 +107,9 @@ class World:
         self.invalid: Callable[[Member, bytes], bool] = lambda member, payload_hash: False
         self.delay: Callable[[Member], float] = lambda member: 0.01 + 0.05 * self.random.random()
         self.train_delay: Callable[[Member], float] = lambda member: self.random.uniform(*self.train_seconds)
+        self.deaf: Callable[[Member, Member, Message], bool] = lambda source, target, message: False
+        self.fails: Callable[[Member, ev.Train], bool] = lambda member, work: False
+        self.double: Callable[[Member], bool] = lambda member: False
         self.skip_states = False
         self.live_messages: list[tuple[bytes, Message, int]] = []
         self.epoch_clients: dict[int, list[NodeIdentity]] = {}
@@ -236,8 +240,11 @@ class World:
                 del self.live_messages[:-64]
                 if isinstance(action.message, Finished):
                     self._check_finished(member, action.message)
+                twin = self._twin(member, action.message) if self.double(member) else None
                 for other in self.members:
-                    if other is not member and other.alive:
+                    if twin is not None and other is not member:
+                        self._later(other, ev.MessageSeen(member.key.public, twin))
+                    if other is not member and other.alive and not self.deaf(member, other, action.message):
                         self._later(other, ev.MessageSeen(member.key.public, action.message))
             case ev.FetchPayload():
                 self._fetch(member, action)
@@ -249,19 +256,40 @@ class World:
                 life = member.incarnation
                 self._at(self._work_time(member, action), lambda: self._work(member, action, life))
 
+    def _twin(self, member: Member, message: Message) -> Message | None:
+        """Another result for the same share, signed as well and served as well."""
+        if not isinstance(message, Result):
+            return None
+
+        payload = hashlib.sha256(message.payload_hash).digest()
+        payload_hash = hashlib.sha256(payload).digest()
+        member.payloads[payload_hash] = payload
+        commitment = commitment_hash(
+            "world",
+            epoch=message.epoch,
+            step=message.step,
+            share=message.share,
+            trainer=member.key.public,
+            payload_hash=payload_hash,
+        )
+        signature = sign_commitment(member.key, "world", commitment)
+        return replace(message, payload_hash=payload_hash, commitment=commitment, signature=signature)
+
     def _check_finished(self, member: Member, message: Finished) -> None:
-        """Finished means: I trained this round and hold every payload of the one before (protocol section 3)."""
+        """Finished means: I am done with this round and hold every payload of the one before (protocol section 3)."""
         state = member.machine.state
         assert state is not None
         before, playing = state.round_at(message.height - 1), state.round_at(message.height)
         assert playing is not None
         slot = state.slot_of(member.machine.identity)
-        if slot in shares(state, playing):
+        if slot in shares(state, playing) and (message.epoch, message.height) not in member.failed:
             assert (message.epoch, message.height) in member.own_by_round
         for other in self.members if before is not None and before.batches else ():
             place = state.slot_of(other.machine.identity)
             if place in state.healthy_slots and place in shares(state, before):
-                assert other.own_by_round[(message.epoch, message.height - 1)] in member.payloads
+                published = other.own_by_round.get((message.epoch, message.height - 1))
+                assert published is not None
+                assert published in member.payloads
 
     def _fetch(self, member: Member, action: ev.FetchPayload) -> None:
         for other in self.members:
@@ -298,6 +326,9 @@ class World:
                 return ev.ModelFetchFailed(work.step, "nobody had it")
             case ev.Load():
                 return ev.ModelReady(hashlib.sha256(member.weights).digest(), 100, None)
+            case ev.Train() if self.fails(member, work):
+                member.failed.add((work.tag >> 20, work.height))
+                return ev.TrainFailed(work.height, f"step {work.step} was not trained: no samples")
             case ev.Train():
                 payload = hashlib.sha256(repr((member.name, work.step, work.share)).encode()).digest()
                 payload_hash = hashlib.sha256(payload).digest()

@@ -1,0 +1,403 @@
+"""Two workshops over a memory network: a model goes from one to the other, bit for bit or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from blockbuster import blockbuster_ctx
+
+from psyche_core.builtin.adamw import AdamW
+from psyche_core.builtin.adamw_settings import AdamWSettings
+from psyche_core.builtin.dummy_data import DummyData
+from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.client import events as ev
+from psyche_core.client import model_exchange, report
+from psyche_core.client.workshop import Bench, Workshop
+from psyche_core.coordinator import new_state
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BlobNotFound, TransportError
+from psyche_core.run_config import parse_run_file
+from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
+from psyche_core.training.trainer import Trainer
+from psyche_core.types import BatchId
+from psyche_core.wire import codec, manifest
+from psyche_core.wire.manifest import PIECE_BYTES
+from world import RUN
+
+SHAPES = {**TOY_SHAPES, "big.weight": (3, PIECE_BYTES // 8 + 5), "layers.1.norm.weight": (64,)}
+PIECES = len(SHAPES) + 1
+STEP, TAG = 4, 50
+
+
+def run_state(*, step: int = 1, run_id: str = "world") -> CoordinatorState:
+    table = {"total_steps": 9, "clients": 2, "min_clients": 2, "witness_nodes": 0, "rounds_per_epoch": 3}
+    run = parse_run_file(RUN.format(**table), source="world")
+    state = new_state(run_id, run.config, run.model)
+    return replace(state, progress=replace(state.progress, step=step))
+
+
+def build_trainer(seed: int) -> Trainer:
+    model = ToyModel(SHAPES, seed=seed)
+    return Trainer(model=model, optimizer=AdamW(AdamWSettings(), model), learning_rate=lambda _: 0.01, micro_batch_size=1)
+
+
+class Member:
+    """A workshop with a real trainer, and what it told."""
+
+    def __init__(self, name: str, network: MemoryNetwork, *, seed: int, transport: type[MemoryTransport] = MemoryTransport):
+        self.transport = transport(network, hashlib.sha256(name.encode()).digest())
+        self.trainer = build_trainer(seed)
+        self.told: list[report.Event] = []
+        self.workshop = Workshop(self._build, transport=self.transport, tell=self.told.append)
+        self.checkpoints: Path | None = None
+
+    async def _build(self, _: CoordinatorState) -> Bench:
+        data = DummyData(sequence_length=16)
+        return Bench(self.trainer, data, validation=toy_samples(7), checkpoints=self.checkpoints)
+
+    @property
+    def key(self) -> bytes:
+        return self.transport.peer_id
+
+    @property
+    def masters(self) -> dict[str, torch.Tensor]:
+        masters: dict[str, torch.Tensor] = dict(self.trainer._optimizer.masters)
+        return masters
+
+    async def snapshot(self) -> ev.SnapshotTaken:
+        taken = await self.workshop.do(ev.TakeSnapshot(STEP, TAG))
+        assert isinstance(taken, ev.SnapshotTaken)
+        return taken
+
+    async def fetch(self, taken: ev.SnapshotTaken, *sources: Member) -> ev.Event:
+        keys = tuple(source.key for source in sources)
+        return await self.workshop.do(ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG))
+
+    def progress(self) -> list[report.ModelSync]:
+        return [event for event in self.told if isinstance(event, report.ModelSync)]
+
+
+@asynccontextmanager
+async def members(*names: str, transports: dict[str, type[MemoryTransport]] | None = None) -> AsyncIterator[list[Member]]:
+    """Entered, loaded, connected with each other; the first has seed 1, all others seed 2."""
+    network = MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        found = []
+        for number, name in enumerate(names):
+            kind = (transports or {}).get(name, MemoryTransport)
+            member = Member(name, network, seed=1 if number == 0 else 2, transport=kind)
+            await stack.enter_async_context(member.transport)
+            found.append(member)
+        for member in found:
+            await member.transport.set_peers({other.key: b"" for other in found})
+            await member.workshop.do(ev.Load(run_state()))
+        yield found
+
+
+# ------------------------------------------------------------------------------------------------ handing over
+
+
+async def test_a_model_goes_over_bit_for_bit_without_blocking_the_loop() -> None:
+    async with members("maker", "taker") as (maker, taker):
+        with blockbuster_ctx("psyche_core"):
+            taken = await maker.snapshot()
+            fetched = await taker.fetch(taken, maker)
+
+        assert fetched == ev.ModelFetched(STEP, maker.trainer.full_digest())
+        assert taker.trainer.full_digest() == maker.trainer.full_digest()
+        total = sum(4 * tensor.numel() for tensor in maker.masters.values())
+        assert taker.progress()[0] == report.ModelSync(STEP, 0, PIECES, 0)
+        assert taker.progress()[-1] == report.ModelSync(STEP, PIECES, PIECES, total)
+
+
+async def test_equal_members_take_equal_snapshots() -> None:
+    async with members("one", "two", "three") as (one, two, three):
+        assert await two.snapshot() == await three.snapshot() != await one.snapshot()
+
+
+async def test_only_pieces_that_differ_are_fetched() -> None:
+    async with members("maker", "taker") as (maker, taker):
+        await taker.fetch(await maker.snapshot(), maker)
+        maker.masters["big.weight"][2, -1] += 1.0  # in the last piece
+        maker.masters["odd.single"][0] += 1.0
+        before = taker.transport.stats.bytes_received
+        taken = await maker.snapshot()
+        taker.told.clear()
+        fetched = await taker.fetch(taken, maker)
+
+        assert fetched == ev.ModelFetched(STEP, maker.trainer.full_digest())
+        last = 4 * 3 * (PIECE_BYTES // 8 + 5) - PIECE_BYTES
+        assert [(event.pieces_done, event.pieces_total) for event in taker.progress()] == [(0, 2), (1, 2), (2, 2)]
+        assert taker.transport.stats.bytes_received - before == last + 4 + taken.manifest_bytes
+
+
+async def test_nothing_is_fetched_where_nothing_differs() -> None:
+    async with members("maker", "taker", "twin") as (_, taker, twin):
+        taken = await twin.snapshot()
+        before = taker.transport.stats.bytes_received
+        assert await taker.fetch(taken, twin) == ev.ModelFetched(STEP, twin.trainer.full_digest())
+        assert taker.transport.stats.bytes_received - before == taken.manifest_bytes
+
+
+async def test_equal_pieces_are_fetched_once() -> None:
+    async with members("maker", "taker") as (maker, taker):
+        for name in ("layers.0.norm.weight", "layers.1.norm.weight"):
+            maker.masters[name].fill_(0.5)
+        fetched = await taker.fetch(await maker.snapshot(), maker)
+        assert fetched == ev.ModelFetched(STEP, maker.trainer.full_digest())
+        assert taker.progress()[-1].pieces_total == PIECES - 1
+
+
+async def test_what_was_read_and_received_before_stays_valid() -> None:
+    """Samples read ahead and payloads of the rounds being played are used after a model was fetched."""
+    share = (BatchId(3, 4),)
+    async with members("maker", "taker") as (maker, taker):
+        await taker.workshop.prefetch(share)
+        payload = maker.trainer.train(1, toy_samples(1)).payload
+        payload_hash = hashlib.sha256(payload).digest()
+        assert await taker.workshop.receive(payload_hash, payload, tag=1)
+        assert isinstance(await taker.fetch(await maker.snapshot(), maker), ev.ModelFetched)
+        for member in (maker, taker):
+            await member.workshop.receive(payload_hash, payload, tag=1)
+            assert isinstance(await member.workshop.do(ev.Apply(1, 1, (payload_hash,), own_accepted=False)), ev.Applied)
+        assert taker.trainer.full_digest() == maker.trainer.full_digest()
+        assert isinstance(await taker.workshop.do(ev.Train(2, 2, share, 2)), ev.Trained)
+
+
+# ------------------------------------------------------------------------------------------------ sources that fail
+
+
+class Corrupting(MemoryTransport):
+    """Serves blobs with their last bit flipped."""
+
+    def blob(self, blob_hash: bytes) -> bytes | None:
+        blob = super().blob(blob_hash)
+        return None if blob is None else blob[:-1] + bytes((blob[-1] ^ 1,))
+
+
+async def test_a_corrupted_source_is_refused_and_nothing_changes() -> None:
+    async with members("maker", "taker", transports={"maker": Corrupting}) as (maker, taker):
+        before = taker.trainer.full_digest()
+        answer = await taker.fetch(await maker.snapshot(), maker)
+
+        assert isinstance(answer, ev.ModelFetchFailed)
+        assert "did not match its hash" in answer.reason
+        assert taker.trainer.full_digest() == before
+
+
+async def test_other_sources_stand_in_for_a_corrupted_one() -> None:
+    async with members("maker", "taker", "liar", transports={"liar": Corrupting}) as (maker, taker, liar):
+        taken = await maker.snapshot()
+        await liar.fetch(taken, maker)
+        assert await liar.snapshot() == taken
+        assert await taker.fetch(taken, liar, maker) == ev.ModelFetched(STEP, maker.trainer.full_digest())
+
+
+class Vanishing(MemoryTransport):
+    """Cuts itself off from everybody after serving some blobs."""
+
+    serves = 5
+
+    def blob(self, blob_hash: bytes) -> bytes | None:
+        if self.serves == 0:
+            for peer in self.members:
+                self._network.disconnect(self.peer_id, peer)
+            return None
+
+        self.serves -= 1
+        return super().blob(blob_hash)
+
+
+async def test_when_a_source_vanishes_half_way_the_rest_comes_from_another() -> None:
+    async with members("maker", "taker", "weak", transports={"weak": Vanishing}) as (maker, taker, weak):
+        taken = await maker.snapshot()
+        await weak.fetch(taken, maker)
+        assert await weak.snapshot() == taken
+        assert isinstance(weak.transport, Vanishing)
+        fetched = await taker.fetch(taken, weak)
+
+        assert fetched == ev.ModelFetched(STEP, maker.trainer.full_digest())
+        assert weak.transport.serves == 0
+
+
+class Counting(MemoryTransport):
+    """Refuses to fetch after some pieces, until told to go on."""
+
+    allowed = 10_000
+    running = most_running = 0
+
+    async def fetch(self, blob_hash: bytes, **how: Any) -> bytes:
+        if self.allowed == 0:
+            message = "nobody has it"
+            raise BlobNotFound(message)
+
+        self.allowed -= 1
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await anyio.sleep(0)
+            return await super().fetch(blob_hash, **how)
+        finally:
+            self.running -= 1
+
+
+async def test_a_second_attempt_begins_where_the_first_ended() -> None:
+    async with members("maker", "taker", transports={"taker": Counting}) as (maker, taker):
+        assert isinstance(taker.transport, Counting)
+        taken = await maker.snapshot()
+        before = taker.trainer.full_digest()
+        taker.transport.allowed = 1 + 9  # the manifest and nine pieces, of which some may be on their way when the next fails
+        failed = await taker.fetch(taken, maker)
+        assert failed == ev.ModelFetchFailed(STEP, "the model after step 4 could not be had from others: nobody has it")
+        assert taker.trainer.full_digest() == before
+
+        done = taker.progress()[-1].pieces_done
+        assert 10 - model_exchange.PIECES_AT_ONCE < done < 10
+        taker.told.clear()
+        taker.transport.allowed = 1 + PIECES - done
+        assert await taker.fetch(taken, maker) == ev.ModelFetched(STEP, maker.trainer.full_digest())
+        assert taker.progress()[0].pieces_done == done
+        assert taker.transport.allowed == 0
+
+
+async def test_a_few_pieces_at_once_are_fetched_and_sources_take_turns() -> None:
+    async with members("maker", "taker", "twin", transports={"taker": Counting}) as (maker, taker, twin):
+        assert isinstance(taker.transport, Counting)
+        taken = await maker.snapshot()
+        await twin.fetch(taken, maker)
+        assert await twin.snapshot() == taken
+        before = [member.transport.stats.bytes_sent for member in (maker, twin)]
+        assert isinstance(await taker.fetch(taken, maker, twin), ev.ModelFetched)
+        assert taker.transport.most_running == model_exchange.PIECES_AT_ONCE
+        sent = [member.transport.stats.bytes_sent - start for member, start in zip((maker, twin), before, strict=True)]
+        assert min(sent) > PIECE_BYTES / 2
+
+
+# ------------------------------------------------------------------------------------------------ manifests that lie
+
+
+async def refused(taker: Member, maker: Member, blob: bytes, *, step: int = STEP, said: int | None = None) -> str:
+    """Why a manifest of these bytes is refused; nothing may have changed."""
+    before = taker.trainer.full_digest()
+    manifest_hash = await maker.transport.publish(blob, tag=TAG)
+    answer = await taker.fetch(ev.SnapshotTaken(step, manifest_hash, len(blob) if said is None else said), maker)
+    assert isinstance(answer, ev.ModelFetchFailed)
+    assert taker.trainer.full_digest() == before
+    return answer.reason
+
+
+async def test_manifests_that_are_not_of_our_model_run_and_step_are_refused() -> None:
+    async with members("maker", "taker") as (maker, taker):
+        taken = await maker.snapshot()
+        data = await maker.transport.fetch(taken.manifest_hash, sources=(), max_bytes=10_000, timeout=1.0, tag=TAG)
+        own = manifest.decode(data, expected=maker.trainer.table)
+
+        def variant(**changes: Any) -> bytes:
+            return manifest.encode(replace(own, **changes))
+
+        assert "of step 5 of run 'world'" in await refused(taker, maker, variant(step=5))
+        assert "of step 4 of run 'other'" in await refused(taker, maker, variant(run_id="other"))
+        fewer = manifest.parameter_table({"odd.single": (1,)})
+        assert "1 parameters, our model has" in await refused(taker, maker, variant(table=fewer, hashes=(bytes(32),)))
+        assert "CBOR" in await refused(taker, maker, b"\xff" * 100)
+        assert "a list of version" in await refused(taker, maker, codec.encode("manifest"))
+        assert "is said to have 99999 bytes" in await refused(taker, maker, variant(), said=99_999)
+        assert "larger than allowed" in await refused(taker, maker, b"\x00" * 99_999, said=9)
+        assert "no" in await refused(taker, maker, variant(hashes=tuple(bytes(32) for _ in own.hashes)))
+
+
+async def test_a_manifest_of_values_that_are_not_finite_is_refused() -> None:
+    async with members("maker", "taker") as (maker, taker):
+        before = taker.trainer.full_digest()
+        maker.masters["odd.bias"][1] = float("nan")
+        answer = await taker.fetch(await maker.snapshot(), maker)
+        assert isinstance(answer, ev.ModelFetchFailed)
+        assert "odd.bias" in answer.reason
+        assert "not finite" in answer.reason
+        assert taker.trainer.full_digest() == before
+
+
+async def test_a_piece_of_another_length_than_our_table_says_is_refused() -> None:
+    """Its hash is right, and it is longer than the piece: the transport refuses it before it is read."""
+    async with members("maker", "taker") as (maker, taker):
+        long = await maker.transport.publish(bytes(8), tag=TAG)
+        table = maker.trainer.table
+        numbers = {piece.name: piece.number for piece in manifest.cut(table)}
+        hashes = [hashlib.sha256(maker.trainer.read_piece(piece)).digest() for piece in manifest.cut(table)]
+        for piece in manifest.cut(table):
+            await maker.transport.publish(maker.trainer.read_piece(piece), tag=TAG)
+        hashes[numbers["odd.single"]] = long
+        reason = await refused(taker, maker, manifest.encode(manifest.Manifest("world", STEP, table, tuple(hashes))))
+        assert "larger than allowed" in reason
+
+        short = await maker.transport.publish(bytes(3), tag=TAG)
+        hashes[numbers["odd.single"]] = short
+        reason = await refused(taker, maker, manifest.encode(manifest.Manifest("world", STEP, table, tuple(hashes))))
+        assert "odd.single" in reason
+
+
+# ------------------------------------------------------------------------------------------------ limits
+
+
+async def test_snapshots_that_the_transport_could_not_keep_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with members("maker") as (maker,):
+        size = sum(4 * tensor.numel() for tensor in maker.masters.values())
+        monkeypatch.setattr(model_exchange, "MAX_OFFERED_BYTES", 2 * size)
+        await maker.snapshot()
+        assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + 1, TAG + 1)), ev.SnapshotTaken)
+        failed = await maker.workshop.do(ev.TakeSnapshot(STEP + 2, TAG + 2))
+        assert isinstance(failed, ev.SnapshotFailed)
+        assert report.Problem("warning", failed.reason) in maker.told
+
+        maker.workshop.expire(TAG + 1)
+        assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + 2, TAG + 2)), ev.SnapshotTaken)
+
+
+class Full(MemoryTransport):
+    """A store without room."""
+
+    async def publish(self, blob: bytes, *, tag: int) -> bytes:
+        message = "the store is full"
+        raise TransportError(message)
+
+
+async def test_a_transport_that_cannot_publish_is_told_and_survived() -> None:
+    async with members("maker", transports={"maker": Full}) as (maker,):
+        failed = await maker.workshop.do(ev.TakeSnapshot(STEP, TAG))
+        assert failed == ev.SnapshotFailed(STEP, "the model after step 4 cannot be offered to others: the store is full")
+
+
+# ------------------------------------------------------------------------------------------------ loading and saving
+
+
+async def test_the_model_is_validated_at_load_only_where_it_is_the_runs() -> None:
+    async with members("one") as (one,):
+        assert [event.step for event in one.told if isinstance(event, report.Validated)] == [0]
+        one.told.clear()
+        ready = await one.workshop.do(ev.Load(run_state(step=5)))
+        assert isinstance(ready, ev.ModelReady)
+        assert ready.step is None
+        assert not [event for event in one.told if isinstance(event, report.Validated)]
+
+
+async def test_a_run_id_never_leads_a_checkpoint_out_of_its_folder(tmp_path: Path) -> None:
+    saved: list[Path] = []
+
+    def note(directory: Path) -> Callable[[Path], None] | None:
+        saved.append(directory)
+        return None
+
+    async with members("one") as (one,):
+        one.checkpoints = tmp_path
+        one.trainer.save = note  # type: ignore[assignment, method-assign]  # the toy model has no checkpoint format
+        await one.workshop.do(ev.Load(run_state(run_id="../a run")))
+        await one.workshop.do(ev.CloseEpoch(0, 3))
+    assert saved == [tmp_path / ".._a_run-step3"]
