@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, KeysView
 
-from psyche_core.client.rounds import RoundRecord
+from psyche_core.client.rounds import NO_DIGEST, RoundRecord
 from psyche_core.coordinator import witness
 from psyche_core.wire.messages import ModelDigest
 
@@ -18,7 +18,7 @@ def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
     Witnesses without an opinion (a digest of zeros) do not count.
     """
     for record in records:
-        if record.digest_judged or record.settled_by is None or not any(record.digest):
+        if record.digest_judged or record.settled_by is None or record.digest == NO_DIGEST:
             continue
 
         record.digest_judged = True

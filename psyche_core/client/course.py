@@ -8,7 +8,7 @@ that can be finished is finished before the next one is entered; what has not be
 from __future__ import annotations
 
 from psyche_core.client import agenda, report
-from psyche_core.client.epoch import PLAYING, EpochNotes, epoch_key
+from psyche_core.client.epoch import ENTERABLE, PLAYING, EpochNotes, epoch_key
 from psyche_core.client.events import Expire, Join, Prefetch, Send, SetPeers
 from psyche_core.client.hearing import hear_early
 from psyche_core.client.rounds import RoundRecord
@@ -50,7 +50,7 @@ def _playing_height(state: CoordinatorState) -> int | None:
 def follow(me: Standing, state: CoordinatorState) -> None:
     """Enter a new epoch, see its rounds, keep our membership."""
     notes = me.notes
-    if (notes is None or not notes.describes(state)) and state.run_state in (RunState.Warmup, *PLAYING):
+    if (notes is None or not notes.describes(state)) and state.run_state in ENTERABLE:
         _open_epoch(me, state)
     notes = me.notes
     if notes is not None and notes.slot is not None and notes.describes(state):

@@ -12,6 +12,10 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState
 
 PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
+"""States in which rounds are played."""
+
+ENTERABLE = (RunState.Warmup, *PLAYING)
+"""States in which an epoch is entered by who has not entered it yet."""
 
 
 def epoch_key(state: CoordinatorState) -> tuple[int, int]:
@@ -88,7 +92,7 @@ class EpochNotes:
 
     def describes(self, state: CoordinatorState) -> bool:
         """Whether the state is still (or again) about this epoch."""
-        return epoch_key(state) == self.key
+        return state.epoch.start_time == self.key[0] and state.epoch.seed == self.key[1]
 
     def healthy(self, state: CoordinatorState) -> bool:
         """Whether we are a healthy member of the epoch in `state`."""
@@ -101,8 +105,11 @@ class EpochNotes:
 
     def next_to_apply(self) -> RoundRecord | None:
         """The oldest round whose results are not in our masters yet; drain rounds have none."""
-        heights = [height for height, record in self.records.items() if not record.applied and not record.round.drain]
-        return self.records[min(heights)] if heights else None
+        for record in self.records.values():  # in order of height
+            if not record.applied and not record.round.drain:
+                return record
+
+        return None
 
     def masters_replaced(self, step: int) -> None:
         """Our masters are those after `step` now: older rounds are done with, newer ones are to be applied (again)."""

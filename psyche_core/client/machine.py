@@ -16,13 +16,14 @@ from dataclasses import replace
 
 from psyche_core.client import agenda, course, hearing, outcomes, recovery, speech
 from psyche_core.client import events as ev
-from psyche_core.client.epoch import PLAYING, EpochNotes, masters_due
+from psyche_core.client.epoch import ENTERABLE, PLAYING, EpochNotes, masters_due
 from psyche_core.client.patience import Patience
 from psyche_core.client.results import ResultDesk, Verify
 from psyche_core.client.rounds import RoundRecord
 from psyche_core.client.standing import Standing
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.messages import Result
 
 __all__ = ["ClientMachine", "Patience"]
 
@@ -88,7 +89,9 @@ class ClientMachine:
         me.actions = []
         me.now = now
         self._take(me, event)
-        if me.state is not None:
+        # An announcement by itself makes nothing due but asking for its payload, and there are many of them.
+        announcement = isinstance(event, ev.MessageSeen) and isinstance(event.message, Result)
+        if me.state is not None and not announcement:
             _advance(me, me.state)
         return me.actions
 
@@ -121,10 +124,12 @@ class ClientMachine:
 def _advance(me: Standing, state: CoordinatorState) -> None:
     """Do what is due after an event: mend our masters, speak, leave, work, end."""
     notes = me.notes
-    if notes is not None and not notes.describes(state) and state.run_state in (RunState.Warmup, *PLAYING):
+    described = notes is not None and notes.describes(state)
+    if notes is not None and not described and state.run_state in ENTERABLE:
         course.follow(me, state)  # something kept us in the last epoch
         notes = me.notes
-    if notes is not None and notes.slot is not None and me.model_ready and notes.describes(state):
+        described = notes is not None and notes.describes(state)
+    if notes is not None and notes.slot is not None and me.model_ready and described:
         recovery.check_masters(me, state, notes)
         if me.stopped is None:
             _speak(me, state, notes)
@@ -159,7 +164,7 @@ def _speak(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
 
 def _choose_work(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
     if not me.model_ready:
-        if state.run_state in (RunState.Warmup, *PLAYING) and notes.describes(state):
+        if state.run_state in ENTERABLE and notes.describes(state):
             me.start(ev.Load(state))
         return
 

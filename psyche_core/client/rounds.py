@@ -7,6 +7,7 @@ applied: that is the coordinator's statements' business (`verdict`), evaluated t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psyche_core.coordinator import assignment, committee, witness
@@ -22,16 +23,18 @@ NO_DIGEST = bytes(32)
 class RoundRecord:
     """Mutable notes of one round of the epoch being played.
 
-    settled_by: the state in which everything about the round has been said; lost: we missed it. digest: of our masters during
-    the round, taken once its applies are done.
+    candidates: results by slot and commitment; announced: commitments by payload hash and slot; verified: commitment by slot of
+    the first payload that arrived and fits. settled_by: the state in which everything about the round has been said; lost: we
+    missed it. digest: of our masters during the round, taken once its applies are done.
     """
 
     epoch: int
     round: Round
-    shares: dict[int, tuple[BatchId, ...]]
+    shares: Mapping[int, tuple[BatchId, ...]]
     trainers: tuple[int, ...]
     witnesses: tuple[int, ...]
     candidates: dict[int, dict[bytes, Result]] = field(default_factory=dict)
+    announced: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
     verified: dict[int, bytes] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     own_started: bool = False
@@ -77,23 +80,31 @@ class RoundRecord:
             return False
 
         known[result.commitment] = result
+        self.announced.setdefault(result.payload_hash, {})[slot] = result.commitment
         return True
 
     def payload_arrived(self, payload_hash: bytes, valid_hashes: set[bytes]) -> None:
         """Note a verified payload: the first one of each slot is the one a witness attests to."""
-        for slot, known in self.candidates.items():
-            if slot not in self.verified:
-                for commitment, result in known.items():
-                    if result.payload_hash == payload_hash and payload_hash in valid_hashes:
-                        self.verified[slot] = commitment
+        if payload_hash in valid_hashes:
+            for slot, commitment in self.announced.get(payload_hash, {}).items():
+                self.verified.setdefault(slot, commitment)
 
     def holds_all(self, healthy: frozenset[int]) -> bool:
         """Whether every still healthy trainer with a share delivered a result we verified."""
-        return all(slot in self.verified for slot in self.shares if slot in healthy)
+        verified = self.verified
+        for slot in self.shares:  # noqa: SIM110 - plain loops here: this runs at every event of every round
+            if slot not in verified and slot in healthy:
+                return False
+
+        return True
+
+    def unfinished(self, healthy: frozenset[int]) -> frozenset[int]:
+        """Still healthy trainers of the round that have not said Finished."""
+        return healthy.intersection(self.trainers).difference(self.finished)
 
     def all_finished(self, healthy: frozenset[int]) -> bool:
         """Whether every still healthy trainer of the round said Finished."""
-        return all(slot in self.finished for slot in self.trainers if slot in healthy)
+        return not self.unfinished(healthy)
 
     def chosen(self, slot: int) -> Result | None:
         """The result of an accepted slot that the statements agree on, None while we have not seen it announced."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from psyche_core.client.epoch import PLAYING, EpochNotes
 from psyche_core.client.events import Action, Broadcast, Send
 from psyche_core.client.patience import Patience
-from psyche_core.client.rounds import RoundRecord, statement_about
+from psyche_core.client.rounds import NO_DIGEST, RoundRecord, statement_about
 from psyche_core.coordinator import witness
 from psyche_core.coordinator.commands import HealthCheck, WarmupWitness, Witness
 from psyche_core.coordinator.state import MAX_REJOINS, CoordinatorState
@@ -79,36 +79,46 @@ def in_round(
 
     said: list[Action] = []
     before = notes.records.get(record.height - 1)
-    if not record.finished_sent and any(record.digest):
-        trained = notes.slot not in record.shares or record.own_done
-        if trained and (before is None or before.holds_all(healthy)):
-            record.finished_sent = True
-            record.finished.add(notes.slot)
-            said.append(Broadcast(Finished(notes.number, record.height), notes.tag(record.height)))
+    trained = record.own_done or notes.slot not in record.shares
+    if not record.finished_sent and trained and record.digest != NO_DIGEST and (before is None or before.holds_all(healthy)):
+        record.finished_sent = True
+        record.finished.add(notes.slot)
+        said.append(Broadcast(Finished(notes.number, record.height), notes.tag(record.height)))
 
-    if not record.statement_sent and notes.slot in record.witnesses:
-        complete = record.finished_sent and record.all_finished(healthy - _silent(notes, record))
-        if complete or state.run_state is RunState.RoundWitness:
-            record.statement_sent = True
-            statement = statement_about(before, playing=record, index=notes.slot)
-            metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, figures.bytes_per_second, figures.loss)
-            said.append(Send(Witness(identity, statement, metadata)))
+    if not record.statement_sent and notes.slot in record.witnesses and _due(state, notes, record, healthy=healthy):
+        record.statement_sent = True
+        statement = statement_about(before, playing=record, index=notes.slot)
+        metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, figures.bytes_per_second, figures.loss)
+        said.append(Send(Witness(identity, statement, metadata)))
 
     if not record.health_sent:
         said += _health(identity, notes, record, healthy=healthy)
     return said
 
 
-def _silent(notes: EpochNotes, record: RoundRecord) -> set[int]:
-    """Slots that have not said Finished of either of the last two rounds to this day: nobody waits for them any more.
+def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> bool:
+    """Whether a witness speaks now: everybody is done, or time is up."""
+    if state.run_state is RunState.RoundWitness:
+        return True
+
+    return record.finished_sent and _complete(notes, record, healthy=healthy)
+
+
+def _complete(notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> bool:
+    """Whether every healthy trainer said Finished, but for those that have not said it of the last two rounds to this day.
 
     A slow member says it late and is waited for; one that never says it would stall every round without being unhealthy.
     """
+    waiting = record.unfinished(healthy)
+    if not waiting:
+        return True
+
     last, before = notes.records.get(record.height - 1), notes.records.get(record.height - 2)
     if last is None or before is None:
-        return set()
+        return False
 
-    return (set(last.trainers) & set(before.trainers)) - last.finished - before.finished
+    silent = set(last.trainers).intersection(before.trainers) - last.finished - before.finished
+    return waiting <= silent
 
 
 def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> list[Action]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from psyche_core.errors import WireError
@@ -82,6 +83,7 @@ class ModelOffer:
 Message = Result | Finished | ModelDigest | ModelWanted | ModelOffer
 
 
+@lru_cache(maxsize=2048)  # asked for when a result is announced, and again wherever it is judged
 def commitment_hash(
     run_id: str, *, epoch: int, step: int, share: tuple[BatchId, ...], trainer: bytes, payload_hash: bytes
 ) -> bytes:
@@ -95,9 +97,14 @@ def sign_commitment(key: SecretKey, run_id: str, commitment: bytes) -> bytes:
     return key.sign(_COMMITMENT, run_id, commitment)
 
 
+def is_commitment_of(p2p: bytes, commitment: bytes, signature: bytes, *, run_id: str) -> bool:
+    """Whether a commitment carries the signature of this p2p key. False for malformed keys and signatures."""
+    return verify(p2p, signature, domain=_COMMITMENT, run_id=run_id, body=commitment)
+
+
 def commitment_is_signed(result: Result, *, run_id: str, p2p: bytes) -> bool:
     """Whether the commitment in a result carries its trainer's signature."""
-    return verify(p2p, result.signature, domain=_COMMITMENT, run_id=run_id, body=result.commitment)
+    return is_commitment_of(p2p, result.commitment, result.signature, run_id=run_id)
 
 
 def seal(key: SecretKey, run_id: str, message: Message) -> bytes:
@@ -136,8 +143,8 @@ def unseal(data: bytes, *, run_id: str) -> tuple[bytes, Message]:
         raise WireError(message)
 
     version, origin, body, signature = envelope
-    if version != VERSION:
-        message = f"message version {version!r} is not {VERSION}"
+    if type(version) is not int or version != VERSION:  # `!=` alone lets True and 1.0 by: other bytes, same signature
+        message = f"message version {version!r:.40} is not {VERSION}"
         raise WireError(message)
 
     _bytes(origin, 32)
@@ -154,6 +161,10 @@ def unseal(data: bytes, *, run_id: str) -> tuple[bytes, Message]:
 
 
 def _message(fields: Any) -> Message:
+    if isinstance(fields, list) and fields and type(fields[0]) is not int:  # a pattern `1` matches True and 1.0 too
+        message = f"a message's kind is an integer, got {fields[0]!r:.40}"
+        raise WireError(message)
+
     match fields:
         case [1, epoch, height, step, [*share], payload_hash, payload_bytes, commitment, signature]:
             if not 1 <= len(share) <= MAX_SHARE_INTERVALS:
