@@ -68,14 +68,13 @@ class DigestBook:
         """Slots that told their digest at one end of the epoch."""
         return self._peers[ended].keys()
 
-    def outvoted(self, healthy: frozenset[int], *, own: int) -> bool:
-        """Whether ours cannot be the digest of most healthy members (slots, ours counted): more than half said another one.
+    def outvoted(self, members: int) -> bool:
+        """Whether ours cannot be the digest of most of the epoch's members (ours counted): more than half said another one.
 
         Where exactly half did, one side must give way or nobody would: the one whose digest is larger than the smallest said.
         """
-        members = len(healthy | {own})
         for ended, ours in self._own.items():
-            others = [theirs for slot, theirs in self._peers[ended].items() if theirs != ours and slot in healthy]
+            others = [theirs for theirs in self._peers[ended].values() if theirs != ours]
             if len(others) * 2 > members or (others and len(others) * 2 == members and ours > min(others)):
                 return True
 

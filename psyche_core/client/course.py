@@ -7,6 +7,8 @@ that can be finished is finished before the next one is entered; what has not be
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from psyche_core.client import agenda, report
 from psyche_core.client.epoch import ENTERABLE, PLAYING, EpochNotes, epoch_key
 from psyche_core.client.events import Expire, Join, Prefetch, Send, SetPeers
@@ -49,8 +51,7 @@ def _playing_height(state: CoordinatorState) -> int | None:
 
 def follow(me: Standing, state: CoordinatorState) -> None:
     """Enter a new epoch, see its rounds, keep our membership."""
-    notes = me.notes
-    if (notes is None or not notes.describes(state)) and state.run_state in ENTERABLE:
+    if _is_elsewhere(me, state):
         _open_epoch(me, state)
     notes = me.notes
     if notes is not None and notes.slot is not None and notes.describes(state):
@@ -59,8 +60,19 @@ def follow(me: Standing, state: CoordinatorState) -> None:
             me.stop(_EJECTED, success=False)
             return
 
-        _see_rounds(me, state, notes)
+        if state.run_state is not RunState.Warmup:
+            _see_rounds(me, state, notes)
     keep_membership(me, state)
+
+
+def _is_elsewhere(me: Standing, state: CoordinatorState) -> bool:
+    """Whether the state is about an epoch to enter; also the last one of the run, whose model we may still get."""
+    if me.notes is None:
+        return state.run_state in ENTERABLE
+    if me.notes.describes(state):
+        return False
+
+    return state.run_state in ENTERABLE or (state.run_state is RunState.Finished and me.model_ready)
 
 
 def keep_membership(me: Standing, state: CoordinatorState) -> None:
@@ -86,17 +98,25 @@ def leave(me: Standing) -> None:
 
 def _open_epoch(me: Standing, state: CoordinatorState) -> None:
     old = me.notes
+    if old is not None and old.slot is not None and not old.done and me.model_ready:
+        _see_how_it_ended(me, state, old)
     if old is not None and old.slot is not None and not old.done and old.decided and me.model_ready:
         blocked = agenda.obstacle(state, old, masters_at=me.masters_at, now=me.now, patience=me.patience)
         if blocked is None:
             return  # the last epoch is finished first
 
     clients = tuple(client.id for client in state.epoch.clients)
-    playing = state.current_round.height if state.current_round is not None else -1
+    playing = state.epoch.rounds[-1].height if state.run_state in PLAYING else -1
     slot = state.slot_of(me.identity)
     notes = me.notes = EpochNotes(epoch_key(state), state.progress.epoch, clients, slot, me.now, opened_at=playing)
     notes.digests.ours = me.model_digest
     hear_early(me, notes.number, None)
+
+
+def _see_how_it_ended(me: Standing, state: CoordinatorState, old: EpochNotes) -> None:
+    """Until the first round of an epoch the state still holds the last rounds of the epoch before: what we missed of them."""
+    if state.run_state is RunState.Warmup and state.progress.epoch == old.number + 1 and not old.decided:
+        _see_rounds(me, replace(state, run_state=RunState.Cooldown), old)
 
 
 def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
@@ -107,7 +127,7 @@ def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> Non
     if current.height > notes.newest:
         for playing in state.epoch.rounds:
             if playing.height > notes.newest:
-                _open_round(me, notes, RoundRecord.open(state, playing))
+                _open_round(me, notes, RoundRecord.open(state, playing, epoch=notes.number))
 
     over = state.run_state not in PLAYING
     for record in notes.records.values():

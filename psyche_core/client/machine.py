@@ -125,7 +125,7 @@ def _advance(me: Standing, state: CoordinatorState) -> None:
     """Do what is due after an event: mend our masters, speak, leave, work, end."""
     notes = me.notes
     described = notes is not None and notes.describes(state)
-    if notes is not None and not described and state.run_state in ENTERABLE:
+    if notes is not None and not described and state.run_state in (*ENTERABLE, RunState.Finished):
         course.follow(me, state)  # something kept us in the last epoch
         notes = me.notes
         described = notes is not None and notes.describes(state)

@@ -86,7 +86,7 @@ def _judge_digests(me: Standing, notes: EpochNotes) -> None:
     for peer, theirs in notes.digests.disagreements():
         name = notes.clients[peer].short
         me.tell(report.ReplicasDiffer(notes.number, notes.digests.ours.hex(), theirs.hex(), name))
-    if notes.slot is not None and notes.digests.outvoted(me.healthy, own=notes.slot):
+    if notes.digests.outvoted(len(me.members)):
         _lacks(me, notes, "this client's model differs from that of most members", astray=True)
         return
 

@@ -53,10 +53,10 @@ class RoundRecord:
     waiting_since: float | None = None
 
     @classmethod
-    def open(cls, state: CoordinatorState, playing: Round) -> RoundRecord:
-        """Start a record when a round is first seen."""
+    def open(cls, state: CoordinatorState, playing: Round, *, epoch: int) -> RoundRecord:
+        """Start a record when a round is first seen. epoch: the number of the epoch it is played in."""
         return cls(
-            epoch=state.progress.epoch,
+            epoch=epoch,
             round=playing,
             shares=assignment.shares(state, playing) if playing.batches else {},
             trainers=committee.trainer_slots(state, playing),
