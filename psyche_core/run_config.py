@@ -176,6 +176,6 @@ def _text(path: Path, what: str) -> str:
 def _toml(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError; so is a number of too many digits
         message = f"{source} is not valid TOML: {error}"
         raise ConfigError(message) from error

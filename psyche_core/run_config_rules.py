@@ -1,7 +1,8 @@
 """Rules between the keys of a run configuration, in the reference's order (coordinator: config, model, progress, cold start).
 
 Decided: every broken rule is reported, each as one sentence with key, value and rule. Added to the reference's rules:
-verification_percent is a percentage, schedules do not divide by zero, and a run has a step left to train.
+verification_percent is a percentage, schedules do not divide by zero, a run has a step and samples left to train, and no
+checkpointer is listed twice.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from psyche_core.errors import ConfigError
 from psyche_core.run_config_schema import MAX_STRING_BYTES, MAX_URL_BYTES, CoordinatorConfig, ModelConfig, ProgressConfig
 from psyche_core.sentences import shown
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES
+
+MAX_FIRST_SAMPLE = 2**62
+"""Highest first sample of a run that goes on; sample numbers end at types.MAX_SAMPLES, 2**63 - 1."""
 
 
 def check_config(config: CoordinatorConfig) -> None:
@@ -71,6 +75,9 @@ def config_problems(config: CoordinatorConfig) -> Iterator[str]:
         yield broken("waiting_for_members_extra_time", "must be at least 1 second")
     if config.verification_percent > 100:
         yield broken("verification_percent", "must be a percentage from 0 to 100")
+    for place, key in enumerate(config.checkpointers):
+        if key in config.checkpointers[:place]:
+            yield f"config.checkpointers.{place} = {shown(key)}: must be a key that is not in the list yet"
 
 
 def model_problems(model: ModelConfig) -> Iterator[str]:
@@ -129,3 +136,6 @@ def progress_problems(progress: ProgressConfig, total_steps: int | None) -> Iter
         yield "progress.step = 0: must be at least 1, the first step"
     if total_steps is not None and progress.step > max(total_steps, 1):
         yield f"progress.step = {progress.step}: must be at most total_steps ({total_steps}), else nothing is left to train"
+    if progress.epoch_start_data_index > MAX_FIRST_SAMPLE:
+        key = f"progress.epoch_start_data_index = {progress.epoch_start_data_index}"
+        yield f"{key}: must be at most 2**62, so that the run cannot reach the end of the numbers of samples"

@@ -26,7 +26,10 @@ MAX_URL_BYTES = 192
 MAX_SETTINGS_DEPTH = 8
 """Nesting of a plugin's settings table; leaves room below the wire's own limit."""
 
+MAX_CHECKPOINTERS = 16
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 
 U8 = Annotated[int, Field(ge=0, le=2**8 - 1)]
 U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
@@ -75,9 +78,19 @@ def _plugin_name(value: Any) -> Any:
     return value
 
 
+def _public_key(value: Any) -> Any:
+    if isinstance(value, str) and not _PUBLIC_KEY.fullmatch(value):
+        message = "must be an Ed25519 public key, written as 64 lower-case hex digits"
+        raise ValueError(message)
+
+    return value
+
+
 ShortText = Annotated[str, BeforeValidator(_short_text)]
 RunId = Annotated[str, BeforeValidator(_run_id)]
 PluginName = Annotated[str, BeforeValidator(_plugin_name)]
+PublicKey = Annotated[str, BeforeValidator(_public_key)]
+Checkpointers = Annotated[tuple[PublicKey, ...], Field(strict=False, max_length=MAX_CHECKPOINTERS), PlainSerializer(list)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +265,8 @@ class CoordinatorConfig(Table):
     """`[config]`. Times in seconds, batch sizes in samples (sequences) per round, `*_tokens` in tokens.
 
     witness_nodes 0 elects everybody (at most 32). rounds_per_epoch: our addition; the epoch ends after that many trained rounds
-    or at epoch_time, whichever is first; 0 means only epoch_time.
+    or at epoch_time, whichever is first; 0 means only epoch_time. checkpointers: our addition; the keys (of signers, as 64
+    lower-case hex digits, at most 16) that may say where the model is stored, members or not; with none, each epoch elects one.
     """
 
     warmup_time: U64
@@ -270,6 +284,7 @@ class CoordinatorConfig(Table):
     verification_percent: U8
     waiting_for_members_extra_time: U8
     rounds_per_epoch: U32 = 0
+    checkpointers: Checkpointers = ()
 
 
 class LLMConfig(Table):
@@ -320,6 +335,9 @@ def _directory(value: Any) -> Any:
         raise ValueError(message)  # noqa: TRY004 - pydantic reports ValueError only
     if value == "":
         message = 'must not be empty; write "." for the folder of this file'
+        raise ValueError(message)
+    if "\0" in str(value):
+        message = "must not contain NUL characters"
         raise ValueError(message)
 
     return Path(value)

@@ -39,12 +39,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as TOML would write it, cut to a line."""
-    try:
-        text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = str(value)
+    """A value as TOML would write it, cut to a line; its type where it has too many levels or digits to be written."""
+    for written in (_as_json, str):
+        try:
+            text = written(value)
+            break
+        except (TypeError, ValueError, RecursionError):
+            continue
+    else:
+        text = f"({type(value).__name__})"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _as_json(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def join_path(*parts: str) -> str:

@@ -1,7 +1,8 @@
 """The coordinator: a pure state machine. `apply` is all of it; the other modules are what it and the clients compute with.
 
 Values are in `state` and `commands`, names of refusals in `errors`, elections in `committee`, samples in `assignment`, votes in
-`witness`, schedules in `schedule`, permutations in `shuffle`, the wire form in `plain`.
+`witness`, balances in `rewards`, schedules in `schedule`, permutations in `shuffle`, the wire form in `plain`, the canonical
+image in `image`.
 """
 
 from __future__ import annotations

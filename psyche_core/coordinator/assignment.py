@@ -2,13 +2,16 @@
 
 Reference 3.5 with one extension (F14): a round's samples may be several intervals, requeued ones first; a trainer's share is a
 contiguous stretch of their concatenation and so may be several intervals too. With one fresh interval both are the same.
+The last few assignments are remembered, for they are pure and asked for at every command.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
-from psyche_core.coordinator.committee import trainer_slots
+from psyche_core.coordinator.committee import REMEMBERED, trainers
 from psyche_core.coordinator.shuffle import deterministic_shuffle
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.types import BatchId, total_samples
@@ -24,11 +27,20 @@ def split(first: int, total: int, parts: int) -> list[tuple[int, int]]:
     return intervals
 
 
-def shares(state: CoordinatorState, round_: Round) -> dict[int, tuple[BatchId, ...]]:
+def shares(state: CoordinatorState, round_: Round) -> Mapping[int, tuple[BatchId, ...]]:
     """Slot -> its intervals in this round. Slots without samples (more trainers than samples, or a drain round) are left out."""
-    trainers = deterministic_shuffle(trainer_slots(state, round_), round_.seed)
-    stretches = split(0, total_samples(round_.batches), len(trainers))
-    return {slot: tuple(_stretch(round_.batches, first, last)) for slot, (first, last) in zip(trainers, stretches, strict=False)}
+    return _shares(round_.slots, round_.seed, state.config.verification_percent, round_.batches)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _shares(
+    slots: tuple[int, ...], seed: int, verification_percent: int, batches: tuple[BatchId, ...]
+) -> Mapping[int, tuple[BatchId, ...]]:
+    order = deterministic_shuffle(trainers(slots, seed, verification_percent), seed)
+    stretches = split(0, total_samples(batches), len(order))
+    return MappingProxyType(
+        {slot: tuple(_stretch(batches, first, last)) for slot, (first, last) in zip(order, stretches, strict=False)}
+    )
 
 
 def unaccepted(state: CoordinatorState, round_: Round, accepted: Collection[int]) -> tuple[BatchId, ...]:

@@ -1,8 +1,9 @@
 """Where the next members load the model from, and who may say so.
 
-Decided (F9): one client per epoch, elected by the seed of the epoch's last round among those still healthy, and only between
-that epoch's cooldown and the next epoch's warmup. The kinds follow the reference (2.2, 2.7, 2.11): after an epoch members load
-from peers; when no peer of the old epoch is left, or after a pause, from the hub again.
+Decided (F9): the signers the run's owner listed, members or not; with none listed, one client per epoch, drawn with the epoch's
+seed over all its slots, the next in the draw taking over when it is not healthy any more. Only between an epoch's cooldown and
+the next warmup: while members load, all must load the same. The kinds follow the reference (2.2, 2.7, 2.11): after an epoch
+members load from peers; when no peer of the old epoch is left, or after a pause, from the hub again.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from psyche_core.coordinator.commands import Checkpoint
-from psyche_core.coordinator.committee import selection
+from psyche_core.coordinator.committee import drawn_order
 from psyche_core.coordinator.rounds import Outcome, active_round
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import CHECKPOINTS, Choice, ModelConfig
-from psyche_core.types import RunState
+from psyche_core.types import NodeIdentity, RunState
 
 _TO_PEERS = {"Hub": "P2P", "Dummy": "P2P", "Gcs": "P2PGcs"}
 _TO_HUB = {"P2P": "Hub", "P2PGcs": "Gcs"}
@@ -51,19 +52,38 @@ def _with_checkpoint(model: ModelConfig, checkpoint: Choice) -> ModelConfig:
     return model.model_copy(update={"LLM": model.LLM.model_copy(update={"checkpoint": checkpoint})})
 
 
-def checkpointer_slot(state: CoordinatorState) -> int | None:
-    """The slot that stores this epoch's model: the first healthy one in the last round's draw; None when there is none."""
-    last = state.current_round
-    if last is None:
-        return None
+def checkpointer_slots(state: CoordinatorState) -> tuple[int, ...]:
+    """Healthy slots in the order in which they store the epoch's model: the first does, each next takes over where it fails.
 
-    healthy = set(state.healthy_slots)
-    order = (last.slots[rank] for rank in selection(state, last).witness_order())
-    return next((slot for slot in order if slot in healthy), None)
+    Those listed by the owner in the list's order, or with none listed the draw; () there before the epoch's first round.
+    """
+    healthy = state.healthy_slots
+    if state.config.checkpointers:
+        signers = {state.epoch.clients[slot].id.signer.hex(): slot for slot in healthy}
+        return tuple(signers[key] for key in state.config.checkpointers if key in signers)
+    if state.current_round is None:
+        return ()
+
+    order = drawn_order(tuple(range(len(state.epoch.clients))), state.epoch.seed)
+    return tuple(slot for slot in order if slot in healthy)
+
+
+def checkpointer_slot(state: CoordinatorState) -> int | None:
+    """The first of `checkpointer_slots`, None when there is none."""
+    return next(iter(checkpointer_slots(state)), None)
+
+
+def is_checkpointer(state: CoordinatorState, identity: NodeIdentity) -> bool:
+    """Whether this client may say where the model is stored: every listed signer, or with none listed the elected slot only."""
+    if state.config.checkpointers:
+        return identity.signer.hex() in state.config.checkpointers
+
+    slot = state.slot_of(identity)
+    return slot is not None and slot == checkpointer_slot(state)
 
 
 def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
-    """Follow the epoch's checkpointer to another location, a Hub or Gcs choice (or its table).
+    """Follow a checkpointer to another location, a Hub or Gcs choice (or its table).
 
     Raises CoordinatorError (InvalidRunState, NoActiveRound, InvalidCheckpoint).
     """
@@ -71,10 +91,11 @@ def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
         message = f"checkpoints are stored after an epoch's rounds, the run is in {state.run_state.name}"
         raise CoordinatorError("InvalidRunState", message)
 
-    active_round(state)
-    slot = state.slot_of(command.sender)
-    if slot is None or slot != checkpointer_slot(state):
-        raise CoordinatorError("InvalidCheckpoint", f"{command.sender} is not the checkpointer of this epoch")
+    if not state.config.checkpointers:
+        active_round(state)  # nobody is elected before a round
+    if not is_checkpointer(state, command.sender):
+        whose = "listed by the run's owner" if state.config.checkpointers else "elected in this epoch"
+        raise CoordinatorError("InvalidCheckpoint", f"{command.sender} is not the checkpointer {whose}")
 
     location = _parsed(command.location)
     present = state.model.LLM.checkpoint.name

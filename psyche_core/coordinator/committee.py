@@ -1,15 +1,17 @@
 """Elections: who trains, verifies and witnesses in a round, drawn from the round's seed.
 
 The draw is the reference's (3.2). Decided: it runs over ranks in `Round.slots`, the slots healthy when the round began, so that
-later exits move nobody (F4); where fewer are left than `witness_nodes`, all of them witness. Refuses impossible numbers.
+later exits move nobody (F4); where fewer are left than `witness_nodes`, all of them witness. Draws are pure functions of small
+values and asked for at every command, so the last few are remembered. Refuses impossible numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
-from psyche_core.coordinator.shuffle import shuffled_index, shuffled_positions
+from psyche_core.coordinator.shuffle import shuffled_index, shuffled_order, shuffled_positions
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_WITNESSES, Committee
@@ -17,6 +19,9 @@ from psyche_core.types import MAX_WITNESSES, Committee
 _COMMITTEE_SALT = b"committee"
 _WITNESS_SALT = b"witness"
 _MAX_U64 = 2**64 - 1
+
+REMEMBERED = 256
+"""Derivations of each kind that are remembered: more than the stored rounds of a few runs in one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +86,7 @@ class CommitteeSelection:
 
     def witness_order(self) -> tuple[int, ...]:
         """All indices in order of their position in the draw of witnesses."""
-        positions = shuffled_positions(self.total_nodes, self._seed(_WITNESS_SALT))
-        return tuple(sorted(range(self.total_nodes), key=positions.__getitem__))
+        return tuple(shuffled_order(self.total_nodes, self._seed(_WITNESS_SALT)))
 
     def witnesses(self) -> tuple[int, ...]:
         """All elected witnesses by index, in order of their position."""
@@ -112,25 +116,35 @@ class CommitteeSelection:
         return hashlib.sha256(hashlib.sha256(self.seed.to_bytes(8, "little")).digest() + salt).digest()
 
 
-def selection(state: CoordinatorState, round_: Round) -> CommitteeSelection:
-    """The draw of a round of this epoch; its indices are ranks in `round_.slots`."""
-    return CommitteeSelection(
-        tie_breaker_nodes=0,
-        witness_nodes=min(state.config.witness_nodes, len(round_.slots)),
-        verification_percent=state.config.verification_percent,
-        total_nodes=len(round_.slots),
-        seed=round_.seed,
-    )
-
-
 def witness_slots(state: CoordinatorState, round_: Round) -> tuple[int, ...]:
     """Slots elected to witness in a round, ascending."""
-    return tuple(sorted(round_.slots[rank] for rank in selection(state, round_).witnesses()))
+    limit = min(state.config.witness_nodes or MAX_WITNESSES, len(round_.slots))
+    return tuple(sorted(drawn_order(round_.slots, round_.seed)[:limit]))
 
 
 def trainer_slots(state: CoordinatorState, round_: Round) -> tuple[int, ...]:
     """Slots that train in a round, ascending; also of a drain round, where there is nothing to train."""
-    return tuple(round_.slots[rank] for rank in selection(state, round_).members(Committee.Trainer))
+    return trainers(round_.slots, round_.seed, state.config.verification_percent)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def drawn_order(slots: tuple[int, ...], seed: int) -> tuple[int, ...]:
+    """The slots in order of the draw of witnesses with this seed (u64)."""
+    draw = CommitteeSelection(tie_breaker_nodes=0, witness_nodes=0, verification_percent=0, total_nodes=len(slots), seed=seed)
+    return tuple(slots[rank] for rank in draw.witness_order())
+
+
+@lru_cache(maxsize=REMEMBERED)
+def trainers(slots: tuple[int, ...], seed: int, verification_percent: int) -> tuple[int, ...]:
+    """The slots that train, ascending. Raises CoordinatorError (InvalidCommitteeSelection)."""
+    draw = CommitteeSelection(
+        tie_breaker_nodes=0,
+        witness_nodes=0,
+        verification_percent=verification_percent,
+        total_nodes=len(slots),
+        seed=seed,
+    )
+    return tuple(slots[rank] for rank in draw.members(Committee.Trainer))
 
 
 def is_witness(state: CoordinatorState, round_: Round, slot: int) -> bool:

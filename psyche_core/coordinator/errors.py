@@ -8,7 +8,7 @@ from types import MappingProxyType
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "NoActiveRound": "the command is about a round and no round has been played in this epoch",
-        "InvalidWitness": "a witness statement is not from an elected member about its own slot and this round, or is malformed",
+        "InvalidWitness": "a statement is not its elected or returning sender's own about this epoch and round, or is malformed",
         "InvalidRunState": "the command does not belong to the present phase",
         "DuplicateWitness": "this witness has already stated",
         "InvalidHealthCheck": "a health report is not from a witness of the previous round, or names a healthy slot",
@@ -17,11 +17,14 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "CannotResume": "only a paused or never started run resumes",
         "InvalidWithdraw": "the sender is neither pending nor healthy in this epoch",
         "InvalidCommitteeSelection": "no committee can be drawn from these numbers",
-        "InvalidCheckpoint": "the sender is not the epoch's checkpointer, or the location cannot follow the present one",
+        "InvalidCheckpoint": "the sender is no listed or elected checkpointer, or the location cannot follow the present one",
         "ClientsFull": "as many members are pending as an epoch can hold",
+        "AccountsFull": "the run holds as many balances as it can, and the sender could not be paid",
+        "InvalidEvidence": "the report does not prove that a slot signed two results for a share, or is from no healthy member",
+        "RejoinsExhausted": "the slot has come back as often as it may in one epoch; its client takes part in the next",
         "UpdateConfigFinished": "a finished run keeps its configuration",
         "UpdateConfigNotHalted": "configuration changes only while the run is halted",
-        "ConfigSanityCheckFailed": "the coordinator's configuration breaks a rule",
+        "ConfigSanityCheckFailed": "the coordinator's configuration breaks a rule, or a rate is out of range",
         "ModelSanityCheckFailed": "the model's configuration breaks a rule",
     }
 )

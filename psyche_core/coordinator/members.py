@@ -1,8 +1,10 @@
 """Members: joining, leaving, and being reported as unhealthy.
 
 Decided: slots never move, leaving only changes a client's state (F4); who leaves or is dropped must join again; a re-join renews
-the transport key and keeps the place. Health is judged from statements alone: a slot is unhealthy when the previous round's
-witnesses reached their quorum and that quorum did not see its share; a slot without samples never is (F10).
+the transport key and keeps the place. Who joined again may come back to its slot in the same epoch (protocol 5), with the keys it
+had (signatures of this epoch are checked with them), MAX_REJOINS times; from the next round on, for `Round.slots` never change.
+Health is judged from statements alone: a slot is unhealthy when the previous round's witnesses reached their quorum and that
+quorum did not see its share; a slot without samples never is (F10), nor is one that came back since for what it left undone.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Join, Withdraw
+from psyche_core.coordinator.commands import ClientsExited, ClientsReturned, HealthCheck, Join, Withdraw
 from psyche_core.coordinator.committee import is_witness, witness_slots
+from psyche_core.coordinator.rewards import has_account_for
 from psyche_core.coordinator.rounds import Outcome, active_round
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, Client, CoordinatorState, Round
 from psyche_core.coordinator.witness import accepted_slots, quorum
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, ClientState, NodeIdentity, RunState
@@ -28,7 +31,7 @@ def with_pending(state: CoordinatorState, pending: tuple[NodeIdentity, ...], now
 
 
 def join(state: CoordinatorState, command: Join, now: int) -> Outcome:
-    """Append to the pending list, once. Raises CoordinatorError (Halted when finished, ClientsFull)."""
+    """Append to the pending list, once. Raises CoordinatorError (Halted when finished, ClientsFull, AccountsFull)."""
     if state.run_state is RunState.Finished:
         raise CoordinatorError("Halted", "the run is finished; nobody can join it any more")
 
@@ -39,6 +42,12 @@ def join(state: CoordinatorState, command: Join, now: int) -> Outcome:
 
     if len(state.pending) >= MAX_CLIENTS:
         raise CoordinatorError("ClientsFull", f"{MAX_CLIENTS} members are already waiting; try again when one has left")
+
+    if not has_account_for(state, sender.signer):
+        message = (
+            f"{len(state.accounts)} balances and all who may still earn one leave no room for {sender} ({MAX_ACCOUNTS} in all)"
+        )
+        raise CoordinatorError("AccountsFull", message)
 
     return with_pending(state, (*state.pending, sender), now), ()
 
@@ -74,11 +83,36 @@ def exited(state: CoordinatorState, slots: Iterable[int], to: ClientState, now: 
     return state, (ClientsExited(epoch=state.progress.epoch, slots=leaving),)
 
 
+def returned(state: CoordinatorState, slot: int) -> Outcome:
+    """Bring a dropped or withdrawn slot back to health. Raises CoordinatorError (InvalidWitness, RejoinsExhausted).
+
+    exited_height stays: what was left undone up to that round is no reason to be dropped again.
+    """
+    client = state.epoch.clients[slot]
+    if client.state is ClientState.Ejected:
+        raise CoordinatorError("InvalidWitness", f"slot {slot} is ejected and cannot come back in this epoch")
+    if not any(member.signer == client.id.signer for member in state.pending):
+        raise CoordinatorError("InvalidWitness", f"slot {slot} is {client.state.name}; join first, then say that you are ready")
+    if client.id not in state.pending:
+        message = f"slot {slot} joined again with another transport key; with that it can take part from the next epoch on"
+        raise CoordinatorError("InvalidWitness", message)
+    if client.rejoins >= MAX_REJOINS:
+        message = f"slot {slot} has come back {MAX_REJOINS} times in this epoch; it takes part in the next one"
+        raise CoordinatorError("RejoinsExhausted", message)
+
+    clients = list(state.epoch.clients)
+    clients[slot] = replace(client, state=ClientState.Healthy, rejoins=client.rejoins + 1)
+    ready = tuple(sorted({*state.epoch.ready, slot}))
+    state = replace(state, epoch=replace(state.epoch, clients=tuple(clients), ready=ready))
+    return state, (ClientsReturned(epoch=state.progress.epoch, slots=(slot,)),)
+
+
 def health_check(state: CoordinatorState, command: HealthCheck, now: int) -> Outcome:
     """Drop slots whose share a quorum did not see.
 
-    The statements of the previous round judge, about the round before it, and only its elected witnesses may report (F8).
-    Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound, InvalidHealthCheck); one healthy slot refuses the report.
+    The statements of the previous round judge, about the round before it, and only its elected witnesses may report (F8). One
+    slot that was seen refuses the report; a slot that came back since is named in vain. Raises CoordinatorError (Halted,
+    InvalidRunState, NoActiveRound, InvalidHealthCheck).
     """
     if state.run_state.halted:
         raise CoordinatorError("Halted", f"the run is {state.run_state.name}")
@@ -105,4 +139,10 @@ def health_check(state: CoordinatorState, command: HealthCheck, now: int) -> Out
         got = f"slots {healthy} were seen or had no samples" if healthy else "no slot was named"
         raise CoordinatorError("InvalidHealthCheck", got)
 
-    return exited(state, command.slots, ClientState.Dropped, now)
+    forgiven = {slot for slot in command.slots if _came_back_since(state.epoch.clients[slot], judged)}
+    return exited(state, set(command.slots) - forgiven, ClientState.Dropped, now)
+
+
+def _came_back_since(client: Client, judged: Round) -> bool:
+    """Whether a client's absence, over by now, explains what it did not do in a round."""
+    return client.rejoins > 0 and judged.height <= client.exited_height

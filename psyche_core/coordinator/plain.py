@@ -1,7 +1,8 @@
 """The state as a tree of dicts, lists, strings, bytes and integers, for a backend to send; and back, strictly.
 
-Decided: fields by name as declared in `state`, a version in front, exact types, exact keys, sizes as `apply` keeps them, so
-that a state from outside can be used without raising later. Refuses anything else with a WireError. Not the canonical image.
+Decided: fields by name as declared in `state`, a version in front, exact types, exact keys, sizes and order as `apply` keeps
+them, so that a state from outside can be used without raising later. Refuses anything else with a WireError, also a configuration
+that breaks a rule. Not the canonical image.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ from pydantic import BaseModel
 
 from psyche_core import run_config
 from psyche_core.coordinator.requeue import MAX_INTERVALS, merged
-from psyche_core.coordinator.state import STORED_ROUNDS, CoordinatorState, Round
+from psyche_core.coordinator.rewards import signers_without_account
+from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, STORED_ROUNDS, CoordinatorState, Epoch, Round
 from psyche_core.coordinator.witness import BLOOM_BYTES
 from psyche_core.errors import ConfigError, WireError
-from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId
+from psyche_core.run_config_schema import MAX_RUN_ID_BYTES
+from psyche_core.types import MAX_CLIENTS, MAX_SAMPLES, MAX_WITNESSES, BatchId, RunState
 
-VERSION = 1
+VERSION = 2
 
-_MAX_TEXT = 1024
+_LIMIT = 2**32
+_MAX_ROUND_SAMPLES = 2**16
+_PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 _STATEMENT_BYTES = {"participants": MAX_CLIENTS // 8, "broadcast_bloom": BLOOM_BYTES, "merkle_root": 32, "model_digest": 32}
 
 
@@ -111,36 +116,103 @@ def _expect(condition: bool, at: str, expected: str, got: Any) -> None:
 
 def _check(state: CoordinatorState) -> None:
     """What types cannot say, but computing with a state relies on."""
-    clients = len(state.epoch.clients)
-    _expect(len(state.run_id) <= _MAX_TEXT, "state.run_id", "a short text", state.run_id)
+    _check_run(state)
+    _check_epoch(state.epoch)
+    _check_members(state)
+    _check_samples(state)
+
+
+def _check_run(state: CoordinatorState) -> None:
+    try:
+        size = len(state.run_id.encode())
+    except UnicodeEncodeError:
+        size = 0
+    _expect(1 <= size <= MAX_RUN_ID_BYTES, "state.run_id", f"a name of 1 to {MAX_RUN_ID_BYTES} bytes", state.run_id)
+    try:
+        run_config.check_config(state.config)
+    except ConfigError as error:
+        message = f"state.config breaks a rule: {error}"
+        raise WireError(message) from error
+
+    _expect(state.progress.epoch < _LIMIT, "state.progress.epoch", "a number of 32 bits", state.progress.epoch)
+    _expect(state.progress.step < _LIMIT, "state.progress.step", "a number of 32 bits", state.progress.step)
+    playing = state.run_state in _PLAYING
+    _expect(not playing or bool(state.epoch.rounds), "state.epoch.rounds", f"a round in {state.run_state.name}", [])
+
+
+def _check_epoch(epoch: Epoch) -> None:
+    clients = len(epoch.clients)
     _expect(clients <= MAX_CLIENTS, "state.epoch.clients", f"at most {MAX_CLIENTS}", clients)
-    _expect(len(state.pending) <= MAX_CLIENTS, "state.pending", f"at most {MAX_CLIENTS}", len(state.pending))
-    _expect(all(slot < clients for slot in state.epoch.ready), "state.epoch.ready", "slots of the epoch", state.epoch.ready)
-    _expect(len(state.epoch.rounds) <= STORED_ROUNDS, "state.epoch.rounds", f"at most {STORED_ROUNDS}", len(state.epoch.rounds))
-    heights = [stored.height for stored in state.epoch.rounds]
+    for slot, client in enumerate(epoch.clients):
+        at = f"state.epoch.clients[{slot}]"
+        _expect(client.exited_height < _LIMIT, f"{at}.exited_height", "a number of 32 bits", client.exited_height)
+        _expect(client.accepted_rounds < _LIMIT, f"{at}.accepted_rounds", "a number of 32 bits", client.accepted_rounds)
+        _expect(client.rejoins <= MAX_REJOINS, f"{at}.rejoins", f"at most {MAX_REJOINS}", client.rejoins)
+    _check_slots(epoch.ready, clients, at="state.epoch.ready")
+    _expect(len(epoch.rounds) <= STORED_ROUNDS, "state.epoch.rounds", f"at most {STORED_ROUNDS}", len(epoch.rounds))
+    heights = [stored.height for stored in epoch.rounds]
     consecutive = all(later == earlier + 1 for earlier, later in pairwise(heights))
-    _expect(consecutive, "state.epoch.rounds", "consecutive heights", heights)
-    for stored in state.epoch.rounds:
+    _expect(consecutive and all(height < _LIMIT for height in heights), "state.epoch.rounds", "consecutive heights", heights)
+    trained = all(not stored.drain for stored in epoch.rounds[:-1])
+    _expect(trained, "state.epoch.rounds", "no drain round but the last", heights)
+    for stored in epoch.rounds:
         _check_round(stored, clients)
-    _check_intervals(state.requeue, at="state.requeue", at_most=MAX_INTERVALS)
 
 
 def _check_round(stored: Round, clients: int) -> None:
     at = f"round {stored.height}"
-    ascending = all(earlier < later for earlier, later in pairwise(stored.slots))
-    _expect(ascending and all(slot < clients for slot in stored.slots), at, "ascending slots of the epoch", stored.slots)
+    _check_slots(stored.slots, clients, at=at)
     _check_intervals(stored.batches, at=at, at_most=MAX_INTERVALS + 1)
+    _expect(not (stored.drain and stored.batches), at, "no samples in a drain round", stored.batches)
     _expect(len(stored.statements) <= MAX_WITNESSES, at, f"at most {MAX_WITNESSES} statements", len(stored.statements))
+    indices = [statement.index for statement in stored.statements]
+    _expect(len(indices) == len(set(indices)), at, "one statement of a slot", indices)
     for statement in stored.statements:
         _expect(statement.index < clients, at, "a statement of a slot of the epoch", statement.index)
         for name, size in _STATEMENT_BYTES.items():
             _expect(len(getattr(statement, name)) == size, f"{at}.{name}", f"{size} bytes", getattr(statement, name))
 
 
+def _check_slots(slots: tuple[int, ...], clients: int, *, at: str) -> None:
+    ascending = all(earlier < later for earlier, later in pairwise(slots))
+    _expect(ascending and all(slot < clients for slot in slots), at, "ascending slots of the epoch", slots)
+
+
+def _check_members(state: CoordinatorState) -> None:
+    """Nobody twice, and an account for everybody who may need one."""
+    _expect(len(state.pending) <= MAX_CLIENTS, "state.pending", f"at most {MAX_CLIENTS}", len(state.pending))
+    for at, identities in (("pending", state.pending), ("epoch.clients", [client.id for client in state.epoch.clients])):
+        signers = [identity.signer for identity in identities]
+        _expect(len(signers) == len(set(signers)), f"state.{at}", "each signer once", len(signers))
+    holders = [account.signer for account in state.accounts]
+    _expect(all(len(signer) == 32 for signer in holders), "state.accounts", "signers of 32 bytes", holders)
+    ascending = all(earlier < later for earlier, later in pairwise(holders))
+    _expect(ascending, "state.accounts", "signers in ascending order, each once", holders)
+    needed = len(holders) + len(signers_without_account(state))
+    _expect(needed <= MAX_ACCOUNTS, "state.accounts", f"at most {MAX_ACCOUNTS} with those still to be opened", needed)
+
+
+def _check_samples(state: CoordinatorState) -> None:
+    """No sample is held twice where it may return to the queue, and a next round's numbers exist."""
+    first_fresh = state.progress.data_index
+    _expect(first_fresh <= MAX_SAMPLES - _MAX_ROUND_SAMPLES, "state.progress.data_index", "a smaller number", first_fresh)
+    _check_intervals(state.requeue, at="state.requeue", at_most=MAX_INTERVALS)
+    undecided = state.epoch.rounds[-2:] if state.run_state in _PLAYING else ()
+    held = (*state.requeue, *(batch for stored in undecided for batch in stored.batches))
+    _expect(all(batch.last < first_fresh for batch in held), "state.requeue", "samples below progress.data_index", held)
+    try:
+        merged(held)
+    except ValueError as error:
+        message = f"state.requeue and the undecided rounds: {error}"
+        raise WireError(message) from error
+
+
 def _check_intervals(batches: tuple[BatchId, ...], *, at: str, at_most: int) -> None:
     _expect(len(batches) <= at_most, at, f"at most {at_most} intervals", len(batches))
     try:
-        merged(batches)
+        canonical = merged(batches)
     except ValueError as error:
         message = f"{at}: {error}"
         raise WireError(message) from error
+
+    _expect(batches == canonical, at, "ascending intervals with neighbours joined", batches)

@@ -35,17 +35,29 @@ def shuffled_index(index: int, count: int, seed: bytes) -> int:
     return index
 
 
-def shuffled_positions(count: int, seed: bytes) -> list[int]:
-    """`shuffled_index` of every index below `count`, with each block hashed once."""
-    positions = list(range(count))
+def shuffled_order(count: int, seed: bytes) -> list[int]:
+    """All indices below `count` in the order of their `shuffled_index`.
+
+    Each of the shuffle's rounds pairs positions and swaps some pairs, so each block is hashed and each pair visited once.
+    """
+    order = list(range(count))
     for number in range(ROUNDS if count else 0):
         pivot = _pivot(seed, number, count)
-        blocks = [_block(seed, number, block) for block in range((count - 1) // _BLOCK_POSITIONS + 1)]
-        for index, position in enumerate(positions):
-            flip = (pivot - position) % count
-            higher = max(position, flip)
-            if _bit(blocks[higher // _BLOCK_POSITIONS], higher):
-                positions[index] = flip
+        blocks = (_block(seed, number, block) for block in range((count - 1) // _BLOCK_POSITIONS + 1))
+        swaps = int.from_bytes(b"".join(blocks), "little")
+        for lower, higher in ((0, pivot), (pivot + 1, count - 1)):
+            while lower < higher:
+                if swaps >> higher & 1:
+                    order[lower], order[higher] = order[higher], order[lower]
+                lower, higher = lower + 1, higher - 1
+    return order
+
+
+def shuffled_positions(count: int, seed: bytes) -> list[int]:
+    """`shuffled_index` of every index below `count`."""
+    positions = [0] * count
+    for position, index in enumerate(shuffled_order(count, seed)):
+        positions[index] = position
     return positions
 
 

@@ -38,8 +38,8 @@ class EndReason(IntEnum):
 class Client:
     """One slot of the epoch.
 
-    exited_height: round in which it stopped being healthy, 0 before. accepted_rounds: in this epoch (F12). rejoins: how often it
-    came back in this epoch, at most MAX_REJOINS.
+    exited_height: round in which it last stopped being healthy, 0 before; kept when it comes back. accepted_rounds: in this epoch
+    (F12). rejoins: how often it came back in this epoch, at most MAX_REJOINS.
     """
 
     id: NodeIdentity

@@ -1,7 +1,8 @@
 """Statements of clients: ready after loading (warmup), and what a round's witnesses saw.
 
 Decided: a statement counts only from a healthy member about its own slot (F8). What it claims is compared with nobody else's
-here; `witness` counts the votes.
+here; `witness` counts the votes. An elected witness that left and came back in the same round may still state in it, and is
+waited for like the others (F15).
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.commands import WarmupWitness, Witness
+from psyche_core.coordinator.commands import Event, WarmupWitness, Witness
 from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.members import returned
 from psyche_core.coordinator.rounds import Outcome, active_round, entered, everybody_stated, finish_round, start_round
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.coordinator.witness import BLOOM_BYTES, quorum
@@ -23,25 +25,29 @@ _LENGTHS = {"participants": MAX_CLIENTS // 8, "broadcast_bloom": BLOOM_BYTES, "m
 def warmup_witness(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
     """Count a client as ready; the first round starts when every healthy client is.
 
-    A late statement in RoundTrain changes nothing. Raises CoordinatorError (Halted, InvalidRunState, InvalidWitness,
-    DuplicateWitness).
+    From a slot that was dropped or withdrew and whose client joined again, the way back to health, in warmup and while rounds are
+    played. From a healthy slot while rounds are played it changes nothing. Raises CoordinatorError (Halted, InvalidRunState,
+    InvalidWitness, DuplicateWitness, RejoinsExhausted).
     """
-    _refuse_unless(state, RunState.Warmup, RunState.RoundTrain)
-    _check_member(state, command.sender, epoch=command.epoch, index=command.index)
+    _refuse_unless(state, RunState.Warmup, RunState.RoundTrain, RunState.RoundWitness)
+    slot = _own_slot(state, command.sender, epoch=command.epoch, index=command.index)
     if len(command.model_digest) != 32:
         raise CoordinatorError("InvalidWitness", f"model_digest must be 32 bytes, got {len(command.model_digest)}")
-    if state.run_state is RunState.RoundTrain:
-        return state, ()
-    if command.index in state.epoch.ready:
-        raise CoordinatorError("DuplicateWitness", f"slot {command.index} is already ready")
 
-    ready = tuple(sorted({*state.epoch.ready, command.index}))
-    state = replace(state, epoch=replace(state.epoch, ready=ready))
+    events: tuple[Event, ...] = ()
+    warming_up = state.run_state is RunState.Warmup
+    if state.epoch.clients[slot].state is not ClientState.Healthy:
+        state, events = returned(state, slot)
+    elif warming_up and slot in state.epoch.ready:
+        raise CoordinatorError("DuplicateWitness", f"slot {slot} is already ready")
+    elif warming_up:
+        state = replace(state, epoch=replace(state.epoch, ready=tuple(sorted({*state.epoch.ready, slot}))))
+
     healthy = state.healthy_slots
-    if len(healthy) >= state.config.min_clients and set(healthy) <= set(ready):
-        return start_round(state, now, seed=seed)
-
-    return state, ()
+    if warming_up and len(healthy) >= state.config.min_clients and set(healthy) <= set(state.epoch.ready):
+        state, started = start_round(state, now, seed=seed)
+        events = (*events, *started)
+    return state, events
 
 
 def witness(state: CoordinatorState, command: Witness, now: int, *, seed: int) -> Outcome:
@@ -77,8 +83,8 @@ def _refuse_unless(state: CoordinatorState, *allowed: RunState) -> None:
         raise CoordinatorError("InvalidRunState", f"expected {expected}, the run is in {state.run_state.name}")
 
 
-def _check_member(state: CoordinatorState, sender: NodeIdentity, *, epoch: int, index: int) -> None:
-    """Refuse (InvalidWitness) who is not healthy in this epoch or speaks for another slot."""
+def _own_slot(state: CoordinatorState, sender: NodeIdentity, *, epoch: int, index: int) -> int:
+    """The sender's slot. Refuses (InvalidWitness) who has none, means another epoch or speaks for another slot."""
     if epoch != state.progress.epoch:
         raise CoordinatorError("InvalidWitness", f"this is epoch {state.progress.epoch}, the statement is about epoch {epoch}")
 
@@ -87,16 +93,18 @@ def _check_member(state: CoordinatorState, sender: NodeIdentity, *, epoch: int, 
         own = "has no slot" if slot is None else f"has slot {slot}"
         raise CoordinatorError("InvalidWitness", f"{sender} {own} in this epoch and cannot speak for slot {index}")
 
-    health = state.epoch.clients[slot].state
-    if health is not ClientState.Healthy:
-        raise CoordinatorError("InvalidWitness", f"slot {slot} is {health.name} and no longer takes part in this epoch")
+    return slot
 
 
 def _check_statement(
     state: CoordinatorState, current: Round, sender: NodeIdentity, statement: WitnessStatement, elected: tuple[int, ...]
 ) -> None:
     """Refuse (InvalidWitness) a statement that is not an elected witness's about this round, or malformed."""
-    _check_member(state, sender, epoch=statement.epoch, index=statement.index)
+    slot = _own_slot(state, sender, epoch=statement.epoch, index=statement.index)
+    health = state.epoch.clients[slot].state
+    if health is not ClientState.Healthy:
+        raise CoordinatorError("InvalidWitness", f"slot {slot} is {health.name} and takes no part in this epoch now")
+
     if statement.height != current.height:
         message = f"the current round has height {current.height}, the statement has {statement.height}"
         raise CoordinatorError("InvalidWitness", message)
@@ -111,7 +119,10 @@ def _check_statement(
 
     before = state.round_at(current.height - 1)
     assigned = shares(state, before) if before is not None else {}
-    strangers = [slot for slot in range(MAX_CLIENTS) if statement.saw(slot) and slot not in assigned]
+    bits = int.from_bytes(statement.participants, "little")
+    for slot in assigned:
+        bits &= ~(1 << slot)
+    strangers = [slot for slot in range(MAX_CLIENTS) if bits >> slot & 1] if bits else []
     if strangers:
         message = f"participants names slots {strangers} that had no samples in the round before height {current.height}"
         raise CoordinatorError("InvalidWitness", message)

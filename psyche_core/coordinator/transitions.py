@@ -1,8 +1,8 @@
 """`apply`: the coordinator as a pure function of state, command, time and seed.
 
 Decided: no clock, no randomness, no I/O; a refused command raises and, values being frozen, changes nothing. The owner's commands
-are here, clients' commands in `members`, `statements` and `checkpoints`, time in `epochs` and `rounds`. Who may send an owner's
-command is the backend's business.
+are here and in `rewards`, clients' commands in `members`, `statements`, `equivocation` and `checkpoints`, time in `epochs` and
+`rounds`. Who may send an owner's command is the backend's business.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from psyche_core.coordinator import commands
 from psyche_core.coordinator.checkpoints import checkpoint
 from psyche_core.coordinator.commands import Command, EpochEnded, Event
 from psyche_core.coordinator.epochs import finish_run, finished, tick_cooldown, tick_waiting, tick_warmup, wait_for_members
+from psyche_core.coordinator.equivocation import equivocation
 from psyche_core.coordinator.members import health_check, join, withdraw
+from psyche_core.coordinator.rewards import set_future_epoch_rates
 from psyche_core.coordinator.rounds import Outcome, entered, tick_round
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator.statements import warmup_witness, witness
@@ -25,7 +27,7 @@ from psyche_core.types import RunState
 def apply(state: CoordinatorState, command: Command, now: int, seed: int) -> tuple[CoordinatorState, tuple[Event, ...]]:
     """The state after a command, and what happened.
 
-    now: unix seconds. seed: u64, the seed of the round if one starts. Raises CoordinatorError for a refused command (nothing
+    now: unix seconds. seed: u64, for the epoch or round that may start. Raises CoordinatorError for a refused command (nothing
     has changed), ValueError for a seed out of range, TypeError for something that is no command.
     """
     if not 0 <= seed < 2**64:
@@ -45,6 +47,8 @@ def apply(state: CoordinatorState, command: Command, now: int, seed: int) -> tup
             return witness(state, command, now, seed=seed)
         case commands.HealthCheck():
             return health_check(state, command, now)
+        case commands.Equivocation():
+            return equivocation(state, command, now)
         case commands.Checkpoint():
             return checkpoint(state, command)
         case commands.Pause():
@@ -53,6 +57,8 @@ def apply(state: CoordinatorState, command: Command, now: int, seed: int) -> tup
             return _resume(state, now)
         case commands.UpdateConfig():
             return _update_config(state, command)
+        case commands.SetFutureEpochRates():
+            return set_future_epoch_rates(state, command)
     message = f"expected a command, got {type(command).__name__}"  # type: ignore[unreachable]  # callers may be untyped
     raise TypeError(message)
 
@@ -60,7 +66,7 @@ def apply(state: CoordinatorState, command: Command, now: int, seed: int) -> tup
 def _tick(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     match state.run_state:
         case RunState.WaitingForMembers:
-            return tick_waiting(state, now)
+            return tick_waiting(state, now, seed=seed)
         case RunState.Warmup:
             return tick_warmup(state, now, seed=seed)
         case RunState.RoundTrain | RunState.RoundWitness:
@@ -71,7 +77,13 @@ def _tick(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
 
 
 def _pause(state: CoordinatorState, now: int) -> Outcome:
-    """Pause at once before the first round, else after the drain and the cooldown; the next epoch starts cold."""
+    """Pause: at once before an epoch's first round, else after its drain and cooldown, so that nothing trained is lost.
+
+    Nobody is sent away: who is pending stays so over the pause. A warmup is given up and pays nobody. In RoundTrain and
+    RoundWitness the present round is the epoch's last trained one; in a drain round or the cooldown the epoch ends as it would
+    and the pause follows. Pausing twice is once. A run whose last step was trained is finished instead of paused. The epoch
+    after a pause starts cold, from the hub. Raises CoordinatorError (Halted).
+    """
     if state.run_state.halted:
         raise CoordinatorError("Halted", f"the run is already {state.run_state.name}")
     if state.run_state.active:
@@ -84,6 +96,11 @@ def _pause(state: CoordinatorState, now: int) -> Outcome:
 
 
 def _resume(state: CoordinatorState, now: int) -> Outcome:
+    """Wait for members again, or for the first time; finish a run that has no step left to train.
+
+    A pause that was asked for but has not begun cannot be taken back: resume when the run is paused. Who joined before or during
+    the pause is still pending, and the extra waiting time starts now. Raises CoordinatorError (CannotResume).
+    """
     if state.run_state not in (RunState.Paused, RunState.Uninitialized):
         raise CoordinatorError("CannotResume", f"only a paused or never started run resumes, this one is {state.run_state.name}")
     if finished(state):

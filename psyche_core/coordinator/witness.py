@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.committee import REMEMBERED, witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.errors import WireError
 
@@ -22,6 +23,7 @@ EMPTY_ROOT = bytes(32)
 _KEY_DOMAIN = b"psyche/broadcast-bloom/v1"
 _FNV_PRIME = 0x100000001B3
 _MASK = 2**64 - 1
+_REMEMBERED_ITEMS = 4096
 
 
 def quorum(elected: int) -> int:
@@ -32,13 +34,22 @@ def quorum(elected: int) -> int:
 def accepted_slots(state: CoordinatorState, round_: Round) -> frozenset[int]:
     """Slots whose result of `round_` a quorum of the next round's elected witnesses saw; empty before any statement."""
     attesting = state.round_at(round_.height + 1)
-    if attesting is None:
+    if attesting is None or not attesting.statements:
         return frozenset()
 
     needed = quorum(len(witness_slots(state, attesting)))
-    return frozenset(
-        slot for slot in shares(state, round_) if sum(statement.saw(slot) for statement in attesting.statements) >= needed
-    )
+    seen = _seen_by(needed, (statement.participants for statement in attesting.statements))
+    return frozenset(slot for slot in shares(state, round_) if seen >> slot & 1)
+
+
+def _seen_by(needed: int, bitmaps: Iterable[bytes]) -> int:
+    """The bits (slots) set in at least `needed` of the bitmaps, all of them counted at once."""
+    at_least = [-1] + [0] * needed
+    for bitmap in bitmaps:
+        bits = int.from_bytes(bitmap, "little")
+        for count in range(needed, 0, -1):
+            at_least[count] |= at_least[count - 1] & bits
+    return at_least[needed]
 
 
 def choose_commitment(state: CoordinatorState, round_: Round, slot: int, candidates: Iterable[bytes]) -> bytes | None:
@@ -51,13 +62,12 @@ def choose_commitment(state: CoordinatorState, round_: Round, slot: int, candida
     if attesting is None:
         return None
 
-    filters = [
-        BroadcastBloom.from_bytes(attesting.seed, statement.broadcast_bloom)
-        for statement in attesting.statements
-        if statement.saw(slot)
-    ]
+    filters = [int.from_bytes(statement.broadcast_bloom, "little") for statement in attesting.statements if statement.saw(slot)]
     needed = quorum(len(witness_slots(state, attesting)))
-    votes = {candidate: sum(candidate in bloom for bloom in filters) for candidate in candidates}
+    votes = {}
+    for candidate in candidates:
+        mask = _mask(attesting.seed, candidate)
+        votes[candidate] = sum(bits & mask == mask for bits in filters)
     agreed = [candidate for candidate, count in votes.items() if count >= needed]
     return min(agreed, key=lambda candidate: (-votes[candidate], candidate), default=None)
 
@@ -73,18 +83,28 @@ def bloom_positions(keys: Sequence[int], item: bytes, bits: int) -> list[int]:
     return positions
 
 
+@lru_cache(maxsize=REMEMBERED)
 def bloom_keys(seed: int) -> tuple[int, ...]:
     """The filter's 8 keys (u64) in the round with this seed: SHA-256(domain, seed as u64 LE, number), first 8 bytes LE."""
     prefix = _KEY_DOMAIN + seed.to_bytes(8, "little")
     return tuple(int.from_bytes(hashlib.sha256(prefix + bytes([number])).digest()[:8], "little") for number in range(BLOOM_KEYS))
 
 
+@lru_cache(maxsize=_REMEMBERED_ITEMS)
+def _mask(seed: int, item: bytes) -> int:
+    """The filter that holds this item only, as an integer. Remembered: an item is put in once and asked for in many filters."""
+    mask = 0
+    for position in bloom_positions(bloom_keys(seed), item, BLOOM_BITS):
+        mask |= 1 << position
+    return mask
+
+
 class BroadcastBloom:
     """Filter over commitment hashes. seed: of the round in which the statement is sent, never the witness's choice."""
 
     def __init__(self, seed: int) -> None:
-        self._keys = bloom_keys(seed)
-        self._bits = bytearray(BLOOM_BYTES)
+        self._seed = seed
+        self._bits = 0
 
     @classmethod
     def from_bytes(cls, seed: int, data: bytes) -> BroadcastBloom:
@@ -94,20 +114,20 @@ class BroadcastBloom:
             raise WireError(message)
 
         bloom = cls(seed)
-        bloom._bits[:] = data
+        bloom._bits = int.from_bytes(data, "little")
         return bloom
 
     def add(self, item: bytes) -> None:
         """Put an item in."""
-        for position in bloom_positions(self._keys, item, BLOOM_BITS):
-            self._bits[position // 8] |= 1 << (position % 8)
+        self._bits |= _mask(self._seed, item)
 
     def __contains__(self, item: bytes) -> bool:
-        return all(self._bits[position // 8] >> (position % 8) & 1 for position in bloom_positions(self._keys, item, BLOOM_BITS))
+        mask = _mask(self._seed, item)
+        return self._bits & mask == mask
 
     def to_bytes(self) -> bytes:
         """The 2560 bits, bit i being bit i % 8 of byte i // 8."""
-        return bytes(self._bits)
+        return self._bits.to_bytes(BLOOM_BYTES, "little")
 
 
 def merkle_root(items: Sequence[bytes]) -> bytes:

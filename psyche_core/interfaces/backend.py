@@ -15,10 +15,12 @@ from typing import Self
 from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
+    Equivocation,
     HealthCheck,
     Join,
     Pause,
     Resume,
+    SetFutureEpochRates,
     Tick,
     UpdateConfig,
     WarmupWitness,
@@ -41,7 +43,7 @@ class StateUpdate:
     addresses: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
-ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Checkpoint
+ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Equivocation | Checkpoint
 """What clients may send besides joining."""
 
 
@@ -54,7 +56,7 @@ def check_client_command(command: Command, identity: NodeIdentity) -> ClientComm
         message = "use join(), which also publishes the transport address"
         raise ValueError(message)  # noqa: TRY004  # the type is right, the way is not
 
-    if isinstance(command, Tick | Pause | Resume | UpdateConfig):
+    if isinstance(command, Tick | Pause | Resume | UpdateConfig | SetFutureEpochRates):
         raise CommandRefused("NotForClients", f"{type(command).__name__} is not a command clients may give")
 
     if command.sender != identity:

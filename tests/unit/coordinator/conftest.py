@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,21 +14,28 @@ from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import (
     Command,
+    EpochEnded,
+    Equivocation,
     Event,
     Join,
+    RewardsShared,
     RoundSettled,
+    SignedResult,
     Tick,
     WarmupWitness,
     Withdraw,
     Witness,
 )
 from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.rewards import signers_without_account
 from psyche_core.coordinator.shuffle import Lcg
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, CoordinatorState
 from psyche_core.coordinator.witness import BroadcastBloom, merkle_root
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import CoordinatorConfig, ModelConfig
-from psyche_core.types import BatchId, NodeIdentity, RunState, WitnessStatement, bitmap
+from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
+from psyche_core.wire.messages import commitment_hash, sign_commitment
+from psyche_core.wire.signing import SecretKey
 
 CONFIG = {
     "warmup_time": 20,
@@ -62,10 +70,20 @@ MODEL = {
 }
 
 
+@cache
+def secret(number: int) -> SecretKey:
+    """The key of the n-th member."""
+    return SecretKey(hashlib.sha256(f"member {number}".encode()).digest())
+
+
 def member(number: int) -> NodeIdentity:
     """The identity of the n-th member."""
-    key = hashlib.sha256(f"member {number}".encode()).digest()
-    return NodeIdentity(signer=key, p2p=key)
+    return NodeIdentity(signer=secret(number).public, p2p=secret(number).public)
+
+
+def number_of(identity: NodeIdentity) -> int:
+    """Which member this is."""
+    return next(number for number in range(1000) if member(number) == identity)
 
 
 def make_state(*, now: int = 1000, model: dict[str, Any] | None = None, **config: Any) -> CoordinatorState:
@@ -83,6 +101,7 @@ class Play:
         self.now = state.since
         self.events: list[Event] = []
         self.applied: list[BatchId] = []
+        self.paid: dict[bytes, tuple[int, int]] = {}
         self._seeds = Lcg(2026)
 
     def do(self, command: Command, *, after: int = 0) -> list[Event]:
@@ -97,9 +116,23 @@ class Play:
                 given = shares(self.state, decided)
                 assert set(given) == {*event.accepted, *event.refused}
                 self.applied += [batch for slot in event.accepted for batch in given[slot]]
+            if isinstance(event, RewardsShared):
+                self.note_paid(before, event)
         self.events += events
         check(self, before)
         return list(events)
+
+    def note_paid(self, before: CoordinatorState, event: RewardsShared) -> None:
+        """Keep our own books of what was paid."""
+        assert before.run_state is RunState.Cooldown
+        assert sum(points for _, points in event.earned) <= before.epoch.rates.earning_total_shared
+        earned, slashed = dict(event.earned), dict(event.slashed)
+        assert not earned.keys() & slashed.keys()
+        for slot, client in enumerate(before.epoch.clients):
+            old = self.paid.get(client.id.signer, (0, 0))
+            if slot in earned or slot in slashed:
+                new = (old[0] + earned.get(slot, 0), old[1] + slashed.get(slot, 0))
+                self.paid[client.id.signer] = (min(new[0], 2**64 - 1), min(new[1], 2**64 - 1))
 
     def refused(self, command: Command, name: str) -> None:
         """Apply a command that must be refused with this name and change nothing."""
@@ -149,7 +182,7 @@ class Play:
 
     def shares(self, height: int) -> dict[int, tuple[BatchId, ...]]:
         found = self.state.round_at(height)
-        return shares(self.state, found) if found is not None else {}
+        return dict(shares(self.state, found)) if found is not None else {}
 
     def statement(self, slot: int, *, seen: Iterable[int] | None = None, **changes: Any) -> Witness:
         """The statement of a witness that saw these slots (default: all that had a share in the round before)."""
@@ -171,10 +204,55 @@ class Play:
     def play_round(self, *, seen: Iterable[int] | None = None) -> list[Event]:
         """All healthy elected witnesses of the current round state; the events from the first statement to the next round."""
         height, events = self.round.height, []
-        for slot in sorted(set(self.elected) & set(self.state.healthy_slots)):
+        stated = {statement.index for statement in self.round.statements}
+        for slot in sorted(set(self.elected) & set(self.state.healthy_slots) - stated):
             if self.state.run_state not in (RunState.RoundTrain, RunState.RoundWitness) or self.round.height != height:
                 break
             events += self.do(self.statement(slot, seen=seen), after=1)
+        return events
+
+    def signed(self, slot: int, height: int, payload: str, **changes: Any) -> SignedResult:
+        """What this slot signs when it announces a payload for its share of a round."""
+        judged = self.state.round_at(height)
+        client = self.state.epoch.clients[slot].id
+        payload_hash = hashlib.sha256(payload.encode()).digest()
+        covered = {
+            "epoch": self.state.progress.epoch,
+            "step": judged.step if judged is not None else 0,
+            "share": self.shares(height).get(slot, ()),
+            "trainer": client.signer,
+            "payload_hash": payload_hash,
+        }
+        run_id = changes.pop("run_id", self.state.run_id)
+        key = secret(changes.pop("key", number_of(client)))
+        commitment = commitment_hash(run_id, **{**covered, **changes})
+        return SignedResult(payload_hash, sign_commitment(key, run_id, commitment))
+
+    def evidence(self, slot: int, height: int, *, by: int) -> Equivocation:
+        """Proof of slot `by` that another one signed two results for its share of a round."""
+        return Equivocation(
+            sender=self.state.epoch.clients[by].id,
+            epoch=self.state.progress.epoch,
+            height=height,
+            index=slot,
+            first=self.signed(slot, height, "one"),
+            second=self.signed(slot, height, "another"),
+        )
+
+    def come_back(self, slot: int) -> list[Event]:
+        """Join again and say ready, as a client that left or was dropped does."""
+        self.do(Join(self.state.epoch.clients[slot].id))
+        return self.do(self.ready(slot))
+
+    def play_epoch(self) -> list[Event]:
+        """From a round to the cooldown, with time passing where witnesses are missing."""
+        events: list[Event] = []
+        while self.phase != "Cooldown":
+            events += self.play_round()
+            if self.phase == "RoundTrain":
+                events += self.tick(after=self.state.config.max_round_train_time)
+            elif self.phase == "RoundWitness":
+                events += self.tick(after=self.state.config.round_witness_time)
         return events
 
     def withdraw(self, slot: int) -> list[Event]:
@@ -219,19 +297,75 @@ def check(play: Play, before: CoordinatorState) -> None:
     if state.current_round is not None and state.current_round != before.current_round:
         assert {statement.index for statement in state.current_round.statements} <= set(witness_slots(state, state.current_round))
     if state.epoch.start_time == before.epoch.start_time and before.epoch.clients:
-        assert [client.id for client in state.epoch.clients] == [client.id for client in before.epoch.clients]
-    assert state.progress.step >= before.progress.step
-    assert state.progress.step <= state.config.total_steps + 1
+        check_same_epoch(state, before)
+    check_members(state)
+    check_progress(play, before)
+    assert {account.signer: (account.earned, account.slashed) for account in state.accounts} == play.paid
+
+
+_LEAVING = (ClientState.Dropped, ClientState.Withdrawn)
+
+
+def check_same_epoch(state: CoordinatorState, before: CoordinatorState) -> None:
+    """Slots, past rounds, seed and rates of an epoch stay; health changes as it may."""
+    assert [client.id for client in state.epoch.clients] == [client.id for client in before.epoch.clients]
+    assert (state.epoch.seed, state.epoch.rates) == (before.epoch.seed, before.epoch.rates)
+    for client, old in zip(state.epoch.clients, before.epoch.clients, strict=True):
+        assert client.accepted_rounds in (old.accepted_rounds, old.accepted_rounds + 1)
+        assert old.rejoins <= client.rejoins <= MAX_REJOINS
+        if old.state is ClientState.Ejected:
+            assert client.state is ClientState.Ejected
+        if old.state in _LEAVING and client.state is ClientState.Healthy:
+            assert client.rejoins == old.rejoins + 1
+        elif old.state in _LEAVING:
+            assert client.state in (old.state, ClientState.Ejected)
+    for stored in state.epoch.rounds:
+        old_round = before.round_at(stored.height)
+        if old_round is not None:
+            assert replace(stored, statements=()) == replace(old_round, statements=())
+            assert stored.statements[: len(old_round.statements)] == old_round.statements
+
+
+def check_members(state: CoordinatorState) -> None:
+    """Nobody is pending twice, and whoever works can be paid."""
     signers = [identity.signer for identity in state.pending]
     assert len(signers) == len(set(signers)) <= 256
     if not state.run_state.halted:
         assert (state.minimum_since is not None) == (len(state.pending) >= state.config.init_min_clients)
+    holders = [account.signer for account in state.accounts]
+    assert holders == sorted(set(holders))
+    assert len(holders) + len(signers_without_account(state)) <= MAX_ACCOUNTS
+    ready = state.epoch.ready
+    assert list(ready) == sorted(set(ready))
+
+
+def check_progress(play: Play, before: CoordinatorState) -> None:
+    """Steps, epochs and samples only go forward, an epoch at its end only, a step at a trained round's end only."""
+    state = play.state
+    assert before.progress.step <= state.progress.step <= before.progress.step + 1
+    assert state.progress.step <= state.config.total_steps + 1
+    assert state.progress.data_index >= before.progress.data_index
+    ended = state.progress.epoch - before.progress.epoch
+    assert ended in (0, 1)
+    last = play.events[-3:] if ended else []
+    assert not ended or EpochEnded(epoch=before.progress.epoch, success=True) in last
+    assert not state.pending_pause or state.run_state.active
+    if state.run_state in (RunState.RoundTrain, RunState.RoundWitness):
+        assert state.current_round is not None
+        assert state.current_round.drain == (state.epoch.ending is not None)
+        assert not any(stored.drain for stored in state.epoch.rounds[:-1])
 
 
 @pytest.fixture(scope="session")
 def started() -> Callable[..., Play]:
     """`play` for fixtures that outlive a test."""
     return lambda clients, **config: Play(make_state(**config)).start(clients)
+
+
+@pytest.fixture(scope="session")
+def unstarted() -> Callable[..., Play]:
+    """A run that waits for members, for fixtures that outlive a test."""
+    return lambda **config: Play(make_state(**config))
 
 
 @pytest.fixture
@@ -249,6 +383,12 @@ def play() -> Callable[..., Play]:
 def members() -> Callable[[int], NodeIdentity]:
     """The identity of the n-th member."""
     return member
+
+
+@pytest.fixture
+def secrets() -> Callable[[int], SecretKey]:
+    """The key of the n-th member."""
+    return secret
 
 
 @pytest.fixture

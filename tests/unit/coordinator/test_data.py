@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Join, Pause, Resume, RoundSettled, Tick
 from psyche_core.coordinator.requeue import MAX_INTERVALS, added, merged, taken
-from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots, bloom_keys, choose_commitment, quorum
+from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots, bloom_keys, choose_commitment, merkle_root, quorum
 from psyche_core.errors import WireError
 from psyche_core.types import BatchId, ClientState, RunState
 
@@ -239,3 +239,8 @@ def test_without_trainers_all_samples_come_back(play: Any) -> None:
     run.play_round()
     run.play_round()
     assert run.round.batches[0] == BatchId(0, 7)
+
+
+def test_merkle_roots_of_equal_sets_are_equal_when_sorted() -> None:
+    assert merkle_root(sorted([b"b", b"a", b"c"])) == merkle_root(sorted([b"c", b"b", b"a"]))
+    assert merkle_root([b"b", b"a"]) != merkle_root([b"a", b"b"])

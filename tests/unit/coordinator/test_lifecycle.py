@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,14 +186,6 @@ def test_f3_total_steps_ends_in_finished(play: Any) -> None:
     run.refused(Tick(), "Halted")
 
 
-def test_a_run_that_is_finished_is_not_paused(play: Any) -> None:
-    run = play(1, total_steps=1)
-    run.do(Pause())
-    run.play_round()
-    run.play_round()
-    assert run.cool_down()[-1] == RunFinished(steps=1)
-
-
 def test_pause_in_training_waits_for_drain_and_cooldown_and_starts_cold_from_the_hub(play: Any, members: Any) -> None:
     run = play(2)
     run.play_round()
@@ -244,23 +235,6 @@ def test_pause_in_warmup_is_immediate(play: Any) -> None:
     assert run.state.progress.step == 1
 
 
-def test_resume_starts_an_uninitialized_run_at_its_own_step(play: Any) -> None:
-    """The reference's first unpause set the step to 1 (its B16)."""
-    run = play()
-    run.state = replace(run.state, run_state=RunState.Uninitialized, progress=replace(run.state.progress, step=7))
-    run.do(Resume())
-    assert (run.state.run_state, run.state.progress.step) == (RunState.WaitingForMembers, 7)
-
-
-def test_resuming_a_run_with_all_steps_trained_finishes_it(play: Any) -> None:
-    """In the reference such a run stayed paused for ever (its B17)."""
-    run = play()
-    run.do(Pause())
-    run.do(UpdateConfig(config=run.state.config.model_copy(update={"total_steps": 4})))
-    run.state = replace(run.state, progress=replace(run.state.progress, step=5))
-    assert run.do(Resume()) == [RunFinished(steps=4)]
-
-
 def test_f13_extra_time_runs_from_reaching_the_minimum(play: Any, members: Any) -> None:
     run = play(init_min_clients=2, min_clients=2)
     run.join(0)
@@ -296,14 +270,35 @@ def test_warmup_ends_early_only_when_every_healthy_client_is_ready(play: Any) ->
     assert run.round.slots == (0, 2)
 
 
-def test_warmup_time_out_starts_with_those_who_are_healthy(play: Any) -> None:
+def test_f10_the_warmup_time_out_drops_who_is_not_ready_and_starts_with_the_others(play: Any, members: Any) -> None:
     run = play()
-    run.join(0, 1)
+    run.join(0, 1, 2)
     run.tick(after=3)
+    run.do(run.ready(0))
+    run.do(run.ready(2))
     assert run.tick(after=19) == []
-    run.tick(after=1)
-    assert run.round.slots == (0, 1)
-    assert run.do(run.ready(0)) == []  # late, ignored
+    assert run.tick(after=1) == [
+        ClientsExited(epoch=0, slots=(1,)),
+        RoundStarted(epoch=0, height=0, step=1, drain=False),
+    ]
+    assert run.round.slots == (0, 2)
+    assert run.state.epoch.clients[1].state is ClientState.Dropped
+    assert list(run.state.pending) == [members(0), members(2)]
+    assert run.do(run.ready(0)) == []  # healthy already, changes nothing
+
+
+def test_f10_a_warmup_in_which_too_few_become_ready_is_given_up(play: Any, members: Any) -> None:
+    run = play(init_min_clients=3, min_clients=2)
+    run.join(0, 1, 2)
+    run.tick(after=3)
+    run.do(run.ready(1))
+    assert run.tick(after=20) == [ClientsExited(epoch=0, slots=(0, 2)), EpochEnded(epoch=0, success=False)]
+    assert run.phase == "WaitingForMembers"
+    assert list(run.state.pending) == [members(1)]
+    assert (run.state.progress.step, run.state.progress.data_index) == (1, 0)
+    run.join(0, 2)
+    run.warm_up()
+    assert [client.id for client in run.state.epoch.clients] == [members(1), members(0), members(2)]
 
 
 def test_warmup_below_the_minimum_is_given_up_without_using_anything(play: Any) -> None:
@@ -391,11 +386,13 @@ def test_f12_accepted_rounds_are_counted(play: Any) -> None:
 
 
 def test_a_phase_without_duration_still_lasts_a_second(play: Any) -> None:
-    run = play(warmup_time=0)
-    run.join(0)
+    run = play(warmup_time=0, min_clients=1, init_min_clients=2)
+    run.join(0, 1)
     run.tick(after=3)
+    run.do(run.ready(0))
     assert run.tick() == []
-    assert run.tick(after=1) == [RoundStarted(epoch=0, height=0, step=1, drain=False)]
+    assert run.tick(after=1)[-1] == RoundStarted(epoch=0, height=0, step=1, drain=False)
+    assert run.round.slots == (0,)
 
 
 def test_readiness_below_the_minimum_starts_nothing(play: Any) -> None:

@@ -1,4 +1,8 @@
-"""Random commands from honest, late, mistaken and hostile senders: the invariants of `conftest.check` hold after each."""
+"""Random commands from honest, late, mistaken and hostile senders; after each, everything `conftest.check` lists holds.
+
+Among it: every sample is applied, queued, undecided or counted as lost, exactly once; past rounds never change; slots never move;
+who is ejected stays so; the books of what was paid agree with the accounts, and no epoch pays more than its pool.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +12,49 @@ from typing import Any
 from hypothesis import HealthCheck as HypothesisCheck
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.errors import NAMES
 from psyche_core.coordinator.plain import from_plain, to_plain
+from psyche_core.coordinator.rounds import everybody_stated
+from psyche_core.coordinator.witness import accepted_slots
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import Choice
-from psyche_core.types import RunState, bitmap
+from psyche_core.types import ClientState, RunState, bitmap
+
+PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
+LIMITS = {
+    "init_min_clients": 2,
+    "min_clients": 2,
+    "total_steps": 24,
+    "rounds_per_epoch": 5,
+    "epoch_time": 400,
+    "global_batch_size_start": 3,
+    "global_batch_size_end": 7,
+    "global_batch_size_warmup_tokens": 64 * 30,
+}
 
 
-def machine(play: Any, members: Any) -> type[RuleBasedStateMachine]:
-    """The machine, over a run of at most 12 steps with every limit small."""
+def machine(play: Any, members: Any, **config: Any) -> type[RuleBasedStateMachine]:
+    """The machine, over a run of at most 24 steps with every limit small. Seven members, numbered 0 to 6."""
 
     class Commands(RuleBasedStateMachine):
-        numbers = Bundle("numbers")
-
         def __init__(self) -> None:
             super().__init__()
-            self.run = play(
-                0,
-                init_min_clients=2,
-                min_clients=2,
-                total_steps=12,
-                rounds_per_epoch=5,
-                epoch_time=400,
-                global_batch_size_start=3,
-                global_batch_size_end=7,
-                global_batch_size_warmup_tokens=64 * 30,
-            )
+            self.run = play(0, **{**LIMITS, **config})
+            self.run.do(commands.SetFutureEpochRates(100, 7))
 
-        def send(self, command: commands.Command) -> None:
+        @property
+        def playing(self) -> bool:
+            return self.run.state.run_state in PLAYING
+
+        @property
+        def slots(self) -> range:
+            return range(len(self.run.state.epoch.clients))
+
+        def send(self, command: commands.Command) -> str | None:
+            """Send; the name of the refusal."""
             before = self.run.state
             refusal = None
             try:
@@ -46,52 +62,127 @@ def machine(play: Any, members: Any) -> type[RuleBasedStateMachine]:
             except CoordinatorError as error:
                 refusal = error.name
             assert refusal is None or (refusal in NAMES and self.run.state is before)
+            return refusal
+
+        @rule(steps=st.integers(1, 4), crowd=st.integers(2, 6), blind=st.sets(st.integers(0, 5), max_size=1))
+        def go_on(self, steps: int, crowd: int, blind: set[int]) -> None:
+            """What honest members and the backend do next, so that random runs get far."""
+            for _ in range(steps):
+                match self.run.state.run_state:
+                    case RunState.WaitingForMembers:
+                        self.join(set(range(crowd)))
+                        self.tick(3)
+                    case RunState.Warmup:
+                        self.ready(set())
+                        self.tick(1)
+                    case RunState.RoundTrain | RunState.RoundWitness:
+                        self.witnesses_state(blind, 6)
+                        self.tick(10)
+                    case RunState.Cooldown:
+                        self.tick(5)
+                    case RunState.Paused:
+                        self.send(commands.Resume())
+
+        @rule(crowd=st.integers(2, 6), blind=st.sets(st.integers(0, 5), max_size=2))
+        def go_on_far(self, crowd: int, blind: set[int]) -> None:
+            self.go_on(7, crowd, blind)
 
         @rule(seconds=st.sampled_from([0, 1, 2, 3, 5, 10, 30, 40]))
         def tick(self, seconds: int) -> None:
             self.run.now += seconds
             self.send(commands.Tick())
 
+        @rule(numbers=st.sets(st.integers(0, 6), min_size=1, max_size=4))
+        def join(self, numbers: set[int]) -> None:
+            for number in sorted(numbers):
+                self.send(commands.Join(members(number)))
+
         @rule(number=st.integers(0, 6))
-        def join(self, number: int) -> None:
-            self.send(commands.Join(members(number)))
+        def withdraw(self, number: int) -> None:
+            self.send(commands.Withdraw(members(number)))
 
-        @rule(number=st.integers(0, 6), luck=st.integers(0, 3))
-        def withdraw(self, number: int, luck: int) -> None:
-            if luck == 0:
-                self.send(commands.Withdraw(members(number)))
+        @rule(late=st.sets(st.integers(0, 5), max_size=1))
+        def ready(self, late: set[int]) -> None:
+            for slot in self.slots:
+                if slot not in late:
+                    self.send(self.run.ready(slot))
 
-        @rule()
-        def everybody_ready(self) -> None:
-            for slot in range(len(self.run.state.epoch.clients)):
-                self.send(self.run.ready(slot))
+        @precondition(lambda self: len(self.run.state.healthy_slots) < len(self.slots))
+        @rule(choice=st.integers(0, 6), joins=st.sampled_from([True, True, False]))
+        def come_back(self, choice: int, joins: bool) -> None:
+            """A client that left joins again (or forgets to) and says that it is ready."""
+            left = sorted(set(self.slots) - set(self.run.state.healthy_slots))
+            slot = left[choice % len(left)]
+            client = self.run.state.epoch.clients[slot]
+            pending = client.id in self.run.state.pending
+            if joins:
+                pending = self.send(commands.Join(client.id)) is None or pending
+            refusal = self.send(self.run.ready(slot))
+            if self.playing and client.state in (ClientState.Dropped, ClientState.Withdrawn):
+                exhausted = client.rejoins == 3
+                assert refusal == ("InvalidWitness" if not pending else "RejoinsExhausted" if exhausted else None)
 
+        @precondition(lambda self: self.playing)
         @rule(blind=st.sets(st.integers(0, 5), max_size=2), count=st.integers(1, 6))
         def witnesses_state(self, blind: set[int], count: int) -> None:
-            if self.run.state.current_round is None:
-                return
             height = self.run.round.height
             for slot in self.run.elected[:count]:
-                if self.run.state.current_round is not None and self.run.round.height == height:
+                if self.playing and self.run.round.height == height:
                     seen = set(self.run.shares(height - 1)) - blind
                     self.send(self.run.statement(slot, seen=seen))
 
+        @precondition(lambda self: self.playing)
         @rule(slot=st.integers(0, 5), bits=st.sets(st.integers(0, 8)), height=st.integers(0, 6), epoch=st.integers(0, 2))
         def odd_statement(self, slot: int, bits: set[int], height: int, epoch: int) -> None:
-            if self.run.state.current_round is None or slot >= len(self.run.state.epoch.clients):
-                return
-            good = self.run.statement(slot, seen=[])
-            statement = replace(good.statement, participants=bitmap(bits), height=height, epoch=epoch)
-            self.send(replace(good, statement=statement))
+            if slot in self.slots:
+                good = self.run.statement(slot, seen=[])
+                statement = replace(good.statement, participants=bitmap(bits), height=height, epoch=epoch)
+                self.send(replace(good, statement=statement))
 
         @rule(sender=st.integers(0, 6), slots=st.sets(st.integers(0, 6), max_size=2))
         def health(self, sender: int, slots: set[int]) -> None:
             self.send(commands.HealthCheck(sender=members(sender), slots=tuple(slots)))
 
+        @precondition(lambda self: self.playing and self.run.round.height >= 2)
+        @rule()
+        def honest_reports(self) -> None:
+            """All witnesses of the last round report whoever they may; who came back since stays, all others leave."""
+            state, height = self.run.state, self.run.round.height
+            judged = state.round_at(height - 2)
+            unseen = sorted(set(self.run.shares(height - 2)) - accepted_slots(state, judged))
+            refusals = {self.send(commands.HealthCheck(client.id, tuple(unseen))) for client in state.epoch.clients}
+            if unseen and None in refusals:
+                for slot in unseen:
+                    client = self.run.state.epoch.clients[slot]
+                    assert client.state is not ClientState.Healthy or client.rejoins > 0
+
+        @precondition(lambda self: self.run.state.run_state.active)
+        @rule(slot=st.integers(0, 5), by=st.integers(0, 5), back=st.sampled_from([0, 1, 1, 2, 3, 4]), forged=st.booleans())
+        def evidence(self, slot: int, by: int, back: int, forged: bool) -> None:
+            """True proof ejects, whatever the accused's health; a forged one never does."""
+            if slot not in self.slots or by not in self.slots:
+                return
+            height = self.run.round.height - back
+            proof = self.run.evidence(slot, max(height, 0), by=by)
+            if forged:
+                proof = replace(proof, second=replace(proof.second, signature=proof.first.signature))
+            healthy, before = self.run.state.healthy_slots, self.run.state.epoch.clients[slot].state
+            share = self.run.shares(max(height, 0)).get(slot)
+            refusal = self.send(proof)
+            proves = by in healthy and share is not None and before is not ClientState.Ejected and not forged
+            assert refusal == (None if proves else "InvalidEvidence")
+            after = self.run.state.epoch.clients[slot].state
+            assert after is (ClientState.Ejected if proves else before)
+
         @rule(sender=st.integers(0, 6), name=st.sampled_from(["Hub", "Gcs", "P2P"]))
         def checkpoint(self, sender: int, name: str) -> None:
             settings_ = {"bucket": "b"} if name == "Gcs" else {"repo_id": "r"}
             self.send(commands.Checkpoint(sender=members(sender), location=Choice(name, settings_)))
+
+        @rule(earn=st.sampled_from([None, 0, 1, 100, 2**64 - 1]), slash=st.sampled_from([None, 0, 7, 2**64 - 1, 2**64]))
+        def rates(self, earn: int | None, slash: int | None) -> None:
+            refusal = self.send(commands.SetFutureEpochRates(earn, slash))
+            assert refusal == ("ConfigSanityCheckFailed" if slash == 2**64 else None)
 
         @rule(luck=st.integers(0, 9))
         def pause_or_resume(self, luck: int) -> None:
@@ -104,6 +195,13 @@ def machine(play: Any, members: Any) -> type[RuleBasedStateMachine]:
         def travels(self) -> None:
             assert from_plain(to_plain(self.run.state)) == self.run.state
 
+        @invariant()
+        def a_complete_witness_phase_never_lasts(self) -> None:
+            """Unless somebody left since the last command: then the next tick ends it."""
+            state = self.run.state
+            if state.run_state is RunState.RoundWitness and everybody_stated(state):
+                assert len(state.healthy_slots) < len(self.run.elected) or len(state.healthy_slots) < len(self.slots)
+
     return Commands
 
 
@@ -111,6 +209,6 @@ def test_random_commands(play: Any, members: Any) -> None:
     run_state_machine_as_test(
         machine(play, members),
         settings=settings(
-            max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HypothesisCheck), derandomize=True
+            max_examples=80, stateful_step_count=60, deadline=None, suppress_health_check=list(HypothesisCheck), derandomize=True
         ),
     )

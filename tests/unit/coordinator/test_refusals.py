@@ -75,11 +75,19 @@ def test_warmup_witness(play: Any, members: Any) -> None:
 
 
 def test_warmup_witness_after_the_first_round(play: Any) -> None:
-    run = play(4)
+    run = play(4, rounds_per_epoch=2)
+    before = run.state
     assert run.do(run.ready(0)) == []
+    assert run.state == before
     for slot in run.elected[:3]:
         run.do(run.statement(slot))
     assert run.phase == "RoundWitness"
+    before = run.state
+    assert run.do(run.ready(0)) == []
+    assert run.state == before
+    for change in ({"epoch": 1}, {"index": 1}, {"model_digest": b""}):
+        run.refused(replace(run.ready(0), **change), "InvalidWitness")
+    run.play_epoch()
     run.refused(run.ready(0), "InvalidRunState")
 
 

@@ -1,0 +1,90 @@
+"""Rewards (F12): what an epoch pays to whom, and the accounts that hold it over the whole run.
+
+Decided: the pool of an epoch is shared in proportion to accepted rounds among all its clients but the ejected, also those who
+left; whatever ended the epoch, its cooldown's end pays, once, at the rates fixed when it began. An epoch abandoned in warmup pays
+nobody. Fractions of a point stay in the pool; balances stop at 64 bits. Accounts stay for ever and a run holds MAX_ACCOUNTS of
+them, so who could not be paid is refused when joining, never after the work. What a point is worth is the backend's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from psyche_core.coordinator.commands import RewardsShared, SetFutureEpochRates
+from psyche_core.coordinator.rounds import Outcome
+from psyche_core.coordinator.state import MAX_ACCOUNTS, Account, CoordinatorState, Epoch, EpochRates
+from psyche_core.errors import CoordinatorError
+from psyche_core.types import ClientState
+
+MAX_POINTS = 2**64 - 1
+
+
+def set_future_epoch_rates(state: CoordinatorState, command: SetFutureEpochRates) -> Outcome:
+    """Set what the epochs that start later pay; the running one keeps its rates.
+
+    Raises CoordinatorError (ConfigSanityCheckFailed) for a rate that is no number of 64 bits.
+    """
+    rates = state.future_rates
+    wanted = EpochRates(
+        earning_total_shared=_rate("earning_total_shared", command.earning_total_shared, kept=rates.earning_total_shared),
+        slashing_per_client=_rate("slashing_per_client", command.slashing_per_client, kept=rates.slashing_per_client),
+    )
+    return (state, ()) if wanted == rates else (replace(state, future_rates=wanted), ())
+
+
+def _rate(name: str, wanted: int | None, *, kept: int) -> int:
+    if wanted is None:
+        return kept
+    if type(wanted) is not int or not 0 <= wanted <= MAX_POINTS:
+        raise CoordinatorError("ConfigSanityCheckFailed", f"{name} must be a number of points of 64 bits, got {wanted!r:.40}")
+
+    return wanted
+
+
+def rewards_shared(state: CoordinatorState) -> Outcome:
+    """Pay the epoch that ends now and note what its ejected clients are slashed. To be called once per epoch."""
+    earned, slashed = _earned(state.epoch), _slashed(state.epoch)
+    if not earned and not slashed:
+        return state, ()
+
+    accounts = {account.signer: account for account in state.accounts}
+    for slot, client in enumerate(state.epoch.clients):
+        if slot in earned or slot in slashed:
+            account = accounts.get(client.id.signer, Account(client.id.signer))
+            accounts[account.signer] = replace(
+                account,
+                earned=min(account.earned + earned.get(slot, 0), MAX_POINTS),
+                slashed=min(account.slashed + slashed.get(slot, 0), MAX_POINTS),
+            )
+    event = RewardsShared(epoch=state.progress.epoch, earned=tuple(earned.items()), slashed=tuple(slashed.items()))
+    return replace(state, accounts=tuple(accounts[signer] for signer in sorted(accounts))), (event,)
+
+
+def _earned(epoch: Epoch) -> dict[int, int]:
+    """Slot -> points, for those who earn any."""
+    rounds = {
+        slot: client.accepted_rounds for slot, client in enumerate(epoch.clients) if client.state is not ClientState.Ejected
+    }
+    total = sum(rounds.values())
+    points = {slot: epoch.rates.earning_total_shared * own // total for slot, own in rounds.items() if own}
+    return {slot: share for slot, share in points.items() if share}
+
+
+def _slashed(epoch: Epoch) -> dict[int, int]:
+    """Slot -> points, for those who are slashed any."""
+    rate = epoch.rates.slashing_per_client
+    return {slot: rate for slot, client in enumerate(epoch.clients) if rate and client.state is ClientState.Ejected}
+
+
+def signers_without_account(state: CoordinatorState) -> set[bytes]:
+    """Who may need an account once this epoch or the next is paid: its clients and the pending members that have none."""
+    waiting = {client.id.signer for client in state.epoch.clients} | {member.signer for member in state.pending}
+    return waiting - {account.signer for account in state.accounts}
+
+
+def has_account_for(state: CoordinatorState, signer: bytes) -> bool:
+    """Whether a signer has an account, or one is left for it beside all who may need one."""
+    if any(account.signer == signer for account in state.accounts):
+        return True
+
+    return len(state.accounts) + len(signers_without_account(state) | {signer}) <= MAX_ACCOUNTS
