@@ -6,6 +6,9 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 RUNS ?= 10
+SEEDS ?= 100000
+JOBS ?= 2
+FUZZ_RUNS ?= 1000000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,10 +21,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench build soak clean
+.PHONY: help setup demo test lint types bench build soak soak-e2e fuzz clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## make .venv with pinned dependencies and all distributions, editable
 
@@ -57,8 +60,15 @@ bench: $(STAMP) ## measure: encoders, transforms, transport
 build: $(STAMP) ## wheels of all distributions in dist/
 	@for folder in . $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$folder || exit 1; done
 
-soak: $(STAMP) ## the end-to-end tests RUNS times over (RUNS=10)
+soak: $(STAMP) ## attack the protocol with SEEDS simulated runs (SEEDS=100000) on JOBS processes (JOBS=2); an hour or two
+	$(BIN)/psyche sim --seeds 0:$(SEEDS) --clients 8 --faults all --jobs $(JOBS)
+
+soak-e2e: $(STAMP) ## the end-to-end tests RUNS times over (RUNS=10)
 	@for run in $$(seq $(RUNS)); do echo "run $$run of $(RUNS)"; $(LOOPBACK) $(BIN)/python -m pytest -q -m e2e || exit 1; done
+
+fuzz: $(STAMP) ## feed each decoder FUZZ_RUNS hostile inputs (FUZZ_RUNS=1000000)
+	@$(PIP) install -c constraints.txt atheris || echo "no atheris for this Python: going on without guidance by coverage"
+	$(BIN)/python -m tests.fuzz.run all --runs $(FUZZ_RUNS)
 
 clean: ## remove what building and testing left; .venv and runs/ stay
 	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks

@@ -23,6 +23,7 @@ from psyche_core.cli.lazy import LazyGroup, example
         "client": ("psyche_core.cli.client:client", "Take part in a run with this machine."),
         "plugins": ("psyche_core.cli.plugins:plugins", "See which plugins are installed, and which are broken and why."),
         "server": ("psyche_core.cli.server:server", "Host the coordinator of a run."),
+        "sim": ("psyche_core.cli.sim:sim", "Attack the protocol with faults and lies, in virtual time."),
         "testnet": ("psyche_core.cli.testnet:testnet", "Try a whole run on this machine: a server and several clients."),
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

@@ -60,8 +60,7 @@ def follow(me: Standing, state: CoordinatorState) -> None:
             me.stop(_EJECTED, success=False)
             return
 
-        if state.run_state is not RunState.Warmup:
-            _see_rounds(me, state, notes)
+        _see_rounds(me, state, notes)
     keep_membership(me, state)
 
 
@@ -106,7 +105,7 @@ def _open_epoch(me: Standing, state: CoordinatorState) -> None:
             return  # the last epoch is finished first
 
     clients = tuple(client.id for client in state.epoch.clients)
-    playing = state.epoch.rounds[-1].height if state.run_state in PLAYING else -1
+    playing = state.current_round.height if state.current_round is not None else -1
     slot = state.slot_of(me.identity)
     notes = me.notes = EpochNotes(epoch_key(state), state.progress.epoch, clients, slot, me.now, opened_at=playing)
     notes.digests.ours = me.model_digest
@@ -115,8 +114,8 @@ def _open_epoch(me: Standing, state: CoordinatorState) -> None:
 
 def _see_how_it_ended(me: Standing, state: CoordinatorState, old: EpochNotes) -> None:
     """Until the first round of an epoch the state still holds the last rounds of the epoch before: what we missed of them."""
-    if state.run_state is RunState.Warmup and state.progress.epoch == old.number + 1 and not old.decided:
-        _see_rounds(me, replace(state, run_state=RunState.Cooldown), old)
+    if state.epoch.unplayed and state.progress.epoch == old.number + 1 and not old.decided:
+        _see_rounds(me, replace(state, run_state=RunState.Cooldown, epoch=replace(state.epoch, unplayed=False)), old)
 
 
 def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:

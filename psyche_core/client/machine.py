@@ -179,7 +179,9 @@ def _apply(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
     """Apply a settled round once every consensus payload is here; ask for what is missing (F11)."""
     payloads: list[bytes] = []
     for slot in sorted(record.accepted):
-        result = record.chosen(slot)
+        result = record.judged(slot)
+        if result == "void":
+            continue  # everybody leaves it out; the evidence against its trainer returns the samples to the queue
         if result is not None and result.payload_hash in notes.inbox.invalid:
             continue  # refused by everybody's parameter table alike
 

@@ -1,6 +1,6 @@
 """What one client knows about one round: who owes which share, which results it saw, what it did itself.
 
-Decided here: announcements are kept per slot by commitment, at most four of them, whatever order they came in; a result that
+Decided here: announcements are kept per slot by commitment, a bounded number, whatever order they came in; a result that
 arrived counts once its payload was fetched, matched its hash and passed our optimizer's check. Refuses to decide what is
 applied: that is the coordinator's statements' business (`verdict`), evaluated the same way by everybody.
 """
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from psyche_core.coordinator import assignment, committee, witness
 from psyche_core.coordinator.state import CoordinatorState, Round
-from psyche_core.types import BatchId, WitnessStatement, bitmap
+from psyche_core.types import MAX_WITNESSES, BatchId, WitnessStatement, bitmap
 from psyche_core.wire.messages import Result
 
-MAX_CANDIDATES = 4
+MAX_CANDIDATES = MAX_WITNESSES + 1
+"""Results kept of one slot: a trainer can give each witness another one, and all must be known to see that none is agreed on."""
+
 NO_DIGEST = bytes(32)
 
 
@@ -47,6 +50,7 @@ class RoundRecord:
     digest_asked: bool = False
     digest_judged: bool = False
     evidence_sent: set[int] = field(default_factory=set)
+    judgements: dict[int, Result | Literal["void"]] = field(default_factory=dict)
     settled_by: CoordinatorState | None = None
     lost: bool = False
     accepted: frozenset[int] = frozenset()
@@ -106,20 +110,30 @@ class RoundRecord:
         """Whether every still healthy trainer of the round said Finished."""
         return not self.unfinished(healthy)
 
-    def chosen(self, slot: int) -> Result | None:
-        """The result of an accepted slot that the statements agree on, None while we have not seen it announced."""
+    def judged(self, slot: int) -> Result | Literal["void"] | None:
+        """The result of an accepted slot that the statements agree on; None while we have not seen it announced.
+
+        "void" when they cannot have agreed on any.
+        """
+        if slot in self.judgements:
+            return self.judgements[slot]
         if self.settled_by is None:
             return None
 
         known = self.candidates.get(slot, {})
-        commitment = witness.choose_commitment(self.settled_by, self.round, slot, known)
-        return known[commitment] if commitment is not None else None
+        verdict = witness.judge(self.settled_by, self.round, slot, known)
+        if verdict.chosen is not None:
+            self.judgements[slot] = known[verdict.chosen]
+        elif verdict.void:
+            self.judgements[slot] = "void"
+        return self.judgements.get(slot)
 
     def settle(self, state: CoordinatorState) -> None:
         """Everything that will be said about the round is in `state`: fix which shares are accepted."""
         self.settled_by = state
+        decided = state.round_at(self.height) or self.round  # as it is stored now: shares may have been voided since we saw it
         if state.round_at(self.height + 1) is not None:
-            self.accepted = witness.accepted_slots(state, self.round) & frozenset(self.shares)
+            self.accepted = witness.accepted_slots(state, decided) & frozenset(self.shares)
 
 
 def statement_about(record: RoundRecord | None, *, playing: RoundRecord, index: int) -> WitnessStatement:

@@ -82,7 +82,8 @@ class SignedResult:
 class Equivocation:
     """Proof that slot `index` signed two different results for its share of round `height` (F7): it is ejected.
 
-    Only about a stored round of this epoch; the commitments are computed again from the state, so nothing is believed.
+    Only about a stored round of this epoch; the commitments are computed again from the state, so nothing is believed. What
+    becomes of the share is said in `equivocation`.
     """
 
     sender: NodeIdentity
@@ -190,6 +191,16 @@ class RewardsShared:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareVoided:
+    """An accepted share turned out to be one nobody could agree on (F7). requeued: its samples are in the queue, else lost."""
+
+    epoch: int
+    height: int
+    slot: int
+    requeued: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CooldownStarted:
     """The epoch's rounds are over. reason: name of the EndReason, or `Abandoned` when nobody was left."""
 
@@ -218,6 +229,7 @@ Event = (
     | RoundSettled
     | ClientsExited
     | ClientsReturned
+    | ShareVoided
     | CooldownStarted
     | RewardsShared
     | EpochEnded

@@ -50,14 +50,16 @@ def tick_waiting(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     clients = tuple(Client(id=member) for member in state.pending[:MAX_CLIENTS])
     old = state.epoch
     stayed = {old.clients[slot].id.signer for slot in state.healthy_slots} & {client.id.signer for client in clients}
-    model = state.model if stayed and not old.cold_start else loaded_from_hub(state.model)
+    model = state.model if stayed else loaded_from_hub(state.model)
     epoch = Epoch(
         clients=clients,
         start_step=state.progress.step,
         start_time=now,
         cold_start=old.cold_start,
+        rounds=old.rounds,
         seed=seed,
         rates=state.future_rates,
+        unplayed=True,
     )
     state = replace(entered(state, RunState.Warmup, now), model=model, epoch=epoch)
     return state, (EpochStarted(epoch=state.progress.epoch, clients=len(clients)),)

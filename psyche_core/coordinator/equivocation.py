@@ -3,8 +3,13 @@
 Decided: everything signed is computed again from the state, so a proof needs two payload hashes and two signatures and nobody is
 believed; any healthy member may bring it, while the epoch's rounds or its cooldown are played. It convicts whatever the accused's
 health is, for leaving must not save it. An ejected client is not paid for this epoch, is slashed at its end, and cannot return in
-it. It may join for the next epoch: a new key costs nothing, so keeping people out is the business of the owner's list. Its share
-of a round not yet settled is accepted or not as the witnesses say, like everybody's, and the statements it gave count.
+it. It may join for the next epoch: a new key costs nothing, so keeping people out is the business of the owner's list; the
+statements it gave count.
+
+Its share is void while the round is not decided: nobody applies it, and its samples return to the queue. Once the round is
+decided, it is void if the statements show that neither result can have been agreed on, and no third one either; then every
+client left it out, and its samples return to the queue as well. If that cannot be shown, and neither result was agreed on, its
+samples are counted as lost, for nobody else knows whether a third was.
 """
 
 from __future__ import annotations
@@ -12,12 +17,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.commands import ClientsExited, Equivocation
+from psyche_core.coordinator.commands import ClientsExited, Equivocation, ShareVoided, SignedResult
 from psyche_core.coordinator.members import with_pending
+from psyche_core.coordinator.requeue import added
 from psyche_core.coordinator.rounds import Outcome
-from psyche_core.coordinator.state import Client, CoordinatorState
+from psyche_core.coordinator.state import Client, CoordinatorState, Round
+from psyche_core.coordinator.witness import accepted_slots, judge
 from psyche_core.errors import CoordinatorError
-from psyche_core.types import ClientState
+from psyche_core.types import ClientState, RunState, total_samples
 from psyche_core.wire.messages import commitment_hash, is_commitment_of
 
 _HASH_BYTES = 32
@@ -32,14 +39,75 @@ def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Ou
         message = f"evidence is heard while rounds or the cooldown are played, not in {state.run_state.name}"
         raise CoordinatorError("InvalidRunState", message)
 
-    problem = _problem(state, command)
+    judged = state.round_at(command.height)
+    if judged is None:
+        raise CoordinatorError("InvalidEvidence", f"round {command.height} is not stored (any more)")
+
+    problem = _problem(state, command, judged)
     if problem is not None:
         raise CoordinatorError("InvalidEvidence", problem)
 
-    return _ejected(state, command.index, now)
+    news = state.epoch.clients[command.index].state is not ClientState.Ejected
+    after, events = _share_judged(state, command, judged, first=news)
+    if news:
+        after, ejected = _ejected(after, command.index, now)
+        return after, (*ejected, *events)
+    if after is state:
+        raise CoordinatorError("InvalidEvidence", f"slot {command.index} is already ejected, and this changes nothing")
+
+    return after, events
 
 
-def _problem(state: CoordinatorState, command: Equivocation) -> str | None:
+def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round, *, first: bool) -> Outcome:
+    """What becomes of the share; the same state when nothing does. first: the slot was not ejected before."""
+    slot, current = command.index, state.current_round
+    playing = state.run_state in (RunState.RoundTrain, RunState.RoundWitness)
+    if playing and current is not None and current.height <= command.height + 1:
+        return _voided(state, judged, slot), ()
+    if slot not in accepted_slots(state, judged):
+        return state, ()
+
+    share = shares(state, judged)[slot]
+    verdict = judge(state, judged, slot, _commitments(state, command, judged))
+    if verdict.chosen is not None or not (verdict.void or first):
+        return state, ()
+
+    clients = list(state.epoch.clients)
+    clients[slot] = replace(clients[slot], accepted_rounds=max(clients[slot].accepted_rounds - 1, 0))
+    queue, lost = added(state.requeue, share) if verdict.void else (state.requeue, total_samples(share))
+    state = replace(
+        state,
+        epoch=replace(state.epoch, clients=tuple(clients)),
+        requeue=queue,
+        lost_samples=state.lost_samples + lost,
+    )
+    event = ShareVoided(epoch=state.progress.epoch, height=judged.height, slot=slot, requeued=verdict.void)
+    return (_voided(state, judged, slot) if verdict.void else state), (event,)
+
+
+def _voided(state: CoordinatorState, judged: Round, slot: int) -> CoordinatorState:
+    marked = replace(judged, voided=tuple(sorted({*judged.voided, slot})))
+    rounds = tuple(marked if stored.height == judged.height else stored for stored in state.epoch.rounds)
+    return replace(state, epoch=replace(state.epoch, rounds=rounds))
+
+
+def _commitments(state: CoordinatorState, command: Equivocation, judged: Round) -> tuple[bytes, bytes]:
+    """The two commitments that follow from the state."""
+
+    def commitment(result: SignedResult) -> bytes:
+        return commitment_hash(
+            state.run_id,
+            epoch=command.epoch,
+            step=judged.step,
+            share=shares(state, judged)[command.index],
+            trainer=state.epoch.clients[command.index].id.signer,
+            payload_hash=result.payload_hash,
+        )
+
+    return commitment(command.first), commitment(command.second)
+
+
+def _problem(state: CoordinatorState, command: Equivocation, judged: Round) -> str | None:
     """What is wrong with a proof, None when it proves. Cheap checks come first."""
     sender = state.slot_of(command.sender)
     if sender is None or state.epoch.clients[sender].state is not ClientState.Healthy:
@@ -47,33 +115,20 @@ def _problem(state: CoordinatorState, command: Equivocation) -> str | None:
     if command.epoch != state.progress.epoch:
         return f"this is epoch {state.progress.epoch}, the evidence is about epoch {command.epoch}"
 
-    judged = state.round_at(command.height)
-    if judged is None:
-        return f"round {command.height} is not stored (any more)"
-
-    share = shares(state, judged).get(command.index)
-    if share is None:
+    if command.index not in shares(state, judged):
         return f"slot {command.index} had no samples in round {command.height}"
+    if command.index in judged.voided:
+        return f"the share of slot {command.index} in round {command.height} is void already"
 
     accused = state.epoch.clients[command.index]
-    if accused.state is ClientState.Ejected:
-        return f"slot {command.index} is already ejected"
-
     results = (command.first, command.second)
     if any(len(result.payload_hash) != _HASH_BYTES or len(result.signature) != _SIGNATURE_BYTES for result in results):
         return f"a signed result is a hash of {_HASH_BYTES} and a signature of {_SIGNATURE_BYTES} bytes"
     if command.first.payload_hash == command.second.payload_hash:
         return "both results are the same one"
 
-    for name, result in (("first", command.first), ("second", command.second)):
-        commitment = commitment_hash(
-            state.run_id,
-            epoch=command.epoch,
-            step=judged.step,
-            share=share,
-            trainer=accused.id.signer,
-            payload_hash=result.payload_hash,
-        )
+    commitments = _commitments(state, command, judged)
+    for name, result, commitment in zip(("first", "second"), results, commitments, strict=True):
         if not is_commitment_of(accused.id.p2p, commitment, result.signature, run_id=state.run_id):
             return f"the {name} result is not signed by slot {command.index} for its share of round {command.height}"
 

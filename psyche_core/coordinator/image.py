@@ -18,7 +18,7 @@ from psyche_core.coordinator.image_layout import HEADER, IMAGE, SIZE, VERSION
 from psyche_core.coordinator.image_page import markdown, table
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.errors import WireError
-from psyche_core.types import BatchId, NodeIdentity
+from psyche_core.types import MAX_CLIENTS, BatchId, NodeIdentity
 
 __all__ = ["SIZE", "VERSION", "decode", "encode", "offset"]
 
@@ -81,7 +81,8 @@ def _check(state: CoordinatorState) -> None:
             text = f"expected consecutive heights, got {later.height} after {earlier.height}"
             raise FieldError(text, "epoch", "rounds", place, "height")
     for place, stored in enumerate(epoch.rounds):
-        _check_round(stored, len(epoch.clients), "epoch", "rounds", place)
+        clients = MAX_CLIENTS if epoch.unplayed else len(epoch.clients)  # of another epoch, with its own clients
+        _check_round(stored, clients, "epoch", "rounds", place)
     _check_signers(state.pending, "pending")
     _check_intervals(state.requeue, "requeue")
     expect_order((account.signer for account in state.accounts), "signers in ascending order", "accounts")
@@ -89,6 +90,7 @@ def _check(state: CoordinatorState) -> None:
 
 def _check_round(stored: Round, clients: int, *path: str | int) -> None:
     _check_slots(stored.slots, clients, *path, "slots")
+    _check_slots(stored.voided, clients, *path, "voided")
     _check_intervals(stored.batches, *path, "batches")
     stated: set[int] = set()
     for place, statement in enumerate(stored.statements):

@@ -156,12 +156,13 @@ def _check_epoch(epoch: Epoch) -> None:
     trained = all(not stored.drain for stored in epoch.rounds[:-1])
     _expect(trained, "state.epoch.rounds", "no drain round but the last", heights)
     for stored in epoch.rounds:
-        _check_round(stored, clients)
+        _check_round(stored, MAX_CLIENTS if epoch.unplayed else clients)  # of another epoch, with its own clients
 
 
 def _check_round(stored: Round, clients: int) -> None:
     at = f"round {stored.height}"
     _check_slots(stored.slots, clients, at=at)
+    _check_slots(stored.voided, clients, at=f"{at}.voided")
     _check_intervals(stored.batches, at=at, at_most=MAX_INTERVALS + 1)
     _expect(not (stored.drain and stored.batches), at, "no samples in a drain round", stored.batches)
     _expect(len(stored.statements) <= MAX_WITNESSES, at, f"at most {MAX_WITNESSES} statements", len(stored.statements))

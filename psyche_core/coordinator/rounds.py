@@ -58,8 +58,9 @@ def start_round(state: CoordinatorState, now: int, *, seed: int, drain: bool = F
         batches=batches,
         drain=drain,
     )
-    rounds = (*state.epoch.rounds, started)[-STORED_ROUNDS:]
-    state = replace(entered(state, RunState.RoundTrain, now), epoch=replace(state.epoch, rounds=rounds))
+    rounds = (started,) if last is None else (*state.epoch.rounds, started)[-STORED_ROUNDS:]
+    epoch = replace(state.epoch, rounds=rounds, unplayed=False)
+    state = replace(entered(state, RunState.RoundTrain, now), epoch=epoch)
     event = RoundStarted(epoch=state.progress.epoch, height=started.height, step=started.step, drain=drain)
     return state, (event,)
 

@@ -75,6 +75,7 @@ class Round:
     step: the optimizer step its training belongs to (for a drain round: the step it would have been).
     seed: u64 drawn when it started. slots: healthy slots when it started, ascending; assignment and elections run over them.
     batches: the intervals to train, requeued ones first; empty in the drain round. statements: about round `height - 1`.
+    voided: slots, ascending, whose share of this round nobody can apply, because they signed several results for it (F7).
     """
 
     height: int
@@ -84,6 +85,7 @@ class Round:
     batches: tuple[BatchId, ...]
     statements: tuple[WitnessStatement, ...] = ()
     drain: bool = False
+    voided: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ class Epoch:
     """The running (or last) epoch.
 
     start_time: unix seconds. ready: slots whose warmup witness arrived. seed: u64 drawn at its start; elects the checkpointers
-    (F9). rates: what it pays, fixed at its start.
+    (F9). rates: what it pays, fixed at its start. rounds: the last ones, oldest first. unplayed: no round of it has begun, and
+    `rounds` are those of the epoch played before, so that who missed how that one ended can still learn it.
     """
 
     clients: tuple[Client, ...] = ()
@@ -103,6 +106,7 @@ class Epoch:
     ready: tuple[int, ...] = ()
     seed: int = 0
     rates: EpochRates = field(default_factory=EpochRates)
+    unplayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ class CoordinatorState:
     @property
     def current_round(self) -> Round | None:
         """The newest round of the epoch, None before the first."""
-        return self.epoch.rounds[-1] if self.epoch.rounds else None
+        return self.epoch.rounds[-1] if self.epoch.rounds and not self.epoch.unplayed else None
 
     def round_at(self, height: int) -> Round | None:
         """A stored round by its height, None when it was never played or is no longer stored."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from psyche_core.coordinator.assignment import shares
@@ -39,7 +40,7 @@ def accepted_slots(state: CoordinatorState, round_: Round) -> frozenset[int]:
 
     needed = quorum(len(witness_slots(state, attesting)))
     seen = _seen_by(needed, (statement.participants for statement in attesting.statements))
-    return frozenset(slot for slot in shares(state, round_) if seen >> slot & 1)
+    return frozenset(slot for slot in shares(state, round_) if seen >> slot & 1 and slot not in round_.voided)
 
 
 def _seen_by(needed: int, bitmaps: Iterable[bytes]) -> int:
@@ -52,24 +53,54 @@ def _seen_by(needed: int, bitmaps: Iterable[bytes]) -> int:
     return at_least[needed]
 
 
-def choose_commitment(state: CoordinatorState, round_: Round, slot: int, candidates: Iterable[bytes]) -> bytes | None:
-    """The commitment of `slot` in `round_` that the next round's witnesses agree on, None without a quorum.
+def tolerated(elected: int) -> int:
+    """Lying witnesses a draw of `elected` can bear: fewer than a third."""
+    return max(elected - 1, 0) // 3
 
-    candidates: commitment hashes received for that slot, in any order. A statement votes for each candidate in its filter when
-    it saw the slot; most votes win, ties go to the smallest hash.
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be applied for an accepted slot. chosen: a commitment; void: none can have been agreed on, by anybody.
+
+    Neither: the one agreed on is not among the candidates, so it has to be learned.
+    """
+
+    chosen: bytes | None = None
+    void: bool = False
+
+
+def judge(state: CoordinatorState, round_: Round, slot: int, candidates: Iterable[bytes]) -> Verdict:
+    """What the next round's witnesses say together about the share of `slot`, an accepted one, in `round_`.
+
+    candidates: commitments (32 bytes) signed for that share, in any order. A statement that saw the slot votes for each candidate
+    in its filter; an honest one has exactly one there. With at most `tolerated` liars, the commitment of a trainer that signed
+    one result is in all those filters but theirs, so that is what a candidate needs; most votes win, ties go to the smallest.
+    Where nobody reaches that and the statements that none of the candidates explains are too few for an unknown one to reach it,
+    the trainer divided the witnesses and the share is void.
     """
     attesting = state.round_at(round_.height + 1)
     if attesting is None:
-        return None
+        return Verdict()
 
     filters = [int.from_bytes(statement.broadcast_bloom, "little") for statement in attesting.statements if statement.saw(slot)]
-    needed = quorum(len(witness_slots(state, attesting)))
-    votes = {}
+    liars = tolerated(len(witness_slots(state, attesting)))
+    needed = max(len(filters) - liars, 1)
+    votes: dict[bytes, int] = {}
+    unexplained = filters
     for candidate in candidates:
         mask = _mask(attesting.seed, candidate)
         votes[candidate] = sum(bits & mask == mask for bits in filters)
+        unexplained = [bits for bits in unexplained if bits & mask != mask]
     agreed = [candidate for candidate, count in votes.items() if count >= needed]
-    return min(agreed, key=lambda candidate: (-votes[candidate], candidate), default=None)
+    if agreed:
+        return Verdict(chosen=min(agreed, key=lambda candidate: (-votes[candidate], candidate)))
+
+    return Verdict(void=len(unexplained) + liars < needed)
+
+
+def choose_commitment(state: CoordinatorState, round_: Round, slot: int, candidates: Iterable[bytes]) -> bytes | None:
+    """The commitment that `judge` chooses, None without one."""
+    return judge(state, round_, slot, candidates).chosen
 
 
 def bloom_positions(keys: Sequence[int], item: bytes, bits: int) -> list[int]:

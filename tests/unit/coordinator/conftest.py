@@ -20,6 +20,7 @@ from psyche_core.coordinator.commands import (
     Join,
     RewardsShared,
     RoundSettled,
+    ShareVoided,
     SignedResult,
     Tick,
     WarmupWitness,
@@ -116,6 +117,11 @@ class Play:
                 given = shares(self.state, decided)
                 assert set(given) == {*event.accepted, *event.refused}
                 self.applied += [batch for slot in event.accepted for batch in given[slot]]
+            if isinstance(event, ShareVoided):
+                judged = self.state.round_at(event.height)
+                assert judged is not None
+                for batch in shares(self.state, judged)[event.slot]:
+                    self.applied.remove(batch)
             if isinstance(event, RewardsShared):
                 self.note_paid(before, event)
         self.events += events
@@ -311,7 +317,8 @@ def check_same_epoch(state: CoordinatorState, before: CoordinatorState) -> None:
     assert [client.id for client in state.epoch.clients] == [client.id for client in before.epoch.clients]
     assert (state.epoch.seed, state.epoch.rates) == (before.epoch.seed, before.epoch.rates)
     for client, old in zip(state.epoch.clients, before.epoch.clients, strict=True):
-        assert client.accepted_rounds in (old.accepted_rounds, old.accepted_rounds + 1)
+        fewer = 1 if client.state is ClientState.Ejected else 0  # a share that turned out to be void
+        assert old.accepted_rounds - fewer <= client.accepted_rounds <= old.accepted_rounds + 1
         assert old.rejoins <= client.rejoins <= MAX_REJOINS
         if old.state is ClientState.Ejected:
             assert client.state is ClientState.Ejected
@@ -321,8 +328,9 @@ def check_same_epoch(state: CoordinatorState, before: CoordinatorState) -> None:
             assert client.state in (old.state, ClientState.Ejected)
     for stored in state.epoch.rounds:
         old_round = before.round_at(stored.height)
-        if old_round is not None:
-            assert replace(stored, statements=()) == replace(old_round, statements=())
+        if old_round is not None and before.epoch.unplayed == state.epoch.unplayed:
+            assert replace(stored, statements=(), voided=()) == replace(old_round, statements=(), voided=())
+            assert set(stored.voided) >= set(old_round.voided)
             assert stored.statements[: len(old_round.statements)] == old_round.statements
 
 

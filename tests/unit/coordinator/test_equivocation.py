@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.coordinator import apply
-from psyche_core.coordinator.commands import ClientsExited, Equivocation, Join, SetFutureEpochRates, SignedResult
+from psyche_core.coordinator.commands import (
+    ClientsExited,
+    Equivocation,
+    Join,
+    RoundSettled,
+    SetFutureEpochRates,
+    ShareVoided,
+    SignedResult,
+)
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.witness import BroadcastBloom
 from psyche_core.errors import CommandRefused, CoordinatorError
 from psyche_core.interfaces.backend import check_client_command
 from psyche_core.types import BatchId, ClientState, NodeIdentity
@@ -202,3 +212,78 @@ def test_the_commitment_is_the_one_of_the_wire(play: Any, secrets: Any) -> None:
         halves.append(SignedResult(payload, sign_commitment(key, "test-run", commitment)))
     run.do(Equivocation(run.state.epoch.clients[1 - slot].id, 0, 0, slot, *halves))
     assert run.state.epoch.clients[slot].state is ClientState.Ejected
+
+
+def divided(run: Any, slot: int, *, of: dict[int, str]) -> None:
+    """Play the current round with witnesses that verified different payloads of `slot` in the round before."""
+    height = run.round.height
+    healthy = sorted(set(run.elected) & set(run.state.healthy_slots))
+    for witness in healthy:
+        bloom = BroadcastBloom(run.round.seed)
+        for payload in (of[witness],) if witness in of else ():
+            bloom.add(the_commitment(run, slot, height - 1, payload))
+        if run.round.height == height:
+            run.do(run.statement(witness, broadcast_bloom=bloom.to_bytes()), after=1)
+
+
+def the_commitment(run: Any, slot: int, height: int, payload: str) -> bytes:
+    judged = run.state.round_at(height)
+    return commitment_hash(
+        run.state.run_id,
+        epoch=run.state.progress.epoch,
+        step=judged.step,
+        share=run.shares(height)[slot],
+        trainer=run.state.epoch.clients[slot].id.signer,
+        payload_hash=hashlib.sha256(payload.encode()).digest(),
+    )
+
+
+def size(run: Any, slot: int, height: int) -> int:
+    return sum(len(batch) for batch in run.shares(height)[slot])
+
+
+def test_a_share_is_void_when_the_proof_comes_before_the_round_is_decided(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    run.do(run.evidence(2, 0, by=0))
+    run.play_round()
+    settled = run.seen_events(RoundSettled)[-1]
+    assert (settled.height, 2 in settled.accepted, 2 in settled.refused) == (0, False, True)
+    assert run.state.round_at(0).voided == (2,)
+    run.refused(run.evidence(2, 0, by=0), "InvalidEvidence")
+
+
+def test_two_results_that_divide_the_witnesses_are_void_even_when_the_proof_comes_late(play: Any) -> None:
+    """Accepted by its bits, and no commitment agreed on: every client leaves it out, and the samples are trained again."""
+    run = play(4, rounds_per_epoch=0)
+    run.play_round()
+    divided(run, 2, of={0: "one", 1: "one", 2: "another", 3: "another"})
+    assert 2 in run.seen_events(RoundSettled)[-1].accepted
+    before = run.state.epoch.clients[2].accepted_rounds
+    again = size(run, 2, 0)
+    events = run.do(run.evidence(2, 0, by=0))
+    assert events[-1] == ShareVoided(epoch=0, height=0, slot=2, requeued=True)
+    assert sum(map(len, run.state.requeue)) == again
+    assert run.state.epoch.clients[2].accepted_rounds == before - 1
+    assert run.state.lost_samples == 0
+
+
+def test_a_result_agreed_on_stays_when_its_trainer_is_convicted_late(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    divided(run, 2, of={0: "one", 1: "one", 2: "another", 3: "one"})
+    queue = run.state.requeue
+    assert run.do(run.evidence(2, 0, by=0)) == [ClientsExited(epoch=0, slots=(2,))]
+    assert run.state.requeue == queue
+    assert run.state.lost_samples == 0
+
+
+def test_a_late_proof_that_cannot_show_what_was_agreed_on_counts_the_samples_as_lost(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    divided(run, 2, of={0: "one", 1: "another", 2: "a third", 3: "a third"})
+    lost = size(run, 2, 0)
+    events = run.do(run.evidence(2, 0, by=0))
+    assert events[-1] == ShareVoided(epoch=0, height=0, slot=2, requeued=False)
+    assert run.state.lost_samples == lost
+    run.refused(run.evidence(2, 0, by=0), "InvalidEvidence")

@@ -186,7 +186,7 @@ def test_f3_total_steps_ends_in_finished(play: Any) -> None:
     run.refused(Tick(), "Halted")
 
 
-def test_pause_in_training_waits_for_drain_and_cooldown_and_starts_cold_from_the_hub(play: Any, members: Any) -> None:
+def test_pause_in_training_waits_for_drain_and_cooldown_and_starts_cold_from_its_members(play: Any, members: Any) -> None:
     run = play(2)
     run.play_round()
     run.do(Pause())
@@ -204,7 +204,7 @@ def test_pause_in_training_waits_for_drain_and_cooldown_and_starts_cold_from_the
     assert run.phase == "WaitingForMembers"
     run.warm_up()
     assert run.state.epoch.cold_start
-    assert run.state.model.LLM.checkpoint.name == "Hub"
+    assert run.state.model.LLM.checkpoint.name == "P2P"  # they still hold it, so nothing is lost
     assert cold_start_bounds(run.state) == (3, 8)
     assert (run.state.progress.epoch, run.round.step, run.round.batches[0].first) == (1, 3, 16)
 

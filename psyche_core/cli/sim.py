@@ -1,0 +1,249 @@
+"""`psyche sim`: attack the protocol in virtual time, many seeds at once, and say which seed broke it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from psyche_core.cli.lazy import example
+from psyche_core.errors import UserError
+
+if TYPE_CHECKING:
+    from psyche_core.testing.sim.fleet import Finding, Order, Tally
+
+HELP_OF_FAULTS = """\b
+Kinds of faults:
+  members   crash restart pause slow skew late leave bit-flip
+  network   drop duplicate reorder delay partition asymmetric
+  server    server-restart owner-pause
+  liars     wrong-hash wrong-shape two-results garbage withhold
+            false-statements false-digests silent-witness flood"""
+
+
+@click.command(
+    epilog=example(
+        "psyche sim --seeds 0:1000 --jobs 2             attack a thousand runs with everything",
+        "psyche sim --seeds 4711 --trace                tell what happens in one run",
+        "psyche sim --seeds random:200 --faults crash,partition",
+        "psyche sim --script failure.json --trace       play a script again, as --json printed it",
+        note="Exit status 1 when an invariant broke. The same seed and options always give the same run.",
+    )
+)
+@click.option(
+    "--seeds", "seeds_text", default="0:100", show_default=True, metavar="A:B",
+    help="Which runs: A:B (B not included), one seed, a list 3,5,9, or random:N for N fresh ones, which are printed.",
+)  # fmt: skip
+@click.option("--clients", type=click.IntRange(1, 32), default=8, show_default=True, help="Members of each run.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=20, show_default=True, help="Steps each run trains.")
+@click.option(
+    "--faults", "faults_text", default="all", show_default=True, metavar="KINDS",
+    help="all, none, or kinds separated by commas; each run draws some of them.",
+)  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes.")
+@click.option(
+    "--trainer", type=click.Choice(["hash", "torch"]), default="hash", show_default=True,
+    help="What members train: whole numbers (fast), or tiny torch models with a real optimizer.",
+)  # fmt: skip
+@click.option("--script", "script_file", type=click.Path(path_type=Path), help="Play this fault script instead of seeds.")
+@click.option("--trace", is_flag=True, help="Print a timeline: who did what and when. For one run.")
+@click.option("--shrink/--no-shrink", default=True, show_default=True, help="Make the script of a failure smaller.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
+def sim(
+    seeds_text: str,
+    clients: int,
+    rounds: int,
+    faults_text: str,
+    jobs: int,
+    trainer: Any,
+    script_file: Path | None,
+    trace: bool,
+    shrink: bool,
+    as_json: bool,
+) -> int:
+    """Attack the protocol in virtual time and check its invariants after every event.
+
+    Each seed is one whole run: a real coordinator and real client machines, with a simulated network, clock, disk and model.
+    The seed decides everything: the run's shape, which faults befall it, every delay and every lie. A failure is
+    printed with the seed that reproduces it and with a fault script made as small as possible.
+    """
+    from psyche_core.testing.sim.fleet import Order
+    from psyche_core.testing.sim.shrink import ATTEMPTS
+
+    if script_file is not None:
+        return _play_script(_read(script_file), trace=trace, as_json=as_json)
+
+    seeds, fresh = parse_seeds(seeds_text)
+    order = Order(
+        clients=clients, rounds=rounds, kinds=parse_faults(faults_text), trainer=trainer, shrink=ATTEMPTS if shrink else 0
+    )
+    if trace:
+        if len(seeds) != 1:
+            message = f"--trace tells one run; give one seed, not {len(seeds)}"
+            raise UserError(message)
+        return _play_script(order.script(seeds[0]), trace=True, as_json=as_json)
+
+    if fresh:
+        click.echo(f"seeds: {','.join(map(str, seeds))}", err=as_json)
+    return _run_seeds(order, seeds, jobs=jobs, as_json=as_json)
+
+
+def parse_seeds(text: str) -> tuple[list[int], bool]:
+    """Seeds of the option's text, and whether they were drawn just now. Raises UserError."""
+    try:
+        if text.startswith("random:"):
+            return [secrets.randbits(32) for _ in range(_count(int(text.removeprefix("random:"))))], True
+        if ":" in text:
+            first, end = map(int, text.split(":"))
+            _count(end - first)
+            return list(range(first, end)), False
+        return [int(part) for part in text.split(",")], False
+    except ValueError as error:
+        message = f"--seeds is A:B, a number, numbers with commas, or random:N, got {text!r}"
+        raise UserError(message) from error
+
+
+def _count(number: int) -> int:
+    if number < 1:
+        message = f"expected at least one seed, got {number}"
+        raise UserError(message)
+
+    return number
+
+
+def parse_faults(text: str) -> tuple[str, ...]:
+    """Kinds of the option's text. Raises UserError for an unknown one."""
+    from psyche_core.sentences import did_you_mean
+    from psyche_core.testing.sim.script import KINDS
+
+    if text == "all":
+        return KINDS
+    if text in ("none", ""):
+        return ()
+
+    kinds = tuple(part.strip() for part in text.split(","))
+    for kind in kinds:
+        if kind not in KINDS:
+            message = f"{kind!r} is no kind of fault{did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)}"
+            raise UserError(message)
+    return kinds
+
+
+def _read(path: Path) -> Any:
+    from psyche_core.testing.sim.script import from_json
+
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read the script {path}: {error}"
+        raise UserError(message) from error
+
+
+# ------------------------------------------------------------------------------------ one run
+
+
+def _play_script(script: Any, *, trace: bool, as_json: bool) -> int:
+    from psyche_core.testing.sim.fleet import Tally, finding
+    from psyche_core.testing.sim.world import run_script
+
+    timeline: list[tuple[float, str, str]] | None = [] if trace else None
+    result = run_script(script, timeline=timeline)
+    for moment, who, what in timeline or ():
+        click.echo(f"{moment:9.3f}  {who:<11} {what}", err=as_json)
+    tally = Tally(runs=1, steps=result.steps, events=result.events)
+    if result.failure is not None:
+        tally.findings.append(finding(result.failure, original=script))
+    if as_json:
+        click.echo(json.dumps(as_figures(tally)))
+    else:
+        ended = f"{result.steps} steps in {result.epochs} epochs, {result.seconds:.1f} virtual seconds, mark {result.mark:016x}"
+        click.echo(f"seed {script.seed}: {ended}")
+        for found in tally.findings:
+            click.echo(f"BROKEN {found.invariant} at {found.time:.2f} s: {found.sentence}")
+    return 1 if tally.findings else 0
+
+
+# ------------------------------------------------------------------------------------ many runs
+
+
+def as_figures(tally: Tally) -> dict[str, Any]:
+    """What `--json` prints."""
+    from psyche_core.testing.sim.script import to_plain
+
+    failures = [
+        {
+            "seed": found.seed,
+            "invariant": found.invariant,
+            "time": round(found.time, 3),
+            "sentence": found.sentence,
+            "script": to_plain(found.script),
+        }
+        for found in tally.findings
+    ]
+    return {"runs": tally.runs, "runs_per_minute": round(tally.runs_per_minute, 1), "failures": failures}
+
+
+def _run_seeds(order: Order, seeds: Sequence[int], *, jobs: int, as_json: bool) -> int:
+    from psyche_core.testing.sim.fleet import Tally, run_seeds
+
+    tally = Tally()
+    interrupted = False
+    try:
+        for current in _shown(run_seeds(order, seeds, jobs=jobs), len(seeds)):
+            tally = current
+    except KeyboardInterrupt:
+        interrupted = True
+        click.echo(f"interrupted after {tally.runs} of {len(seeds)} runs", err=True)
+
+    if as_json:
+        click.echo(json.dumps(as_figures(tally)))
+    else:
+        _print(tally, order)
+    if tally.findings:
+        return 1
+    return 130 if interrupted else 0
+
+
+def _shown(tallies: Iterator[Tally], total: int) -> Iterator[Tally]:
+    """The same, with a bar on a terminal."""
+    if not sys.stderr.isatty():
+        yield from tallies
+        return
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("runs", total=total, rate="")
+        for tally in tallies:
+            rate = f"{tally.runs_per_minute:.0f} runs a minute, {len(tally.findings)} broken"
+            progress.update(task, completed=tally.runs, rate=rate)
+            yield tally
+
+
+def _print(tally: Tally, order: Order) -> None:
+    struck = sum(count for kind, count in tally.counts.items() if kind in order.kinds)
+    click.echo(
+        f"{tally.runs} runs in {tally.seconds:.1f} s ({tally.runs_per_minute:.0f} a minute), {tally.steps} steps trained, "
+        f"{struck} faults struck, {len(tally.findings)} runs broke an invariant"
+    )
+    for found in tally.findings:
+        _print_finding(found, order)
+
+
+def _print_finding(found: Finding, order: Order) -> None:
+    from psyche_core.testing.sim.script import KINDS, to_plain
+
+    kinds = "all" if order.kinds == KINDS else ",".join(order.kinds) or "none"
+    options = f"--seeds {found.seed} --clients {order.clients} --rounds {order.rounds} --faults {kinds}"
+    if order.trainer != "hash":
+        options += f" --trainer {order.trainer}"
+    click.echo(f"\nBROKEN {found.invariant} at {found.time:.2f} s of the shrunk run: {found.sentence}")
+    click.echo(f"  again:  psyche sim {options} --trace")
+    click.echo(f"  shrunk: {json.dumps(to_plain(found.script))}")

@@ -1,0 +1,178 @@
+"""What must hold of the coordinator after every command, whatever it was: reference 2.16 in our terms, and decisions F1-F10.
+
+Each check names its invariant. Where the coordinator computes something, this computes it again another way.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from psyche_core.coordinator import commands
+from psyche_core.coordinator.committee import drawn_order, witness_slots
+from psyche_core.coordinator.state import MAX_REJOINS, STORED_ROUNDS, Client, CoordinatorState, Round
+from psyche_core.testing.sim.failure import Broken
+from psyche_core.testing.sim.ledger import Ledger
+from psyche_core.types import ClientState, RunState
+
+_PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
+
+
+class CoordinatorWatch:
+    """honest: signers of members that never lie. end_reasons: why epochs ended, one after another."""
+
+    def __init__(self, *, honest: frozenset[bytes]) -> None:
+        self.ledger = Ledger(honest=honest)
+        self.end_reasons: list[str] = []
+        self._honest = honest
+
+    def changed(
+        self,
+        old: CoordinatorState,
+        new: CoordinatorState,
+        command: commands.Command,
+        *,
+        events: tuple[commands.Event, ...],
+        now: int,
+    ) -> None:
+        """Judge one change of the state by a command. now: unix seconds."""
+        if not old.since <= new.since <= now:
+            raise Broken("since-follows-time", f"since went {old.since} -> {new.since} at {now}")
+        if new.pending_pause and not new.run_state.active:
+            raise Broken("pauses-wait-in-active-phases-only", f"a pause is pending in {new.run_state.name}")
+
+        _right(old, command)
+        _progress(old, new, events)
+        if isinstance(command, commands.Equivocation):
+            self.ledger.evidence(old, new, command)
+        if new.epoch is not old.epoch:
+            self._epoch(old, new, command)
+        for event in events:
+            self._event(event, new)
+        if events or new.progress is not old.progress or new.requeue is not old.requeue:
+            self.ledger.balance(new)
+        if new.accounts is not old.accounts:
+            _accounts(old, new, events)
+
+    def _epoch(self, old: CoordinatorState, new: CoordinatorState, command: commands.Command) -> None:
+        before, after = old.epoch, new.epoch
+        if new.run_state is RunState.Warmup and old.run_state is RunState.WaitingForMembers:
+            if len({client.id.signer for client in after.clients}) != len(after.clients):
+                raise Broken("slots-hold-distinct-members", "a member has two slots")
+            return
+
+        if after.clients is not before.clients:
+            self._slots(before.clients, after.clients, evidence=isinstance(command, commands.Equivocation))
+        if after.rounds is not before.rounds:
+            _rounds(new, () if before.unplayed else before.rounds)
+            self._voided(before.rounds, new)
+
+    def _voided(self, before: tuple[Round, ...], new: CoordinatorState) -> None:
+        """Only liars' shares are void."""
+        known = {stored.height: stored.voided for stored in before}
+        for stored in new.epoch.rounds:
+            for slot in stored.voided if stored.voided != known.get(stored.height) else ():
+                if new.epoch.clients[slot].id.signer in self._honest:
+                    raise Broken("no-honest-share-voided", f"the share of the honest member of slot {slot} was made void")
+
+    def _slots(self, before: tuple[Client, ...], after: tuple[Client, ...], *, evidence: bool) -> None:
+        if [client.id.signer for client in before] != [client.id.signer for client in after]:
+            sentence = f"slots were {[str(c.id) for c in before]} and are {[str(c.id) for c in after]}"
+            raise Broken("slots-never-move", sentence)
+
+        for slot, (was, now) in enumerate(zip(before, after, strict=True)):
+            if was is now:
+                continue
+
+            if was.state is ClientState.Ejected and now.state is not ClientState.Ejected:
+                raise Broken("ejected-stays-ejected", f"slot {slot} was ejected and is {now.state.name}")
+            change = now.accepted_rounds - was.accepted_rounds
+            if change not in ((-1, 0) if evidence else (0, 1)) or now.rejoins > MAX_REJOINS:
+                raise Broken("slots-count-soundly", f"slot {slot} went {was} -> {now}")
+            if now.state is ClientState.Ejected and now.id.signer in self._honest:
+                raise Broken("no-honest-member-ejected", f"the honest member of slot {slot} was ejected")
+
+    def _event(self, event: commands.Event, new: CoordinatorState) -> None:
+        match event:
+            case commands.RoundSettled():
+                self.ledger.settled(event, new)
+            case commands.CooldownStarted():
+                self.end_reasons.append(event.reason)
+                last = new.current_round
+                if last is not None and not last.drain and last.statements and new.healthy_slots:
+                    sentence = f"the cooldown began after round {last.height}, to whose results nobody attested"
+                    raise Broken("epochs-end-with-a-drain-round", sentence)
+            case commands.RunFinished():
+                if event.steps != new.config.total_steps:
+                    sentence = f"the run finished after {event.steps} of {new.config.total_steps} steps"
+                    raise Broken("every-step-is-trained", sentence)
+
+
+def _right(old: CoordinatorState, command: commands.Command) -> None:
+    """Nobody speaks for another (F8), and only the elected say where the model is (F9)."""
+    if isinstance(command, commands.Witness | commands.WarmupWitness):
+        index = command.statement.index if isinstance(command, commands.Witness) else command.index
+        clients = old.epoch.clients
+        if index >= len(clients) or clients[index].id.signer != command.sender.signer:
+            raise Broken("members-speak-for-themselves", f"{command.sender} spoke for slot {index}")
+    elif isinstance(command, commands.Checkpoint):
+        order = drawn_order(tuple(range(len(old.epoch.clients))), old.epoch.seed)
+        elected = next((slot for slot in order if slot in old.healthy_slots), None)
+        if elected is None or old.epoch.clients[elected].id.signer != command.sender.signer:
+            raise Broken("checkpointers-are-elected", f"{command.sender} moved the checkpoint, elected is slot {elected}")
+
+
+def _progress(old: CoordinatorState, new: CoordinatorState, events: tuple[commands.Event, ...]) -> None:
+    before, after = old.progress, new.progress
+    ended = sum(isinstance(event, commands.EpochEnded) and event.success for event in events)
+    if after.epoch != before.epoch + ended:
+        sentence = f"the epoch went {before.epoch} -> {after.epoch} with {ended} epochs ended"
+        raise Broken("epoch-grows-by-one-per-ended-epoch", sentence)
+    if after is before:
+        return
+
+    if after.data_index < before.data_index or after.step not in (before.step, before.step + 1):
+        raise Broken("step-and-data-go-forward-only", f"progress went {before} -> {after}")
+    if after.step > before.step:
+        current = old.current_round
+        attested = new.round_at(current.height) if current is not None else None
+        if old.run_state not in _PLAYING or attested is None or attested.drain or not attested.statements:
+            sentence = f"step {before.step} was counted though its round was a drain round or nobody attested in it"
+            raise Broken("step-advances-with-trained-rounds-only", sentence)
+
+
+def _rounds(new: CoordinatorState, before: tuple[Round, ...]) -> None:
+    rounds = new.epoch.rounds
+    heights = [stored.height for stored in rounds]
+    last = before[-1].height if before else -1
+    consecutive = all(later == earlier + 1 for earlier, later in pairwise(heights))
+    if not consecutive or len(rounds) > STORED_ROUNDS or (heights and heights[-1] not in (last, last + 1)):
+        raise Broken("heights-are-consecutive", f"stored heights are {heights} after {last}")
+    if not rounds:
+        return
+
+    current = rounds[-1]
+    if current.height > last:
+        if current.slots != new.healthy_slots:
+            sentence = f"round {current.height} is played by {current.slots}, healthy are {new.healthy_slots}"
+            raise Broken("rounds-are-played-by-the-healthy", sentence)
+        return
+
+    indices = [statement.index for statement in current.statements]
+    elected = witness_slots(new, current)
+    if len(set(indices)) != len(indices) or not set(indices) <= set(elected):
+        sentence = f"round {current.height} has statements of {indices}, elected are {elected}"
+        raise Broken("statements-are-of-distinct-elected-witnesses", sentence)
+
+
+def _accounts(old: CoordinatorState, new: CoordinatorState, events: tuple[commands.Event, ...]) -> None:
+    paid = sum(points for event in events if isinstance(event, commands.RewardsShared) for _, points in event.earned)
+    before, after = (sum(account.earned for account in state.accounts) for state in (old, new))
+    if after - before != paid:
+        raise Broken("accounts-are-conserved", f"accounts grew by {after - before}, rewards of {paid} were announced")
+    if paid > old.epoch.rates.earning_total_shared:
+        raise Broken("accounts-are-conserved", f"{paid} points were paid from a pool of {old.epoch.rates.earning_total_shared}")
+
+    earned = {account.signer: account.earned for account in new.accounts}
+    for was in old.accounts:
+        if earned.get(was.signer, -1) < was.earned:
+            raise Broken("accounts-are-conserved", f"the account of {was.signer[:4].hex()} shrank or vanished")

@@ -1,0 +1,137 @@
+"""Many runs in several processes: seeds in, results out in whatever order they are done.
+
+Workers are spawned, never forked, so that nothing of the caller's threads or locks is inherited; each takes a few seeds at a
+time. A failure is shrunk by the worker that found it.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from psyche_core.testing.sim.failure import SimFailure
+from psyche_core.testing.sim.generate import generate
+from psyche_core.testing.sim.script import Script, Trainer
+from psyche_core.testing.sim.shrink import ATTEMPTS, shrunk
+from psyche_core.testing.sim.world import RunResult, run_script
+
+CHUNK = 8
+"""Seeds a worker takes at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to run for each seed. kinds: faults that may happen; shrink: most runs to make a failure smaller, 0 for none."""
+
+    clients: int = 8
+    rounds: int = 20
+    kinds: tuple[str, ...] = ()
+    trainer: Trainer = "hash"
+    shrink: int = ATTEMPTS
+
+    def script(self, seed: int) -> Script:
+        """The script of a seed."""
+        return generate(seed, clients=self.clients, rounds=self.rounds, kinds=self.kinds, trainer=self.trainer)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A failure as it travels between processes. script: as small as it was made; original: as the seed gave it."""
+
+    seed: int
+    invariant: str
+    time: float
+    sentence: str
+    script: Script
+    original: Script
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done so far. counts: how often each fault struck, summed over the runs; steps: trained, over all runs."""
+
+    runs: int = 0
+    steps: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def runs_per_minute(self) -> float:
+        """Over the wall time so far."""
+        return 60.0 * self.runs / self.seconds if self.seconds else 0.0
+
+
+def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None]:
+    """Run a seed; shrink its failure."""
+    script = order.script(seed)
+    try:
+        result = run_script(script)
+    except Exception as error:  # one seed's defect in the simulator must not end a soak of thousands
+        where = traceback.format_exc().strip().splitlines()[-3:]
+        failure = SimFailure(invariant="simulator-raises", time=0.0, sentence=" / ".join(where), script=script)
+        failure.__cause__ = error
+        return RunResult(seed, None, 0.0, 0, 0, 0, 0), finding(failure, original=script)
+
+    if result.failure is None:
+        return result, None
+
+    small = shrunk(result.failure, attempts=order.shrink) if order.shrink else result.failure
+    return replace(result, failure=None), finding(small, original=script)
+
+
+def finding(failure: SimFailure, *, original: Script) -> Finding:
+    """A failure in a form that travels."""
+    return Finding(failure.seed, failure.invariant, failure.time, failure.sentence, failure.script, original)
+
+
+def run_seeds(order: Order, seeds: Sequence[int], *, jobs: int = 1) -> Iterator[Tally]:
+    """Run all seeds; gives the (growing) tally after each chunk. Leaving early ends the workers."""
+    tally = Tally()
+    started = time.monotonic()
+    for done in _chunks_done(order, seeds, jobs=jobs):
+        for result, found in done:
+            tally.runs += 1
+            tally.steps += result.steps
+            tally.events += result.events
+            tally.counts.update(result.counts)
+            if found is not None:
+                tally.findings.append(found)
+        tally.seconds = time.monotonic() - started
+        yield tally
+
+
+def _chunks_done(order: Order, seeds: Sequence[int], *, jobs: int) -> Iterator[list[tuple[RunResult, Finding | None]]]:
+    chunks = [(order, tuple(seeds[place : place + CHUNK])) for place in range(0, len(seeds), CHUNK)]
+    if jobs <= 1 or len(chunks) <= 1:
+        yield from map(_chunk, chunks)
+        return
+
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(jobs, len(chunks)), initializer=_ignore_interrupts) as pool:
+        yield from pool.imap_unordered(_chunk, chunks)
+
+
+def _chunk(task: tuple[Order, Iterable[int]]) -> list[tuple[RunResult, Finding | None]]:
+    """Run a few seeds. Runs make much garbage and no leaks, so it is collected between chunks instead of all the time."""
+    order, seeds = task
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return [one_run(order, seed) for seed in seeds]
+    finally:
+        if collecting:
+            gc.enable()
+        gc.collect()
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C is the caller's business, who then ends us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,154 @@
+"""A script from a seed: a run of random shape, and faults that a run must survive.
+
+Decided: whatever is generated heals. Liars are so few that the honest members of every epoch reach a quorum without them, members
+lost for good leave enough to go on, and more than half of the honest members are never killed, so that the masters are never
+lost. Within that, everything may strike at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+from psyche_core.testing.sim.script import KINDS, LIES, SERVER, Fault, Script, Shape, Trainer
+
+MOST_FAULTS = 7
+MOST_KINDS = 5
+
+SEALED_EVERY = 50
+"""One run in so many sends everything as bytes."""
+
+_KILLS = ("crash", "restart", "late", "leave", "bit-flip")
+_FOR_GOOD = ("crash", "leave")
+
+
+def generate(
+    seed: int, *, clients: int = 8, rounds: int = 20, kinds: Collection[str] = KINDS, trainer: Trainer = "hash"
+) -> Script:
+    """The script of a seed. kinds: which faults may happen; none gives an undisturbed run."""
+    chance = random.Random(f"{seed}/script")
+    chosen = _some_kinds(chance, sorted(kinds))
+    members = list(range(clients))
+    chance.shuffle(members)
+
+    lies = [kind for kind in chosen if kind in LIES]
+    liars = members[: chance.randint(1, max(1, (clients - 1) // 3))] if lies and clients >= 4 else []
+    honest = members[len(liars) :]
+    mortal = honest[: (len(honest) - 1) // 2]
+    faults = [_lie(chance, node, kind, rounds) for node in liars for kind in _per_liar(chance, lies)]
+
+    floor = 3 * len(liars) if liars else 1
+    lost_for_good = min(max(0, len(honest) - max(floor, 2)), 2, len(mortal))
+    lost: set[int] = set()
+    others = [kind for kind in chosen if kind not in LIES]
+    for number in range(chance.randint(len(others), max(len(others), MOST_FAULTS)) if others else 0):
+        kind = others[number] if number < len(others) else chance.choice(others)
+        fault = _fault(chance, kind, members=members, mortal=[node for node in mortal if node not in lost], rounds=rounds)
+        if fault is None:
+            continue
+
+        if kind in _FOR_GOOD:
+            if len(lost) >= lost_for_good:
+                continue
+            lost.update(fault.nodes)
+        faults.append(fault)
+
+    shape = _shape(chance, rounds, floor=floor, ceiling=len(honest) - len(lost), liars=bool(liars))
+    return Script(
+        seed=seed,
+        clients=clients,
+        rounds=rounds,
+        trainer=trainer,
+        sealed=seed % SEALED_EVERY == 0,
+        shape=shape,
+        faults=tuple(sorted(faults, key=lambda fault: (fault.start, fault.kind, fault.nodes))),
+    )
+
+
+def _some_kinds(chance: random.Random, kinds: list[str]) -> list[str]:
+    return chance.sample(kinds, chance.randint(1, min(MOST_KINDS, len(kinds)))) if kinds else []
+
+
+def _per_liar(chance: random.Random, lies: list[str]) -> list[str]:
+    return chance.sample(lies, chance.randint(1, len(lies))) if lies else []
+
+
+def _shape(chance: random.Random, rounds: int, *, floor: int, ceiling: int, liars: bool) -> Shape:
+    """floor: fewest members of an epoch that outnumber the liars; ceiling: members that are there in the end."""
+    min_clients = chance.randint(min(floor, ceiling), ceiling)
+    batch = chance.choice((3, 5, 8, 12, 16, 31))
+    grown = batch + chance.choice((0, 0, 4, 20))
+    warmup = chance.randint(8, 15)
+    train = chance.randint(3, 8)
+    return Shape(
+        min_clients=min_clients,
+        init_min_clients=chance.randint(min_clients, ceiling),
+        witness_nodes=0 if liars else chance.choice((0, 0, chance.randint(1, min_clients))),
+        batch_start=batch,
+        batch_end=grown,
+        batch_warmup_tokens=16 * batch * rounds // 2 if grown > batch else 0,
+        rounds_per_epoch=chance.randint(4, 8),
+        epoch_time=chance.choice((600, 600, 600, chance.randint(16, 40))),
+        warmup_time=warmup,
+        max_round_train_time=train,
+        round_witness_time=chance.randint(1, 3),
+        cooldown_time=chance.randint(1, 3),
+        extra_time=chance.randint(1, 3),
+        withdraw_after=chance.choice((0.0, 0.0, 3.0, 8.0)),
+        train_seconds=chance.choice((0.2, 0.5, 1.0)),
+        link_seconds=chance.choice((0.01, 0.03, 0.08)),
+    )
+
+
+def _lie(chance: random.Random, node: int, kind: str, rounds: int) -> Fault:
+    """A lie, from early on and mostly for ever."""
+    duration = 0.0 if chance.random() < 0.7 else chance.uniform(5.0, 2.0 * rounds)
+    return Fault(kind=kind, start=round(chance.uniform(0.0, 0.5 * rounds), 2), duration=round(duration, 2), nodes=(node,))
+
+
+def _fault(chance: random.Random, kind: str, *, members: list[int], mortal: list[int], rounds: int) -> Fault | None:
+    """One fault that heals; None when nobody is left whom it may befall."""
+    start = round(chance.uniform(0.3, 1.3 * rounds + 6.0), 2)
+
+    def fault(nodes: tuple[int, ...], longest: float, *, amount: float = 0.0, disk: bool = False) -> Fault:
+        duration = round(chance.uniform(0.3, longest), 2)
+        return Fault(kind=kind, start=start, duration=duration, nodes=nodes, amount=round(amount, 3), disk=disk)
+
+    if kind in _KILLS:
+        if not mortal:
+            return None
+
+        node = (chance.choice(mortal),)
+        if kind == "late":
+            return Fault(kind=kind, start=0.0, duration=round(chance.uniform(1.0, rounds + 5.0), 2), nodes=node)
+        if kind in _FOR_GOOD:
+            return Fault(kind=kind, start=start, nodes=node)
+        if kind == "bit-flip":
+            return Fault(kind=kind, start=start, nodes=node)
+        return fault(node, 20.0, disk=chance.random() < 0.5)
+
+    few = tuple(sorted(chance.sample(members, chance.randint(1, max(1, len(members) // 3)))))
+    match kind:
+        case "pause":
+            return fault(few[:1], 25.0)
+        case "slow":
+            return fault(few, 20.0, amount=chance.uniform(2.0, 15.0))
+        case "skew":
+            return fault(few, 40.0, amount=chance.choice((0.5, 0.8, 1.25, 2.0)))
+        case "drop" | "duplicate" | "reorder":
+            return fault(_all_or(chance, few), 20.0, amount=chance.uniform(0.05, 0.5))
+        case "delay":
+            return fault(_all_or(chance, few), 15.0, amount=chance.uniform(0.1, 3.0))
+        case "partition" | "asymmetric":
+            side = tuple(sorted(chance.sample(members, chance.randint(1, max(1, len(members) // 2)))))
+            if chance.random() < 0.4:
+                return fault(side, 15.0, amount=1.0)
+            return fault((SERVER, *side) if chance.random() < 0.4 else side, 15.0)
+        case "server-restart":
+            return fault((SERVER,), 15.0)
+        case _:
+            return fault((), 15.0)
+
+
+def _all_or(chance: random.Random, few: tuple[int, ...]) -> tuple[int, ...]:
+    return () if chance.random() < 0.5 else few

@@ -1,0 +1,228 @@
+"""What liars do: a real machine's messages and commands changed on their way out, and inventions of their own.
+
+All lies keep to what a stranger can do: keys are its own, messages are well typed (bytes that are not never reach a machine, the
+envelope's decoder refuses them), commands carry the identity the backend authenticated. Everything else may be false.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.commands import (
+    Checkpoint,
+    Command,
+    Equivocation,
+    HealthCheck,
+    SignedResult,
+    WarmupWitness,
+    Withdraw,
+    Witness,
+)
+from psyche_core.testing.sim.clock import Clock
+from psyche_core.testing.sim.keys import RUN_ID, signed_by
+from psyche_core.testing.sim.node import Node
+from psyche_core.testing.sim.server import Server
+from psyche_core.types import BatchId, WitnessStatement, bitmap
+from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result, commitment_hash
+
+CHATTER = {"garbage": 0.7, "flood": 0.6}
+"""Mean seconds between two inventions of one liar."""
+
+FLOOD = 25
+"""Messages in one burst."""
+
+
+class Lies:
+    """The liars of one run. members: how many members there are."""
+
+    def __init__(self, clock: Clock, server: Server, *, members: int, counts: Counter[str]) -> None:
+        self._clock = clock
+        self._server = server
+        self._members = members
+        self._counts = counts
+
+    def begin(self, node: Node, kind: str) -> None:
+        """A member begins to lie in this way."""
+        node.lies.append(kind)
+        if kind in CHATTER:
+            self._clock.after(node.lying_chance.random() * CHATTER[kind], self._chatter, node, kind)
+
+    def end(self, node: Node, kind: str) -> None:
+        """It stops."""
+        node.lies.remove(kind)
+
+    # ------------------------------------------------------------------------------------ changed on the way out
+
+    def broadcast(self, node: Node, message: Message, tag: int) -> None:
+        """Say something instead of this message."""
+        chance = node.lying_chance
+        for kind in node.lies:
+            match kind, message:
+                case "wrong-hash", Result():
+                    self._count(kind)
+                    message = _with_payload(node, message, chance.randbytes(32), honest_commitment=chance.random() < 0.7)
+                case "two-results", Result() if message.payload_hash in node.payloads:
+                    self._two_results(node, message, tag)
+                    return
+                case "withhold", Result():
+                    few = frozenset(chance.sample(range(self._members), chance.randrange(self._members)))
+                    node.withhold(message.payload_hash, few if chance.random() < 0.5 else frozenset())
+                case "false-digests", ModelDigest():
+                    self._count(kind)
+                    message = replace(message, digest=chance.randbytes(32))
+                case "false-digests", ModelOffer():
+                    self._count(kind)
+                    message = replace(message, manifest_hash=chance.randbytes(32))
+                case "silent-witness", Finished() if chance.random() < 0.5:
+                    self._count(kind)
+                    return
+        node.say(message, tag)
+
+    def send(self, node: Node, command: Command) -> None:
+        """Send something instead of this command."""
+        chance = node.lying_chance
+        for kind in node.lies:
+            match kind, command:
+                case "false-statements", Witness():
+                    self._count(kind)
+                    command = replace(command, statement=self._false_statement(chance, command.statement))
+                case "false-digests", Witness():
+                    self._count(kind)
+                    command = replace(command, statement=replace(command.statement, model_digest=chance.randbytes(32)))
+                case "false-digests", WarmupWitness():
+                    self._count(kind)
+                    command = replace(command, model_digest=chance.randbytes(32))
+                case "silent-witness", Witness() | HealthCheck():
+                    self._count(kind)
+                    return
+        self._server.ask(node, command)
+
+    def _false_statement(self, chance: random.Random, statement: WitnessStatement) -> WitnessStatement:
+        """All ones (those that are not refused outright), none, or chance."""
+        state = self._server.state
+        before = state.round_at(statement.height - 1)
+        dealt = sorted(shares(state, before)) if before is not None else []
+        match chance.randrange(4):
+            case 0:
+                return replace(statement, participants=bitmap(dealt), broadcast_bloom=b"\xff" * 320)
+            case 1:
+                return replace(statement, participants=bytes(32), broadcast_bloom=bytes(320))
+            case 2:
+                some = [slot for slot in dealt if chance.random() < 0.5]
+                return replace(statement, participants=bitmap(some), broadcast_bloom=chance.randbytes(320))
+        return replace(statement, participants=b"\xff" * 32, merkle_root=chance.randbytes(32))
+
+    def _two_results(self, node: Node, first: Result, tag: int) -> None:
+        """Two sound results for one share; each half of the members hears of another one first."""
+        self._count("two-results")
+        chance = node.lying_chance
+        known = node.payloads[first.payload_hash][1]
+        other_hash = chance.randbytes(32)
+        node.payloads[other_hash] = (tag, replace(known, hash=other_hash))
+        second = _with_payload(node, first, other_hash)
+        wait = chance.choice((0.0, 0.2, 1.5))
+        half = frozenset(chance.sample(range(self._members), self._members // 2))
+        node.say(first, tag, held_back={index: wait for index in range(self._members) if index in half})
+        node.say(second, tag, held_back={index: wait for index in range(self._members) if index not in half})
+
+    # ------------------------------------------------------------------------------------ invented
+
+    def _chatter(self, node: Node, kind: str) -> None:
+        if kind not in node.lies:
+            return
+
+        if node.running and not node.paused:
+            self._count(kind)
+            if kind == "flood":
+                self._flood(node)
+            else:
+                self._invent(node)
+        self._clock.after(CHATTER[kind] * (0.5 + node.lying_chance.random()), self._chatter, node, kind)
+
+    def _invent(self, node: Node) -> None:
+        """One message and sometimes one command with lies in every field."""
+        chance = node.lying_chance
+        number, tag, height = self._place(node)
+        epoch = chance.choice((number, number, number + 1, max(number - 1, 0), chance.getrandbits(32)))
+        height = chance.choice((height, height, height + 1, max(height - 1, 0), chance.getrandbits(32)))
+        step = chance.choice((0, 1, self._server.state.progress.step, chance.getrandbits(32)))
+        blob = chance.randbytes(32)
+        invented: tuple[Callable[[], Message], ...] = (
+            lambda: Result(epoch, height, step, (_batch(chance),), blob, chance.getrandbits(20), chance.randbytes(32), bytes(64)),
+            lambda: Finished(epoch, height),
+            lambda: ModelDigest(epoch, chance.random() < 0.5, blob),
+            lambda: ModelWanted(epoch, step),
+            lambda: ModelOffer(epoch, step, blob, chance.getrandbits(20)),
+        )
+        node.say(chance.choice(invented)(), tag + chance.choice((0, 0, 1, 60)))
+        if chance.random() < 0.5:
+            self._server.ask(node, self._invented_command(node, epoch, height))
+
+    def _invented_command(self, node: Node, epoch: int, height: int) -> Command:
+        chance, identity = node.lying_chance, node.identity
+        slot = chance.randrange(self._members)
+        signed = SignedResult(chance.randbytes(32), chance.randbytes(64))
+        statement = WitnessStatement(
+            epoch, height, slot, chance.randbytes(32), chance.randbytes(320), chance.randbytes(32), chance.randbytes(32)
+        )
+        slots = tuple(chance.sample(range(self._members), chance.randrange(1, self._members + 1)))
+        invented: tuple[Command, ...] = (
+            Witness(identity, statement),
+            WarmupWitness(identity, epoch, slot, chance.randbytes(32)),
+            HealthCheck(identity, slots),
+            Equivocation(identity, epoch, height, slot, signed, SignedResult(chance.randbytes(32), chance.randbytes(64))),
+            Checkpoint(identity, {"Hub": {"repo_id": "a lie"}}),
+            Withdraw(identity),
+        )
+        # A liar that has withdrawn is harmless, so it does not do so often.
+        return chance.choices(invented, weights=(6, 6, 6, 6, 3, 1))[0]
+
+    def _flood(self, node: Node) -> None:
+        """Many candidates for our share, and many messages about everything."""
+        chance = node.lying_chance
+        number, tag, height = self._place(node)
+        state = self._server.state
+        current, slot = state.current_round, state.slot_of(node.identity)
+        share = shares(state, current).get(slot) if current is not None and slot is not None else None
+        for count in range(FLOOD):
+            match count % 4:
+                case 0 if share is not None and current is not None:
+                    blank = Result(number, current.height, current.step, share, bytes(32), 32, bytes(32), bytes(64))
+                    node.say(_with_payload(node, blank, chance.randbytes(32)), tag)
+                case 1:
+                    node.say(Finished(number + chance.randrange(3), height + chance.randrange(40)), tag)
+                case 2:
+                    node.say(ModelWanted(number, chance.randrange(state.progress.step + 2)), tag)
+                case _:
+                    node.say(ModelOffer(number, chance.randrange(64), chance.randbytes(32), 100), tag)
+
+    def _place(self, node: Node) -> tuple[int, int, int]:
+        """Epoch, tag and height a message of now would carry."""
+        state = self._server.state
+        height = state.current_round.height if state.current_round is not None else 0
+        return state.progress.epoch, max((state.progress.epoch << 20) + height, node.expired_before), height
+
+    def _count(self, kind: str) -> None:
+        self._counts[kind] += 1
+
+
+def _batch(chance: random.Random) -> BatchId:
+    first = chance.randrange(1000)
+    return BatchId(first, first + chance.randrange(40))
+
+
+def _with_payload(node: Node, result: Result, payload_hash: bytes, *, honest_commitment: bool = True) -> Result:
+    """The same announcement of another payload, signed."""
+    commitment = commitment_hash(
+        RUN_ID,
+        epoch=result.epoch,
+        step=result.step,
+        share=result.share,
+        trainer=node.identity.signer,
+        payload_hash=payload_hash if honest_commitment else bytes(32),
+    )
+    return replace(result, payload_hash=payload_hash, commitment=commitment, signature=signed_by(node.index, commitment))

@@ -1,0 +1,398 @@
+"""A simulated member: the real client machine, and around it everything the runtime does, in virtual time.
+
+What its process keeps (machine, payloads, messages heard, snapshots) goes when it crashes; what is on disk (the masters of the
+last finished epoch) stays if the fault says so. Work takes time; a paused process (SIGSTOP, a long collection of garbage) gets
+what happened meanwhile afterwards, late but in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from psyche_core.client import events as ev
+from psyche_core.client.machine import ClientMachine, Patience
+from psyche_core.coordinator.commands import Join, Withdraw
+from psyche_core.testing.sim.failure import Broken
+from psyche_core.testing.sim.keys import RUN_ID, identity_of, key_of, signed_by, verified
+from psyche_core.testing.sim.ledger import bits
+from psyche_core.testing.sim.replica import Payload, Replica
+from psyche_core.testing.sim.replica_watch import check_sizes
+from psyche_core.wire.messages import Message, seal, unseal
+
+if TYPE_CHECKING:
+    from psyche_core.testing.sim.network import Letter
+    from psyche_core.testing.sim.world import World
+
+LOOK = 1.0
+"""Seconds between two looks at the clock (TimePassed)."""
+
+SECONDS = {
+    ev.Load: 0.4,
+    ev.Apply: 0.02,
+    ev.Digest: 0.005,
+    ev.CloseEpoch: 0.1,
+    ev.TakeSnapshot: 0.05,
+    ev.FetchModel: 0.5,
+}
+"""Typical seconds of each kind of work but training; chance makes it half as much to half as much again."""
+
+
+class Node:
+    """One member. index: its number, which also gives its key. liar: nothing is asked of it."""
+
+    def __init__(self, world: World, index: int, *, chance: random.Random, liar: bool) -> None:
+        self.index = index
+        self.name = f"client-{index}"
+        self.identity = identity_of(index)
+        self.liar = liar
+        self.lies: list[str] = []
+        self.lying_chance = random.Random()
+        self.life = 0
+        self.running = False
+        self.paused = 0
+        self.slowness = 1.0
+        self.clock_offset = 0.0
+        self.clock_rate = 1.0
+        self.stop: ev.Stop | None = None
+        self.left = False
+        self.spoiled = False
+        self.counts: Counter[str] = world.counts
+        self.replica: Replica = world.new_replica()
+        self.peers: set[int] = set()
+        self.out: set[int] = set()
+        self.told_peers: frozenset[bytes] = frozenset()
+        self.seen: set[int] = set()
+        self.letters: dict[int, Letter] = {}
+        self.payloads: dict[bytes, tuple[int, Payload]] = {}
+        self.snapshots: dict[bytes, tuple[int, int, object]] = {}
+        self.expired_before = 0
+        self.joined = False
+        self.state_due = False
+        self.version = -1
+        self._world = world
+        self._chance = chance
+        self._speed = 0.7 + 0.6 * chance.random()
+        self._held: list[ev.Event] = []
+        self._disk: tuple[object, int] | None = None
+        self._loads_from: tuple[object, int] | None = None
+        self._withheld: dict[bytes, frozenset[int]] = {}
+        self._trained = 0
+
+    def __repr__(self) -> str:
+        return self.name
+
+    # ------------------------------------------------------------------------------------ life
+
+    def boot(self, *, disk: bool = False) -> None:
+        """Start a process. disk: whether what an earlier one saved is there."""
+        world = self._world
+        self.life += 1
+        self.running = True
+        self.stop = None
+        self.machine = ClientMachine(
+            self.identity,
+            RUN_ID,
+            sign=lambda commitment: signed_by(self.index, commitment),
+            verify=verified,
+            patience=Patience(payload=20.0, peers=3.0, offers=4.0, answer=10.0, leaving=5.0),
+        )
+        if not disk:
+            self._disk = None
+        self._loads_from = self._disk
+        self.peers, self.out, self.told_peers = set(), set(), frozenset()
+        self.seen, self.letters, self.payloads, self.snapshots = set(), {}, {}, {}
+        self.expired_before = 0
+        self.joined = self.state_due = False
+        self.version = -1
+        self._held = []
+        self.trace("starts" + (" with what is on its disk" if self._disk else ""))
+        world.clock.after(self._chance.random() * LOOK, self._look, self.life)
+        world.server.reconnect(self)
+
+    def crash(self) -> None:
+        """The process is gone at once; nobody is told."""
+        self.trace("crashes")
+        self.running = False
+        self.life += 1
+        self.out = set()
+        self._world.network.changed()
+
+    def pause(self) -> None:
+        """The process stands still."""
+        self.paused += 1
+
+    def unpause(self) -> None:
+        """The process goes on and finds what has happened."""
+        self.paused -= 1
+        if self.paused:
+            return
+
+        held, self._held = self._held, []
+        if self._chance.random() < 0.5:  # the backend may have kept the newest state only
+            states = [event for event in held if event.__class__ is ev.StateSeen]
+            held = [event for event in held if event.__class__ is not ev.StateSeen or event is states[-1]]
+        for event in held:
+            self.receive(self.life, event)
+
+    def ask_to_leave(self) -> None:
+        """The user wants to leave."""
+        self.left = True
+        self.receive(self.life, ev.LeaveAsked())
+
+    @property
+    def now(self) -> float:
+        """What this member's clock shows."""
+        return self.clock_offset + self.clock_rate * self._world.clock.now
+
+    def trace(self, what: str) -> None:
+        """Note something for people."""
+        if self._world.timeline is not None:
+            self._world.note(self.name, what)
+
+    def _look(self, life: int) -> None:
+        if life != self.life or self.stop is not None:
+            return
+
+        self.receive(life, ev.TimePassed())
+        if not self.paused:
+            sizes = self.machine.size_report()
+            check_sizes(self.name, sizes, letters=len(self.letters), members=self._world.script.clients)
+        self._world.clock.after(LOOK, self._look, life)
+
+    # ------------------------------------------------------------------------------------ events in, actions out
+
+    def receive(self, life: int, event: ev.Event) -> None:
+        """Something happened to the process with this number; nothing, when it is gone."""
+        if life != self.life or self.stop is not None:
+            return
+
+        if self.paused:
+            self.counts["held by a pause"] += 1
+            self._held.append(event)
+            return
+
+        world = self._world
+        world.handled += 1
+        world.mark = (
+            world.mark * 1_000_003 + int(world.clock.now * 1e6) + 31 * self.index + event.__class__.__name__.__len__()
+        ) & (2**64 - 1)
+        try:
+            actions = self.machine.handle(event, self.now)
+        except Exception as error:
+            world.raised(self, event, error)
+            return
+
+        for action in actions:
+            _CARRY_OUT[action.__class__](self, action)
+
+    def _stop(self, action: ev.Stop) -> None:
+        self.stop = action
+        self.running = False
+        self.out = set()
+        self.trace(f"stops: {action.reason}")
+        self._world.network.changed()
+        self._world.stopped(self)
+
+    def _tell(self, action: ev.Tell) -> None:
+        if self._world.timeline is not None:
+            self.trace(f"  {action.event}")
+
+    def _join(self, action: ev.Join) -> None:  # noqa: ARG002 - carries nothing
+        self.joined = True
+        self._world.server.ask(self, Join(self.identity))
+
+    def _send(self, action: ev.Send) -> None:
+        command = action.command
+        if isinstance(command, Withdraw):
+            self.joined = False
+        if self.lies:
+            self._world.lies.send(self, command)
+        else:
+            self._world.server.ask(self, command)
+
+    def _set_peers(self, action: ev.SetPeers) -> None:
+        known = self._world.index_of
+        self.peers = {known[member.p2p] for member in action.members if member.p2p in known} - {self.index}
+        self._world.network.changed()
+
+    def _broadcast(self, action: ev.Broadcast) -> None:
+        if self.lies:
+            self._world.lies.broadcast(self, action.message, action.tag)
+        else:
+            self.say(action.message, action.tag)
+
+    def say(self, message: Message, tag: int, *, held_back: dict[int, float] | None = None) -> None:
+        """Broadcast a message."""
+        if self._world.script.sealed:
+            origin, read = unseal(seal(key_of(self.index), RUN_ID, message), run_id=RUN_ID)
+            if (origin, read) != (self.identity.p2p, message):
+                raise Broken("messages-travel-whole", f"{message} was read back as {read}")
+        if self._world.timeline is not None:
+            self.trace(f"says {message.__class__.__name__} {_brief(message)}")
+        self._world.network.broadcast(self, message, tag, held_back=held_back)
+
+    def _fetch_payload(self, action: ev.FetchPayload) -> None:
+        self._world.network.fetch(self, action)
+
+    def _expire(self, action: ev.Expire) -> None:
+        before = self.expired_before = max(self.expired_before, action.before)
+        self.letters = {number: letter for number, letter in self.letters.items() if letter.tag >= before}
+        self.payloads = {known: item for known, item in self.payloads.items() if item[0] >= before}
+        self.snapshots = {known: item for known, item in self.snapshots.items() if item[0] >= before}
+
+    def _prefetch(self, action: ev.Prefetch) -> None:
+        pass
+
+    # ------------------------------------------------------------------------------------ serving others
+
+    def serves(self, payload_hash: bytes, target: int) -> bool | None:
+        """Whether this member answers with a payload; None when it does not answer at all."""
+        if payload_hash not in self.payloads:
+            return False
+        if payload_hash in self._withheld and target not in self._withheld[payload_hash]:
+            self.counts["withhold"] += 1
+            return None
+
+        return True
+
+    def withhold(self, payload_hash: bytes, served: frozenset[int]) -> None:
+        """Give a payload to these members only."""
+        self._withheld[payload_hash] = served
+
+    # ------------------------------------------------------------------------------------ work
+
+    def _work(self, work: Any) -> None:
+        kind = work.__class__
+        seconds = self._world.train_seconds * self._speed if kind is ev.Train else SECONDS[kind]
+        if self.slowness != 1.0:
+            self.counts["slow"] += 1
+        seconds *= self.slowness * (0.5 + self._chance.random())
+        if self._world.timeline is not None and kind is not ev.Digest:
+            self.trace(f"begins {kind.__name__} {_brief(work)}")
+        self._world.clock.after(seconds, self._work_done, self.life, work)
+
+    def _work_done(self, life: int, work: Any) -> None:
+        if life != self.life:
+            return
+        if self.paused:
+            self._world.clock.after(0.2, self._work_done, life, work)
+            return
+
+        self.receive(life, _WORK[work.__class__](self, work))
+
+    def spoil(self) -> None:
+        """A bit of the masters flips; until they are replaced, nothing but that is asked of this replica."""
+        self.trace("a bit of its masters flips")
+        self.spoiled = True
+        self.replica.spoil()
+
+    def _load(self, work: ev.Load) -> ev.Event:
+        self.replica = self._world.new_replica()
+        self.spoiled = False
+        step = None
+        if self._loads_from is not None and not getattr(work, "fresh", False):
+            masters, step = self._loads_from
+            self.replica.restore(masters)
+        return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step)
+
+    def _train(self, work: ev.Train) -> ev.Event:
+        self._trained += 1
+        salt = b"%d/%d/%d" % (self.index, self.life, self._trained)
+        payload_hash, content = self.replica.train(work.step, work.share, salt=salt)
+        valid = "wrong-shape" not in self.lies
+        payload = Payload(payload_hash, self.index, bits(work.share), valid=valid, content=content, size=len(content) or 32)
+        if not valid:
+            self.counts["wrong-shape"] += 1
+        self.payloads[payload_hash] = (work.tag, payload)
+        return ev.Trained(work.height, 2.0, 64 * len(work.share), 0.5, payload_hash, payload.size)
+
+    def _apply(self, work: ev.Apply) -> ev.Event:
+        missing = [item for item in work.payload_hashes if item not in self.payloads]
+        if missing and not self.liar:
+            raise Broken("applies-what-it-holds", f"{self.name} applies step {work.step} without {len(missing)} of the payloads")
+
+        payloads = tuple(self.payloads[item][1] for item in work.payload_hashes if item in self.payloads)
+        self.replica.apply(work.step, payloads, own_accepted=work.own_accepted)
+        if not self.liar and not self.spoiled:
+            self._world.replicas.applied(
+                self.name, height=work.height, step=work.step, payloads=payloads, masters=self.replica.snapshot()
+            )
+        return ev.Applied(work.height, 0.01)
+
+    def _digest(self, work: ev.Digest) -> ev.Event:
+        return ev.Digested(work.height, self.replica.sampled_digest(work.seed))
+
+    def _close_epoch(self, work: ev.CloseEpoch) -> ev.Event:
+        masters = self.replica.snapshot()
+        if not self.liar and not self.spoiled:
+            self._world.replicas.closed(self.name, step=work.step, masters=masters)
+        if not self.spoiled:
+            self._disk = (masters, work.step)
+        return ev.EpochClosed(self.replica.digest())
+
+    def _take_snapshot(self, work: ev.TakeSnapshot) -> ev.Event:
+        manifest = hashlib.sha256(b"manifest" + self.replica.digest()).digest()
+        self.snapshots[manifest] = (work.tag, work.step, self.replica.snapshot())
+        self.counts["snapshots"] += 1
+        return ev.SnapshotTaken(work.step, manifest, 256)
+
+    def _fetch_model(self, work: ev.FetchModel) -> ev.Event:
+        network = self._world.network
+        source, _ = network.find(self, work.sources, lambda other: work.manifest_hash in other.snapshots)
+        if source is None:
+            self.counts["model fetch failed"] += 1
+            return ev.ModelFetchFailed(work.step, "nobody connected holds these masters any more")
+
+        masters = source.snapshots[work.manifest_hash][2]
+        self.replica.restore(masters)
+        self.spoiled = False
+        self.counts["models fetched"] += 1
+        if not self.liar:
+            self._world.replicas.fetched(self.name, step=work.step, masters=masters)
+        return ev.ModelFetched(work.step, self.replica.digest())
+
+
+def _brief(value: Any) -> str:
+    """The numbers of a message or of work, for people."""
+    shown = []
+    for name in ("epoch", "height", "step", "share", "tag", "sources"):
+        item = getattr(value, name, None)
+        if item is not None and name in ("epoch", "height", "step"):
+            shown.append(f"{name} {item}")
+    return " ".join(shown)
+
+
+_MASK = 2**64 - 1
+_ORDINALS = {kind: 1009 * place for place, kind in enumerate(ev.Event.__args__)}
+
+_CARRY_OUT: dict[type, Any] = {
+    ev.Stop: Node._stop,
+    ev.Tell: Node._tell,
+    ev.Join: Node._join,
+    ev.Send: Node._send,
+    ev.SetPeers: Node._set_peers,
+    ev.Broadcast: Node._broadcast,
+    ev.FetchPayload: Node._fetch_payload,
+    ev.Expire: Node._expire,
+    ev.Prefetch: Node._prefetch,
+    ev.Load: Node._work,
+    ev.Train: Node._work,
+    ev.Apply: Node._work,
+    ev.Digest: Node._work,
+    ev.CloseEpoch: Node._work,
+    ev.TakeSnapshot: Node._work,
+    ev.FetchModel: Node._work,
+}
+
+_WORK: dict[type, Any] = {
+    ev.Load: Node._load,
+    ev.Train: Node._train,
+    ev.Apply: Node._apply,
+    ev.Digest: Node._digest,
+    ev.CloseEpoch: Node._close_epoch,
+    ev.TakeSnapshot: Node._take_snapshot,
+    ev.FetchModel: Node._fetch_model,
+}

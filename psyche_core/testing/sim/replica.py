@@ -1,0 +1,118 @@
+"""What a simulated member trains: a model of a few whole numbers, and its results.
+
+The contract is the optimizer's: an apply depends on the masters, the step and the *set* of payloads, not on their order, and with
+none the masters stay. Everything else (a result missing, doubled, of another step, steps in another order) gives other numbers,
+so two replicas are equal exactly when the machine did its duty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from psyche_core.client.events import Share
+
+PIECES = 4
+"""Numbers in the cheap model: the pieces in which two replicas can differ."""
+
+_MASK = 2**64 - 1
+_SPREAD = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A trainer's result. samples: the samples it was trained on, one bit each; valid: whether honest members' check takes it.
+
+    content: the encoded result where there is one (torch); the cheap model needs the hash only.
+    """
+
+    hash: bytes
+    trainer: int
+    samples: int
+    valid: bool = True
+    size: int = 32
+    content: bytes = b""
+
+
+class Replica(Protocol):
+    """One member's model."""
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """No valid payload is longer."""
+
+    def train(self, step: int, share: Share, *, salt: bytes) -> tuple[bytes, bytes]:
+        """Hash and content of a new result. salt: tells apart results that would be alike by chance."""
+
+    def check(self, payload: Payload) -> bool:
+        """Whether the payload fits."""
+
+    def apply(self, step: int, payloads: Sequence[Payload], *, own_accepted: bool) -> None:
+        """Put results into the masters."""
+
+    def sampled_digest(self, seed: int) -> bytes:
+        """Digest of a sample of the masters."""
+
+    def digest(self) -> bytes:
+        """Digest of all masters."""
+
+    def snapshot(self) -> object:
+        """The masters as an immutable value."""
+
+    def restore(self, snapshot: object) -> None:
+        """Take other masters and forget everything else."""
+
+    def spoil(self) -> None:
+        """Change one piece of the masters a little, as bad memory does."""
+
+
+class HashReplica:
+    """The cheap model."""
+
+    max_payload_bytes = 64
+
+    def __init__(self) -> None:
+        self._masters: tuple[int, ...] = (0,) * PIECES
+
+    def train(self, step: int, share: Share, *, salt: bytes) -> tuple[bytes, bytes]:
+        """A hash of everything a result would depend on."""
+        seen = ",".join(f"{batch.first}-{batch.last}" for batch in share)
+        return hashlib.sha256(b"%b|%d|%b" % (salt, step, seen.encode())).digest(), b""
+
+    def check(self, payload: Payload) -> bool:
+        """As the payload says."""
+        return payload.valid
+
+    def apply(self, step: int, payloads: Sequence[Payload], *, own_accepted: bool) -> None:  # noqa: ARG002 - masters only
+        """Sum what the payloads say to each piece; mix the sum into the piece."""
+        if not payloads:
+            return
+
+        hashes = [payload.hash for payload in payloads]
+        self._masters = tuple(
+            ((piece ^ step) * _SPREAD + sum(int.from_bytes(item[8 * place : 8 * place + 8], "little") for item in hashes)) & _MASK
+            for place, piece in enumerate(self._masters)
+        )
+
+    def sampled_digest(self, seed: int) -> bytes:
+        """All pieces are in the sample."""
+        return hashlib.sha256(b"%d|%b" % (seed, repr(self._masters).encode())).digest()
+
+    def digest(self) -> bytes:
+        """SHA-256 of the pieces."""
+        return hashlib.sha256(repr(self._masters).encode()).digest()
+
+    def snapshot(self) -> object:
+        """The pieces."""
+        return self._masters
+
+    def restore(self, snapshot: object) -> None:
+        """Take other pieces."""
+        assert isinstance(snapshot, tuple)
+        self._masters = snapshot
+
+    def spoil(self) -> None:
+        """Flip one bit of the last piece."""
+        self._masters = (*self._masters[:-1], self._masters[-1] ^ 1)

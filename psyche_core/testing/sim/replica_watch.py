@@ -1,0 +1,143 @@
+"""What must hold of the honest members: their replicas are one, the run goes on, nothing grows without bound.
+
+Nothing here looks into a machine, except at how much it says it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.testing.sim.failure import Broken
+from psyche_core.testing.sim.ledger import Ledger
+from psyche_core.testing.sim.replica import Payload
+from psyche_core.types import RunState
+
+SIZE_LIMITS: Mapping[str, int] = {
+    "records": 12,
+    "candidates": 48,
+    "payloads": 64,
+    "early_messages": 24,
+    "offers": 8,
+    "wanted_snapshots": 8,
+}
+"""Most that one machine may keep of each kind in its `size_report`, for each member of the run."""
+
+DEFAULT_SIZE_LIMIT = 64
+"""The same for kinds not listed."""
+
+LETTERS_LIMIT = 1_000
+"""Most live messages one simulated transport may hold, for each member: what a machine lets pile up by not expiring."""
+
+
+class ReplicaWatch:
+    """What each honest member applies, fetches and closes is compared with what the first one did.
+
+    initial: the run's first masters. applies, fetches: how many were compared.
+    """
+
+    def __init__(self, ledger: Ledger, *, initial: object) -> None:
+        self.applies = 0
+        self.fetches = 0
+        self._ledger = ledger
+        self._masters_after: dict[int, object] = {0: initial}
+        self._applied_ever = 0
+        self._first: dict[tuple[int, int, bool], tuple[object, str]] = {}
+        self._doubtful: list[tuple[str, tuple[int, int], int]] = []
+
+    def applied(self, name: str, *, height: int, step: int, payloads: tuple[Payload, ...], masters: object) -> None:
+        """A member applied these results."""
+        self.applies += 1
+        key = (height, step, bool(payloads))
+        first = self._first.get(key)
+        if first is not None:
+            if first[0] != masters:
+                raise Broken("replicas-are-equal", f"{name} and {first[1]} have different masters after applying step {step}")
+            return
+
+        self._first[key] = (masters, name)
+        taken = 0
+        for payload in payloads:
+            if (taken | self._applied_ever) & payload.samples:
+                sentence = f"{name} applied samples of member {payload.trainer} twice, in step {step}"
+                raise Broken("no-sample-applied-twice", sentence)
+            taken |= payload.samples
+        self._applied_ever |= taken
+        self._compare(name, (height, step), taken, final=False)
+        if payloads or step not in self._masters_after:
+            self._masters_after[step] = masters
+
+    def _compare(self, name: str, key: tuple[int, int], taken: int, *, final: bool) -> None:
+        """What is applied is what was accepted; only of liars' shares the coordinator may learn later that they are void."""
+        accepted = self._ledger.accepted.get(key, [])
+        if taken in accepted:
+            return
+
+        if not final and any(not (samples ^ taken) & ~self._ledger.of_liars[key] for samples in accepted):
+            self._doubtful.append((name, key, taken))
+            return
+
+        rightly = " or ".join(str(samples.bit_count()) for samples in accepted) or "nothing yet"
+        sentence = f"{name} applied {taken.bit_count()} samples of step {key[1]}, the coordinator accepted {rightly}"
+        raise Broken("accepted-is-applied", sentence)
+
+    def over(self) -> None:
+        """The run is over: what was in doubt must be settled."""
+        for name, key, taken in self._doubtful:
+            self._compare(name, key, taken, final=True)
+
+    def fetched(self, name: str, *, step: int, masters: object) -> None:
+        """A member replaced its masters by others'."""
+        self.fetches += 1
+        if self._masters_after.get(step, masters) != masters:
+            raise Broken("fetched-masters-are-the-runs", f"{name} took masters for those after step {step} that are not")
+
+    def closed(self, name: str, *, step: int, masters: object) -> None:
+        """A member says that its masters are those after the last step of an epoch."""
+        if self._masters_after.get(step, masters) != masters:
+            sentence = f"{name} closed an epoch with masters that are not those after step {step}"
+            raise Broken("every-round-is-applied-by-all", sentence)
+
+    def finished(self, name: str, *, step: int, masters: object) -> None:
+        """A member ended with success after the run was finished."""
+        if self._masters_after.get(step) != masters:
+            sentence = f"{name} ended the run with masters that are not those after its last step, {step}"
+            raise Broken("every-round-is-applied-by-all", sentence)
+
+
+class ProgressWatch:
+    """A run with a quorum of honest, connected members goes on. bound: virtual seconds it may stand still in calm times.
+
+    calm_after: when the last fault that heals is over. longest: the longest it stood still so far.
+    """
+
+    def __init__(self, *, bound: float, calm_after: float) -> None:
+        self.longest = 0.0
+        self._bound = bound
+        self._calm_after = calm_after
+        self._step = -1
+        self._since = 0.0
+
+    def look(self, state: CoordinatorState, now: float) -> None:
+        """Judge the time since the last step."""
+        if state.progress.step != self._step:
+            self._step, self._since = state.progress.step, now
+        still = now - max(self._since, self._calm_after)
+        self.longest = max(self.longest, still)
+        if still > self._bound and state.run_state is not RunState.Finished:
+            sentence = (
+                f"nothing was trained for {still:.0f} s with all faults over, in {state.run_state.name} of epoch "
+                f"{state.progress.epoch}, step {state.progress.step}, {len(state.healthy_slots)} healthy, "
+                f"{len(state.pending)} pending"
+            )
+            raise Broken("the-run-goes-on", sentence)
+
+
+def check_sizes(name: str, sizes: Mapping[str, int], *, letters: int, members: int) -> None:
+    """Memory is bounded. sizes: a machine's `size_report`; letters: live messages its transport keeps; members: of the run."""
+    for kind, size in sizes.items():
+        limit = members * SIZE_LIMITS.get(kind, DEFAULT_SIZE_LIMIT)
+        if size > limit:
+            raise Broken("memory-is-bounded", f"{name} keeps {size} {kind}, at most {limit} are allowed")
+    if letters > members * LETTERS_LIMIT:
+        raise Broken("memory-is-bounded", f"{name} has {letters} live messages")

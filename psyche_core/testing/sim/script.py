@@ -1,0 +1,166 @@
+"""What happens in a run besides the protocol: the shape of the run and the faults that befall it. Values, to JSON and back.
+
+A script says everything that a seed would otherwise draw about a run's shape and its faults, so a failing run can be written
+down, made smaller and played again. What it leaves to the seed is chance inside the run: delays, speeds, elections, lies.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from psyche_core.errors import UserError
+
+SERVER = -1
+"""The coordinator's server among `Fault.nodes`."""
+
+Trainer = Literal["hash", "torch"]
+
+NODE_FAULTS = ("crash", "restart", "pause", "slow", "skew", "late", "leave", "bit-flip")
+NETWORK_FAULTS = ("drop", "duplicate", "reorder", "delay", "partition", "asymmetric")
+SERVER_FAULTS = ("server-restart", "owner-pause")
+LIES = (
+    "wrong-hash",
+    "wrong-shape",
+    "two-results",
+    "garbage",
+    "withhold",
+    "false-statements",
+    "false-digests",
+    "silent-witness",
+    "flood",
+)
+KINDS = (*NODE_FAULTS, *NETWORK_FAULTS, *SERVER_FAULTS, *LIES)
+"""Every fault kind by its name on the command line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault. kind: one of KINDS. start, duration: virtual seconds; lies may last for ever (duration 0).
+
+    nodes: who it befalls; for network faults whose links, none given meaning all; for a partition or an asymmetric cut the
+    members of one side (SERVER among them when the server is on that side). amount: how bad, by kind: probability of loss,
+    duplication or reordering; seconds of delay; factor of slowness; rate of a skewed clock; for cuts, 1 when they are between
+    members only and everybody reaches the server. disk: whether a restart keeps what
+    was on disk. A crash is for good; a restart is back after `duration`.
+    """
+
+    kind: str
+    start: float
+    duration: float = 0.0
+    nodes: tuple[int, ...] = ()
+    amount: float = 0.0
+    disk: bool = False
+
+    @property
+    def end(self) -> float:
+        """When it is over."""
+        return self.start + self.duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The run's configuration, as in `[config]`, and the speed of its members: seconds to train a share, seconds on a link.
+
+    withdraw_after: seconds after which the server withdraws a member it has lost sight of, 0 for never.
+    """
+
+    min_clients: int = 2
+    init_min_clients: int = 2
+    witness_nodes: int = 0
+    batch_start: int = 12
+    batch_end: int = 12
+    batch_warmup_tokens: int = 0
+    rounds_per_epoch: int = 5
+    epoch_time: int = 600
+    warmup_time: int = 15
+    max_round_train_time: int = 6
+    round_witness_time: int = 2
+    cooldown_time: int = 1
+    extra_time: int = 1
+    withdraw_after: float = 0.0
+    train_seconds: float = 0.5
+    link_seconds: float = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A whole run. rounds: steps to train; sealed: whether messages and states travel as bytes."""
+
+    seed: int
+    clients: int = 8
+    rounds: int = 20
+    trainer: Trainer = "hash"
+    sealed: bool = False
+    shape: Shape = field(default_factory=Shape)
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def liars(self) -> frozenset[int]:
+        """Members that lie at some time; nothing is asked of them."""
+        return frozenset(node for fault in self.faults if fault.kind in LIES for node in fault.nodes)
+
+    @property
+    def calm_after(self) -> float:
+        """When the last fault that heals is over. Lies never end, and a crash is over once it has happened."""
+        return max((fault.end for fault in self.faults if fault.kind not in LIES), default=0.0)
+
+
+def to_plain(script: Script) -> dict[str, Any]:
+    """A script as JSON values; faults without what they do not use."""
+    plain = asdict(script)
+    defaults = {item.name: item.default for item in fields(Fault)}
+    plain["faults"] = [
+        {name: value for name, value in fault.items() if name in ("kind", "start") or value != defaults[name]}
+        for fault in plain["faults"]
+    ]
+    return plain
+
+
+def from_plain(plain: Any) -> Script:
+    """The script written by `to_plain`. Raises UserError for anything else."""
+    try:
+        table = dict(plain)
+        shape = Shape(**table.pop("shape", {}))
+        faults = tuple(_fault(item) for item in table.pop("faults", ()))
+        script = Script(shape=shape, faults=faults, **table)
+        _check(script)
+    except (TypeError, ValueError, KeyError) as error:
+        message = f"this is no fault script: {error}"
+        raise UserError(message) from error
+
+    return script
+
+
+def from_json(text: str) -> Script:
+    """A script from a file: the script itself, or a failure of `psyche sim --json` that holds one. Raises UserError."""
+    try:
+        plain = json.loads(text)
+    except ValueError as error:
+        message = f"a fault script is a JSON object: {error}"
+        raise UserError(message) from error
+
+    if isinstance(plain, dict) and plain.get("failures"):
+        plain = plain["failures"][0]
+    if isinstance(plain, dict) and "script" in plain:
+        plain = plain["script"]
+    return from_plain(plain)
+
+
+def _fault(item: Any) -> Fault:
+    table = dict(item)
+    return Fault(nodes=tuple(table.pop("nodes", ())), **table)
+
+
+def _check(script: Script) -> None:
+    if not 1 <= script.clients <= 64 or script.rounds < 1:
+        message = f"expected 1 to 64 clients and at least one round, got {script.clients} and {script.rounds}"
+        raise ValueError(message)
+    for fault in script.faults:
+        if fault.kind not in KINDS:
+            message = f"{fault.kind!r} is no kind of fault; there are {', '.join(KINDS)}"
+            raise ValueError(message)
+        if fault.start < 0 or fault.duration < 0 or not all(SERVER <= node < script.clients for node in fault.nodes):
+            message = f"times must not be negative and nodes below {script.clients}, got {fault}"
+            raise ValueError(message)

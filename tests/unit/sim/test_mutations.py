@@ -1,0 +1,228 @@
+"""Can the simulator fail? Each test undoes one decision of the protocol and expects an invariant to break within some seeds.
+
+To add a mutation: write a function that takes pytest's `monkeypatch` and breaks one thing by replacing an attribute of the module
+*that uses it* (most rooms import functions by name), then add it to MUTATIONS with the faults under which it matters and the
+invariants that may catch it. `test_the_unbroken_code_passes_the_same_seeds` runs the same seeds without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from psyche_core.client import agreement, course, machine, recovery
+from psyche_core.client import events as ev
+from psyche_core.client.agreement import DigestBook
+from psyche_core.client.epoch import EpochNotes
+from psyche_core.client.rounds import RoundRecord
+from psyche_core.coordinator import checkpoints, epochs, members, rounds, statements
+from psyche_core.coordinator import witness as votes
+from psyche_core.coordinator.commands import ClientsExited
+from psyche_core.coordinator.state import EndReason
+from psyche_core.testing.sim.generate import generate
+from psyche_core.testing.sim.world import run_script
+
+SEEDS = 40
+
+Patch = pytest.MonkeyPatch
+
+
+def no_drain_round(patch: Patch) -> None:
+    """F1: the epoch ends without a drain round, as the reference's."""
+
+    def finish(state, now, *, seed):
+        after, events = rounds_finish(state, now, seed=seed)
+        if after.current_round is not None and after.current_round.drain and after.current_round is not state.current_round:
+            trimmed = replace(after, epoch=replace(after.epoch, rounds=after.epoch.rounds[:-1]))
+            return rounds._start_cooldown(trimmed, now, reason="Rounds", events=events[:-1])
+        return after, events
+
+    rounds_finish = rounds.finish_round
+    patch.setattr(rounds, "finish_round", finish)
+    patch.setattr(statements, "finish_round", finish)
+
+
+def step_advances_on_cut_rounds(patch: Patch) -> None:
+    """F2: a round nobody attested to counts as trained."""
+
+    def start_cooldown(state, now, *, reason, events):
+        if reason == rounds.ABANDONED and not state.current_round.drain:
+            state = replace(state, progress=replace(state.progress, step=state.progress.step + 1))
+        return original(state, now, reason=reason, events=events)
+
+    original = rounds._start_cooldown
+    patch.setattr(rounds, "_start_cooldown", start_cooldown)
+
+
+def last_step_is_not_trained(patch: Patch) -> None:
+    """F3: the run stops one step short, as the reference does."""
+
+    def end_reason(state, finished, now):
+        at_end = state.progress.step >= state.config.total_steps
+        return EndReason.TotalSteps if at_end else original(state, finished, now)
+
+    original = rounds._end_reason
+    patch.setattr(rounds, "_end_reason", end_reason)
+    patch.setattr(epochs, "finished", lambda state: state.progress.step >= state.config.total_steps)
+
+
+def slots_move(patch: Patch) -> None:
+    """F4: who leaves is taken out of the list, and those behind move up."""
+
+    def exited(state, slots, to, now):
+        leaving = tuple(sorted(set(slots) & set(state.healthy_slots)))
+        if not leaving:
+            return state, ()
+        clients = tuple(client for slot, client in enumerate(state.epoch.clients) if slot not in leaving)
+        state = replace(state, epoch=replace(state.epoch, clients=clients))
+        return state, (ClientsExited(epoch=state.progress.epoch, slots=leaving),)
+
+    patch.setattr(members, "exited", exited)
+
+
+def quorum_of_one(patch: Patch) -> None:
+    """F5: one witness is enough for everything."""
+    patch.setattr(votes, "quorum", lambda elected: min(elected, 1))
+    patch.setattr(rounds, "quorum", lambda elected: min(elected, 1))
+    patch.setattr(statements, "quorum", lambda elected: min(elected, 1))
+    patch.setattr(members, "quorum", lambda elected: min(elected, 1))
+
+
+def participants_are_ignored(patch: Patch) -> None:
+    """F6: a client applies whatever was announced, not what the witnesses accepted."""
+
+    def settle(record, state):
+        original(record, state)
+        record.accepted = frozenset(record.verified) & frozenset(record.shares)
+
+    original = RoundRecord.settle
+    patch.setattr(RoundRecord, "settle", settle)
+
+
+def the_first_result_wins(patch: Patch) -> None:
+    """F7: of several results of one share, whichever came first is applied."""
+
+    def judged(record, slot):
+        known = record.candidates.get(slot, {})
+        return next(iter(known.values())) if known and record.settled_by is not None else None
+
+    patch.setattr(RoundRecord, "judged", judged)
+
+
+def anybody_states_for_anybody(patch: Patch) -> None:
+    """F8: nobody looks whose statement it is."""
+    patch.setattr(statements, "_own_slot", lambda state, sender, *, epoch, index: index)
+    patch.setattr(statements, "_check_statement", lambda *_, **__: None)
+
+
+def anybody_moves_the_checkpoint(patch: Patch) -> None:
+    """F9: any client may say where the model is."""
+    patch.setattr(checkpoints, "is_checkpointer", lambda *_, **__: True)
+
+
+def the_unhealthy_are_not_swept(patch: Patch) -> None:
+    """F10: rounds are dealt to everybody of the epoch, gone or not."""
+
+    def start_round(state, now, *, seed, drain=False):
+        state, events = original(state, now, seed=seed, drain=drain)
+        everybody = replace(state.current_round, slots=tuple(range(len(state.epoch.clients))))
+        return replace(state, epoch=replace(state.epoch, rounds=(*state.epoch.rounds[:-1], everybody))), events
+
+    original = rounds.start_round
+    for room in (rounds, statements, epochs):
+        patch.setattr(room, "start_round", start_round)
+
+
+def late_payloads_are_skipped(patch: Patch) -> None:
+    """F11: a client applies what it holds and waits for nothing."""
+
+    def apply(me, notes, record):
+        results = [record.judged(slot) for slot in sorted(record.accepted)]
+        hashes = [result.payload_hash for result in results if result not in (None, "void")]
+        held = tuple(payload_hash for payload_hash in hashes if payload_hash in notes.inbox.valid)
+        me.start(ev.Apply(record.height, record.round.step, held, notes.slot in record.accepted))
+
+    patch.setattr(machine, "_apply", apply)
+
+
+def nothing_is_requeued(patch: Patch) -> None:
+    """F14: samples of results that were not accepted are forgotten."""
+    patch.setattr(rounds, "added", lambda queue, batches: (queue, 0))
+
+
+def requeued_samples_are_dealt_twice(patch: Patch) -> None:
+    """F14: what is taken from the queue stays in it."""
+    original = rounds.taken
+    patch.setattr(rounds, "taken", lambda queue, samples: (original(queue, samples)[0], queue))
+
+
+def digests_are_not_compared(patch: Patch) -> None:
+    """Section 5: nobody looks at digests, so a replica gone astray stays so."""
+    patch.setattr(recovery, "unlike_witnesses", lambda *_, **__: None)
+    patch.setattr(agreement, "unlike_witnesses", lambda *_, **__: None)
+    patch.setattr(DigestBook, "outvoted", lambda *_, **__: False)
+
+
+def a_restarted_client_trains_its_share_again(patch: Patch) -> None:
+    """F7: after a restart in the middle of a round there are two signed results of one share."""
+
+    class Forgetful(EpochNotes):
+        __slots__ = ()
+
+        def __post_init__(self):
+            self.opened_at = -1
+            EpochNotes.__post_init__(self)
+
+    patch.setattr(course, "EpochNotes", Forgetful)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """faults: under which it matters. caught: invariants of which one has to break."""
+
+    apply: Callable[[Patch], None]
+    faults: tuple[str, ...]
+    caught: tuple[str, ...]
+
+
+MUTATIONS = (
+    Mutation(no_drain_round, (), ("epochs-end-with-a-drain-round", "no-sample-skipped")),
+    Mutation(step_advances_on_cut_rounds, ("partition", "crash", "server-restart"), ("step-advances-with-trained-rounds-only",)),
+    Mutation(last_step_is_not_trained, (), ("every-step-is-trained",)),
+    Mutation(slots_move, ("leave", "crash"), ("slots-never-move",)),
+    Mutation(quorum_of_one, ("false-statements", "pause", "delay"), ("two-thirds-of-the-witnesses-accept",)),
+    Mutation(participants_are_ignored, ("delay", "pause", "crash"), ("accepted-is-applied", "replicas-are-equal")),
+    Mutation(the_first_result_wins, ("two-results",), ("replicas-are-equal", "accepted-is-applied", "no-sample-applied-twice")),
+    Mutation(anybody_states_for_anybody, ("garbage",), ("members-speak-for-themselves",)),
+    Mutation(anybody_moves_the_checkpoint, ("garbage",), ("checkpointers-are-elected",)),
+    Mutation(the_unhealthy_are_not_swept, ("leave", "crash"), ("rounds-are-played-by-the-healthy",)),
+    Mutation(late_payloads_are_skipped, ("withhold", "delay", "drop"), ("accepted-is-applied", "replicas-are-equal")),
+    Mutation(nothing_is_requeued, ("crash", "wrong-shape", "delay"), ("no-sample-skipped",)),
+    Mutation(requeued_samples_are_dealt_twice, ("crash", "wrong-shape"), ("no-sample-in-two-places",)),
+    Mutation(digests_are_not_compared, ("bit-flip",), ("every-round-is-applied-by-all",)),
+    Mutation(a_restarted_client_trains_its_share_again, ("restart",), ("no-honest-member-ejected",)),
+)  # fmt: skip
+
+NAMES = [mutation.apply.__name__ for mutation in MUTATIONS]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
+def test_a_broken_protocol_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.apply(monkeypatch)
+    for seed in range(SEEDS):
+        failure = run_script(generate(seed, kinds=mutation.faults, rounds=12)).failure
+        if failure is not None:
+            assert "Error(" not in failure.sentence, f"the mutation no longer fits the code it replaces: {failure}"
+            assert failure.invariant in mutation.caught, f"caught, but by another invariant: {failure}"
+            return
+
+    pytest.fail(f"{SEEDS} runs did not notice")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
+def test_the_unbroken_code_passes_the_same_seeds(mutation: Mutation) -> None:
+    for seed in range(8):
+        failure = run_script(generate(seed, kinds=mutation.faults, rounds=12)).failure
+        assert failure is None, str(failure)

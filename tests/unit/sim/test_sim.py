@@ -1,0 +1,237 @@
+"""The simulator itself: deterministic, every fault strikes, failures are shrunk, scripts travel, the command tells it all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from psyche_core.cli.sim import parse_faults, parse_seeds
+from psyche_core.coordinator import rounds
+from psyche_core.errors import UserError
+from psyche_core.testing import sim
+from psyche_core.testing.sim.failure import SimFailure
+from psyche_core.testing.sim.fleet import Order, run_seeds
+from psyche_core.testing.sim.generate import generate
+from psyche_core.testing.sim.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
+from psyche_core.testing.sim.shrink import shrunk
+from psyche_core.testing.sim.world import run_script
+
+SLICE_RUNS = 240
+
+
+def quiet(kind: str, **changes: object) -> Script:
+    """A usual run with faults of one kind, long enough to strike."""
+    nodes = {"partition": (0, 1), "asymmetric": (0, 1), "server-restart": (-1,), "owner-pause": ()}.get(kind, (1,))
+    amount = {"slow": 8.0, "skew": 2.0, "delay": 1.0}.get(kind, 0.4)
+    duration = 0.0 if kind in ("crash", "leave", "bit-flip", *LIES) else 8.0
+    start = 0.0 if kind == "late" else 3.0
+    fault = Fault(kind=kind, start=start, duration=duration, nodes=nodes, amount=amount)
+    return replace(Script(seed=5, rounds=10, faults=(fault,)), **changes)
+
+
+def test_a_run_without_faults_trains_every_step_and_all_end_with_success() -> None:
+    result = run_script(generate(1, kinds=()))
+    assert result.failure is None
+    assert result.steps == 20
+    assert result.end_reasons[-1] == "TotalSteps"
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert run_script(generate(77)).mark == run_script(generate(77)).mark
+    assert run_script(generate(77)).mark != run_script(generate(78)).mark
+
+
+def test_the_same_seed_gives_the_same_run_in_another_process() -> None:
+    code = (
+        "from psyche_core.testing.sim.generate import generate; from psyche_core.testing.sim.world import run_script;"
+        "print([run_script(generate(seed)).mark for seed in (77, 78, 79)])"
+    )
+    marks = []
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=environment)
+        marks.append(json.loads(done.stdout))
+    assert marks[0] == marks[1] == [run_script(generate(seed)).mark for seed in (77, 78, 79)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_fault_strikes_and_is_survived(kind: str) -> None:
+    result = run_script(quiet(kind))
+    assert result.failure is None, str(result.failure)
+    assert result.counts.get(kind, 0) > 0
+    assert result.steps == 10
+
+
+def test_a_fault_changes_the_run() -> None:
+    undisturbed = run_script(replace(quiet("drop"), faults=()))
+    assert undisturbed.mark != run_script(quiet("drop")).mark
+
+
+def test_a_paused_run_of_the_owner_stands_still_and_goes_on() -> None:
+    assert "Pause" in run_script(quiet("owner-pause")).end_reasons
+
+
+def test_messages_and_states_may_travel_as_bytes() -> None:
+    sealed = run_script(quiet("pause", sealed=True))
+    assert sealed.failure is None
+    assert sealed.mark == run_script(quiet("pause")).mark, "how values travel changes nothing"
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 16])
+def test_runs_of_other_sizes_hold_too(clients: int) -> None:
+    for seed in range(3):
+        result = run_script(generate(seed, clients=clients, rounds=8))
+        assert result.failure is None, str(result.failure)
+
+
+@pytest.mark.parametrize("kind", ["restart", "bit-flip", "wrong-shape"])
+def test_the_same_scripts_run_with_real_tiny_models(kind: str) -> None:
+    pytest.importorskip("torch")
+    result = run_script(quiet(kind, trainer="torch", rounds=6, clients=4))
+    assert result.failure is None, str(result.failure)
+    assert result.counts[kind] > 0
+    assert result.steps == 6
+
+
+# ---------------------------------------------------------------------------------------- scripts
+
+
+def test_scripts_survive_json() -> None:
+    for seed in range(50):
+        script = generate(seed)
+        assert from_plain(json.loads(json.dumps(to_plain(script)))) == script
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "1", '{"seed": 1, "colour": "red"}', '{"seed": 1, "faults": [{"kind": "flu", "start": 1}]}',
+     '{"seed": 1, "faults": [{"kind": "crash", "start": 1, "nodes": [9]}]}', '{"seed": 1, "clients": 0}'],
+)  # fmt: skip
+def test_what_is_no_script_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(UserError, match="script"):
+        from_json(text)
+
+
+def test_generated_liars_never_reach_what_honest_members_cannot_outvote() -> None:
+    for seed in range(300):
+        script = generate(seed)
+        if script.liars:
+            assert 3 * len(script.liars) <= script.shape.min_clients
+            assert script.shape.witness_nodes == 0
+        assert all(fault.end < 100.0 for fault in script.faults)
+
+
+def test_shrinking_keeps_what_matters_and_drops_the_rest() -> None:
+    guilty = Fault(kind="pause", start=4.0, duration=8.0, nodes=(2,))
+    noise = tuple(Fault(kind="delay", start=float(place), duration=3.0, amount=0.2) for place in range(6))
+    script = Script(seed=1, rounds=20, faults=(*noise[:3], guilty, *noise[3:]))
+
+    def play(tried: Script) -> SimFailure | None:
+        broken = any(fault.kind == "pause" and fault.duration >= 2.0 for fault in tried.faults)
+        return SimFailure(invariant="x", time=1.0, sentence="s", script=tried) if broken else None
+
+    failure = play(script)
+    assert failure is not None
+    small = shrunk(failure, play=play).script
+    assert [fault.kind for fault in small.faults] == ["pause"]
+    assert small.faults[0].duration < guilty.duration
+    assert small.rounds == 1
+    assert small.clients == 3
+
+
+def test_a_real_failure_shrinks_and_its_script_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "added", lambda queue, batches: (queue, 0))
+    (failure,) = [found for found in (run_script(generate(seed)).failure for seed in range(20)) if found is not None][:1]
+    small = shrunk(failure, attempts=40)
+    assert small.invariant == failure.invariant
+    assert len(small.script.faults) <= len(failure.script.faults)
+    again = run_script(from_plain(to_plain(small.script))).failure
+    assert again is not None
+    assert (again.invariant, again.time) == (small.invariant, small.time)
+
+
+# ---------------------------------------------------------------------------------------- the command
+
+
+def psyche_sim(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "psyche_core", "sim", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_command_prints_figures_as_json() -> None:
+    done = psyche_sim("--seeds", "0:4", "--rounds", 6, "--json")
+    figures = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert figures["runs"] == 4
+    assert figures["runs_per_minute"] > 0
+    assert figures["failures"] == []
+
+
+def test_the_command_traces_one_run_and_plays_its_script_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps(to_plain(generate(3, rounds=6))))
+    traced = psyche_sim("--seeds", 3, "--rounds", 6, "--trace")
+    again = psyche_sim("--script", script)
+    assert traced.returncode == again.returncode == 0
+    assert "begins Train" in traced.stdout
+    assert traced.stdout.splitlines()[-1] == again.stdout.splitlines()[-1], "the same run, to the mark"
+
+
+def test_fresh_seeds_are_printed() -> None:
+    done = psyche_sim("--seeds", "random:2", "--rounds", 4)
+    assert done.returncode == 0
+    assert done.stdout.startswith("seeds: ")
+
+
+@pytest.mark.parametrize("arguments", [("--seeds", "x"), ("--seeds", "5:5"), ("--faults", "flu"), ("--script", "nowhere"),
+                                       ("--trace", "--seeds", "0:2")])  # fmt: skip
+def test_what_the_command_does_not_understand_it_says_in_one_line(arguments: tuple[str, ...]) -> None:
+    done = psyche_sim(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_seeds_and_faults_are_read() -> None:
+    assert parse_seeds("3:6") == ([3, 4, 5], False)
+    assert parse_seeds("7") == ([7], False)
+    assert parse_seeds("1,9") == ([1, 9], False)
+    assert parse_faults("all") == KINDS
+    assert parse_faults("none") == ()
+    assert parse_faults("crash, pause") == ("crash", "pause")
+
+
+def test_the_page_tells_every_fault_and_every_invariant() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "explanation" / "simulator.md").read_text()
+    rooms = Path(sim.__file__).parent.glob("*.py")
+    names = {name for room in rooms for name in re.findall(r'Broken\(\s*"([a-z-]+)"', room.read_text())}
+    assert len(names) > 25
+    missing = sorted(name for name in (*KINDS, *names) if f"`{name}`" not in page)
+    assert not missing
+
+
+# ---------------------------------------------------------------------------------------- the slice for every change
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_slice_of_fresh_seeds_breaks_no_invariant() -> None:
+    """Fresh seeds each time; PSYCHE_SIM_SEED repeats one slice, PSYCHE_SIM_RUNS makes it longer."""
+    first = int(os.environ.get("PSYCHE_SIM_SEED", secrets.randbits(31)))
+    runs = int(os.environ.get("PSYCHE_SIM_RUNS", SLICE_RUNS))
+    print(f"seeds {first}:{first + runs}")
+    *_, tally = run_seeds(Order(kinds=KINDS, shrink=20), range(first, first + runs), jobs=2)
+    assert tally.runs == runs
+    told = [
+        f"seed {found.seed}: {found.invariant}: {found.sentence} {json.dumps(to_plain(found.script))}" for found in tally.findings
+    ]
+    assert not told, "\n".join(told)
