@@ -39,7 +39,7 @@ def check_masters(me: Standing, state: CoordinatorState, notes: EpochNotes) -> N
     if repair.asks(due, me.now):
         me.do(Broadcast(ModelWanted(notes.number, due), notes.tag(max(notes.newest, 0))))
     waited = me.now - repair.since
-    if not repair.offers and waited > me.patience.offers:
+    if waited > me.patience.offers and me.work is None and not repair.untried:
         _without_offers(me, state, notes, waited=waited)
 
 

@@ -111,6 +111,13 @@ class Repair:
         return Offered(best[0], best[1], length, tuple(sorted(slots[best])))
 
     @property
+    def untried(self) -> bool:
+        """Whether there are offers that may still help."""
+        floor = -1 if self.floor is None else self.floor
+        known = (offer for offers in self.offers.values() for offer in offers)
+        return any(offer.step >= floor and offer.manifest_hash not in self.refused for offer in known)
+
+    @property
     def exhausted(self) -> bool:
         """Whether this epoch's attempts are used up."""
         return self.attempts >= MAX_ATTEMPTS

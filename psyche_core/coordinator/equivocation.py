@@ -6,10 +6,10 @@ health is, for leaving must not save it. An ejected client is not paid for this 
 it. It may join for the next epoch: a new key costs nothing, so keeping people out is the business of the owner's list; the
 statements it gave count.
 
-Its share is void while the round is not decided: nobody applies it, and its samples return to the queue. Once the round is
-decided, it is void if the statements show that neither result can have been agreed on, and no third one either; then every
-client left it out, and its samples return to the queue as well. If that cannot be shown, and neither result was agreed on, its
-samples are counted as lost, for nobody else knows whether a third was.
+Its shares are void while their rounds are not decided: nobody applies them, and their samples return to the queue. Once the
+round is decided, a share is void if the statements show that neither result can have been agreed on, and no third one either:
+every client left it out then, and its samples return to the queue as well. If that cannot be shown, and neither result was agreed
+on, its samples are counted as lost, for nobody else knows whether a third was.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from psyche_core.wire.messages import commitment_hash, is_commitment_of
 
 _HASH_BYTES = 32
 _SIGNATURE_BYTES = 64
+_PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
 
 def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Outcome:
@@ -50,7 +51,7 @@ def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Ou
     news = state.epoch.clients[command.index].state is not ClientState.Ejected
     after, events = _share_judged(state, command, judged, first=news)
     if news:
-        after, ejected = _ejected(after, command.index, now)
+        after, ejected = _ejected(_undecided_voided(after, command.index), command.index, now)
         return after, (*ejected, *events)
     if after is state:
         raise CoordinatorError("InvalidEvidence", f"slot {command.index} is already ejected, and this changes nothing")
@@ -61,8 +62,7 @@ def equivocation(state: CoordinatorState, command: Equivocation, now: int) -> Ou
 def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round, *, first: bool) -> Outcome:
     """What becomes of the share; the same state when nothing does. first: the slot was not ejected before."""
     slot, current = command.index, state.current_round
-    playing = state.run_state in (RunState.RoundTrain, RunState.RoundWitness)
-    if playing and current is not None and current.height <= command.height + 1:
+    if state.run_state in _PLAYING and current is not None and current.height <= command.height + 1:
         return _voided(state, judged, slot), ()
     if slot not in accepted_slots(state, judged):
         return state, ()
@@ -83,6 +83,18 @@ def _share_judged(state: CoordinatorState, command: Equivocation, judged: Round,
     )
     event = ShareVoided(epoch=state.progress.epoch, height=judged.height, slot=slot, requeued=verdict.void)
     return (_voided(state, judged, slot) if verdict.void else state), (event,)
+
+
+def _undecided_voided(state: CoordinatorState, slot: int) -> CoordinatorState:
+    """All shares of a slot void that nothing is decided about yet: who signed twice once may have done so again."""
+    current = state.current_round
+    if state.run_state not in _PLAYING or current is None:
+        return state
+
+    for stored in state.epoch.rounds:
+        if stored.height >= current.height - 1 and slot in shares(state, stored):
+            state = _voided(state, stored, slot)
+    return state
 
 
 def _voided(state: CoordinatorState, judged: Round, slot: int) -> CoordinatorState:
