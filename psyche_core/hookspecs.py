@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from psyche_core.coordinator.commands import Event
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, Transport
+from psyche_core.run_config import CoordinatorConfig
 from psyche_core.wire.signing import SecretKey
 
 PROJECT = "psyche"
@@ -39,7 +40,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendContext:
-    """What a client's backend is built from. address: as the user gave it (`host:port`). retry_seconds: give up after."""
+    """What a client's backend is built from. address: as the user gave it (`host:port#KEY`). retry_seconds: give up after."""
 
     run_id: str
     address: str
@@ -52,8 +53,12 @@ class BackendContext:
 class ServerContext:
     """What a hosted coordinator is built from.
 
-    port 0 picks a free one. data_config: parsed data.toml when the server also serves data. on_event: called with the new
+    port 0 picks a free one. data: entered provider when the server also serves data, on data_port. on_event: called with the new
     state and the events of each change, from the event loop; must not block. tick_seconds: at most this long between ticks.
+    key: proves to clients that this is the server they were told of; a new one for this start when None. state_dir: folder that
+    keeps the state, which goes on from there at the next start; None keeps nothing. allow_list: file with the public keys that
+    may log in; None lets everybody in. withdraw_on_disconnect: a member away for longer than reconnect_seconds is withdrawn.
+    opening: the run's own configuration, where that of `state` is only for the time before the first round.
     """
 
     state: CoordinatorState
@@ -62,6 +67,11 @@ class ServerContext:
     data: DataProvider | None = None
     data_port: int | None = None
     withdraw_on_disconnect: bool = True
+    reconnect_seconds: float = 10.0
+    key: SecretKey | None = None
+    state_dir: Path | None = None
+    allow_list: Path | None = None
+    opening: CoordinatorConfig | None = None
     on_event: Callable[[CoordinatorState, tuple[Event, ...]], None] | None = None
     tick_seconds: float = 0.25
 

@@ -32,11 +32,20 @@ class ClientSettings(_ProgramSettings):
     """Everything `psyche client train` can be told."""
 
     run_id: str = Field(min_length=1, max_length=64, description="Run to take part in; the server must host the same.")
-    server_addr: str = Field(description="The coordinator as the backend names it; for tcp `host:port`.")
+    server_addr: str = Field(
+        description=(
+            "The coordinator as the backend names it; for tcp `host:port#KEY`, as the server prints it when it starts. KEY is "
+            "the server's public key: whoever answers must prove to hold it. A server on this machine may go without; "
+            "`host:port#insecure` trusts whoever answers."
+        )
+    )
     identity_secret_key_path: Path | None = Field(
         default=None, description="File with our 32-byte Ed25519 key. Without it we are somebody new each time."
     )
     backend: str = Field(default="tcp", description="Coordinator backend, by plugin name.")
+    reconnect_seconds: float = Field(
+        default=300.0, ge=0, description="Seconds to try to come back when the coordinator is lost, before giving up."
+    )
     transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
     bind_p2p_interface: str = Field(
         default="auto", description="Address to bind for peers; auto: the local address that reaches the server."
@@ -62,7 +71,7 @@ class ClientSettings(_ProgramSettings):
     @classmethod
     def _address_is_not_empty(cls, value: str) -> str:
         if not value.strip():
-            message = "must not be empty; write host:port, for instance 127.0.0.1:20000"
+            message = "must not be empty; write host:port#KEY as the server prints it, or 127.0.0.1:20000 for one on this machine"
             raise ValueError(message)
 
         return value.strip()
@@ -84,7 +93,41 @@ class ServerSettings(_ProgramSettings):
     server_port: int = Field(default=0, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
     backend: str = Field(default="tcp", description="Coordinator backend to host, by plugin name.")
-    withdraw_on_disconnect: bool = Field(default=True, description="A client whose connection is lost leaves the epoch.")
+    identity_secret_key_path: Path | None = Field(
+        default=None,
+        description=(
+            "File with the server's 32-byte Ed25519 key, whose public half clients are given (`openssl rand 32 > server.key`). "
+            "Without it: server.key in --save-state-dir, made at the first start; without that a new key at each start."
+        ),
+    )
+    save_state_dir: Path | None = Field(
+        default=None,
+        description=(
+            "Folder to keep the run's state in. Every change is on disk before a client hears of it; started again with the same "
+            "folder, the server goes on where it was, and clients come back by themselves. Without it a stopped run is lost."
+        ),
+    )
+    allow_list: Path | None = Field(
+        default=None,
+        description=(
+            "File with the public keys that may take part, 64 hex digits a line, # for comments; read again when it changes, and "
+            "who is taken off it is put out. A client's key: `psyche client show-identity`. Without it everybody may."
+        ),
+    )
+    withdraw_on_disconnect: bool = Field(
+        default=True, description="A client that is lost and does not come back in --reconnect-seconds leaves the epoch."
+    )
+    reconnect_seconds: float = Field(
+        default=10.0, ge=0, description="Seconds a lost client has to come back; 0: none. After a restart of the server it is 20."
+    )
+    init_warmup_time: int | None = Field(
+        default=None,
+        ge=1,
+        description="Seconds of warmup until the first round, in place of the run's warmup_time: first downloads take longest.",
+    )
+    init_min_clients: int | None = Field(
+        default=None, ge=1, description="Clients needed for the first epoch, in place of the run's init_min_clients."
+    )
     logs: Logs = Field(default="auto", description="auto and console: lines; json: one event per line; none: nothing")
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
 
@@ -105,6 +148,20 @@ class TestnetSettings(_ProgramSettings):
     micro_batch_size: int = Field(default=8, ge=1, description="Sequences per forward pass of each client.")
     device: str = Field(default="cpu", description="Device of every client: cpu, cuda, …")
     torch_threads: int = Field(default=1, ge=1, description="CPU threads of each client.")
+    random_kill_num: int = Field(
+        default=0, ge=0, description="Clients to kill (kill -9) at each interval and to start again; 0 kills nobody."
+    )
+    random_kill_interval: float = Field(
+        default=120.0,
+        gt=0,
+        description="Seconds between kills; longer where too few clients have come back for the run to go on.",
+    )
+    random_kill_seed: int | None = Field(
+        default=None, description="Seed of the choice of victims; drawn and told when not given."
+    )
+    allowed_to_kill: str | None = Field(
+        default=None, description="Numbers of the clients that may be killed, for instance 1,2; all of them when not given."
+    )
     time_limit: float | None = Field(default=None, gt=0, description="Fail when the run takes longer, in seconds.")
     require_steps: int = Field(default=0, ge=0, description="Fail unless this many steps were trained and applied.")
     require_epochs: int = Field(default=0, ge=0, description="Fail unless this many epochs were completed by all.")
@@ -112,6 +169,20 @@ class TestnetSettings(_ProgramSettings):
     logs: Literal["auto", "console", "none"] = Field(
         default="auto", description="auto: live panel on a terminal, lines elsewhere; console: lines; none: nothing"
     )
+
+    @field_validator("allowed_to_kill")
+    @classmethod
+    def _numbers_with_commas(cls, value: str | None) -> str | None:
+        if value is not None and not all(part.strip().isdecimal() for part in value.split(",")):
+            message = "must be numbers of clients with commas between, for instance 1,2"
+            raise ValueError(message)
+
+        return value
+
+    @property
+    def mortal(self) -> frozenset[int] | None:
+        """Numbers of the clients that may be killed, None for all."""
+        return None if self.allowed_to_kill is None else frozenset(map(int, self.allowed_to_kill.split(",")))
 
 
 _Settings = TypeVar("_Settings", bound=_ProgramSettings)

@@ -22,7 +22,7 @@ def client() -> None:
 
 @client.command(
     epilog=example(
-        "psyche client train --run-id first-light --server-addr 203.0.113.7:20000 -i me.key --checkpoint-dir checkpoints",
+        "psyche client train --run-id first-light --server-addr 203.0.113.7:20000#KEY -i me.key --checkpoint-dir checkpoints",
         note=ENVIRONMENT_NOTE,
     )
 )

@@ -61,7 +61,7 @@ def load_run(state: Path, data_config: Path | None, registry: PluginRegistry) ->
 
 def _port(address: str) -> int:
     """The port of the `host:port` that clients will ask for training data; the server must listen just there."""
-    port = address.rpartition(":")[2] if ":" in address else ""
+    port = address.partition("#")[0].rpartition(":")[2] if ":" in address else ""
     if not port.isdecimal() or not 0 < int(port) < 65536:
         message = f'model.LLM.data_location.Server = "{address}": must be host:port, for instance 127.0.0.1:20001'
         raise ConfigError(message)

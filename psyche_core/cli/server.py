@@ -20,11 +20,18 @@ def server() -> None:
 
 
 @server.command(
-    epilog=example("psyche server run --state state.toml --data-config data.toml --server-port 20000", note=ENVIRONMENT_NOTE)
+    epilog=example(
+        "psyche server run --state state.toml --data-config data.toml --server-port 20000 --save-state-dir saved",
+        note=ENVIRONMENT_NOTE,
+    )
 )
 @settings_options(ServerSettings)
 def run(**given: Any) -> int:
-    """Host a run until it is finished."""
+    """Host a run until it is finished.
+
+    Clients need the address it prints, with the server's public key after the #. Ctrl-C stops it; with --save-state-dir it goes
+    on from there when it is started again. SIGUSR1 pauses the run after the epoch's last results are applied, or lets it go on.
+    """
     settings = load_settings(ServerSettings, given)
     log_to_stderr()
     from psyche_core.cli.serving import serve_run

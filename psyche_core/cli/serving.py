@@ -7,9 +7,11 @@ program ends when the run is finished and everybody was told. Imports no torch.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
 
 import anyio
 import anyio.to_thread
@@ -19,14 +21,18 @@ from psyche_core.builtin.text_corpus import TextProgress, prepare_text
 from psyche_core.cli.run_files import load_run
 from psyche_core.client.report import Ended, PhaseChanged, Problem, Report, Started
 from psyche_core.coordinator import new_state
-from psyche_core.coordinator.commands import ClientsExited, Event
+from psyche_core.coordinator.commands import ClientsExited, Command, Event, Pause, Resume
 from psyche_core.coordinator.state import CoordinatorState, Progress
-from psyche_core.errors import BackendError, UserError
+from psyche_core.errors import BackendError, ConfigError, CoordinatorError, UserError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.plugins import PluginRegistry
-from psyche_core.run_config import DataFile
+from psyche_core.run_config import CoordinatorConfig, DataFile, RunFile, check_config
 from psyche_core.settings import ServerSettings
 from psyche_core.types import RunState
+from psyche_core.wire.signing import SecretKey
+
+KEY_FILE = "server.key"
+"""Name of the server's own key in the folder with the saved state."""
 
 
 async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: Report) -> Ended:
@@ -37,11 +43,13 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
         message = f"the backend {settings.backend} is not one that somebody hosts; it needs no server"
         raise UserError(message)
 
+    key = await anyio.to_thread.run_sync(server_key, settings)
+    config = first_config(files.run, settings)
     data = await _open_data(files.data) if files.data is not None else None
     progress = files.run.progress
     state = new_state(
         files.run.run_id,
-        files.run.config,
+        config,
         files.run.model,
         progress=Progress(progress.epoch, progress.step, progress.epoch_start_data_index),
         now=int(time.time()),
@@ -53,6 +61,11 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
         data=data,
         data_port=files.data_port,
         withdraw_on_disconnect=settings.withdraw_on_disconnect,
+        reconnect_seconds=settings.reconnect_seconds,
+        key=key,
+        state_dir=settings.save_state_dir,
+        allow_list=settings.allow_list,
+        opening=files.run.config if config != files.run.config else None,
         on_event=phase_reporter(report),
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -64,8 +77,12 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
             message = f"cannot listen on {settings.host}:{settings.server_port}: {error.strerror}; choose another --server-port"
             raise UserError(message) from error
 
-        report(Started("server", "", files.run.run_id, server.address))
-        await server.serve()
+        report(Started("server", key.public.hex(), files.run.run_id, server.address))
+        async with anyio.create_task_group() as tasks:
+            if isinstance(server, OwnersDoor):
+                tasks.start_soon(_pause_on_signal, server, report)
+            await server.serve()
+            tasks.cancel_scope.cancel()
         if server.state.run_state is not RunState.Finished:
             message = f"the server stopped in {server.state.run_state.name}, before the run was finished"
             raise BackendError(message)
@@ -73,6 +90,60 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
         ended = Ended(f"the run finished after {server.state.progress.step - 1} steps", success=True)
         report(ended)
         return ended
+
+
+@runtime_checkable
+class OwnersDoor(Protocol):
+    """A server that takes the owner's commands from this process."""
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The state now."""
+
+    def submit(self, command: Command) -> None:
+        """Apply a command of the run's owner. Raises CoordinatorError."""
+
+
+def server_key(settings: ServerSettings) -> SecretKey:
+    """The key that proves to clients which server this is. Raises IdentityError for a key file that cannot be used."""
+    if settings.identity_secret_key_path is not None:
+        return SecretKey.load(settings.identity_secret_key_path)
+    if settings.save_state_dir is None:
+        return SecretKey.generate()
+
+    path = settings.save_state_dir / KEY_FILE
+    if not path.exists():
+        SecretKey.generate().save(path)
+    return SecretKey.load(path)
+
+
+def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
+    """The run's configuration until its first round: as in its file, but for what --init-… say. Raises ConfigError."""
+    changes = {"warmup_time": settings.init_warmup_time, "init_min_clients": settings.init_min_clients}
+    given = {name: value for name, value in changes.items() if value is not None}
+    config = run.config.model_copy(update=given)
+    try:
+        check_config(config)
+    except ConfigError as error:
+        message = f"with --init-warmup-time or --init-min-clients as given: {error}"
+        raise ConfigError(message) from error
+
+    return config
+
+
+async def _pause_on_signal(server: OwnersDoor, report: Report) -> None:
+    """SIGUSR1 pauses the run, or lets a paused one go on. There is no such signal on Windows."""
+    number = getattr(signal, "SIGUSR1", None)
+    if number is None:
+        return
+
+    with anyio.open_signal_receiver(number) as signals:
+        async for _ in signals:
+            command = Resume() if server.state.run_state is RunState.Paused else Pause()
+            try:
+                server.submit(command)
+            except CoordinatorError as error:
+                report(Problem("warning", f"{type(command).__name__} was refused: {error.message}"))
 
 
 def phase_reporter(report: Report) -> Callable[[CoordinatorState, tuple[Event, ...]], None]:

@@ -1,29 +1,88 @@
-"""`host:port` texts: `127.0.0.1:20000`, `example.org:20000`, `[::1]:20000`."""
+"""`host:port#KEY` texts: where a server is and which public key proves that it is the right one.
+
+    127.0.0.1:20000                     a server on this machine; whoever can listen here is already inside, so no key is needed
+    example.org:20000#8f40…(64 digits)  the server must prove that it holds this Ed25519 key
+    example.org:20000#insecure          any server will do, said in so many words: encrypted, but perhaps with an impostor
+
+Refuses a server elsewhere without a key: TLS with a stranger keeps eavesdroppers out, not the stranger.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import os
+from dataclasses import dataclass
 
 from psyche_core.errors import UserError
 
+INSECURE = "insecure"
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port. Raises UserError with one sentence."""
-    host, colon, port = text.strip().rpartition(":")
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """host, port; key: the 32 bytes the server must prove to hold, None for a server that need not prove anything."""
+
+    host: str
+    port: int
+    key: bytes | None = None
+
+    def __str__(self) -> str:
+        return format_address(self.host, self.port)
+
+
+def parse_address(text: str) -> ServerAddress:
+    """Read `host:port`, `host:port#KEY` or `host:port#insecure`. Raises UserError with one sentence."""
+    place, mark, proof = text.strip().partition("#")
+    host, colon, port = place.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
         host = ""
     if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 2**16:
-        message = f"expected a server address like 127.0.0.1:20000 or [::1]:20000, got {text!r}"
+        message = f"expected a server address like 127.0.0.1:20000#KEY or [::1]:20000#KEY, got {text!r}"
         raise UserError(message)
 
-    return host, int(port)
+    if not mark:
+        if not is_local(host):
+            message = (
+                f"{place} is not this machine, so the server there must prove who it is: write {place}#KEY with the 64 hex "
+                f"digits its owner gives you (the server prints them when it starts), or {place}#{INSECURE} to trust whoever "
+                "answers"
+            )
+            raise UserError(message)
+
+        return ServerAddress(host, int(port))
+
+    return ServerAddress(host, int(port), None if proof == INSECURE else _key(proof))
 
 
-def format_address(host: str, port: int) -> str:
+def format_address(host: str, port: int, key: bytes | None = None) -> str:
     """The text `parse_address` reads."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return place if key is None else f"{place}#{key.hex()}"
+
+
+def is_local(host: str) -> bool:
+    """Whether a host can only be this machine."""
+    if host == "localhost":
+        return True
+
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _key(text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        message = f"after the # of a server address comes the server's key, 64 hex digits, or {INSECURE}; got {text[:80]!r}"
+        raise UserError(message)
+
+    return key
 
 
 def reason(error: BaseException) -> str:
@@ -37,10 +96,10 @@ def reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
 
-    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0 and type(error).__module__ != "ssl":
         return os.strerror(error.errno)
 
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
 
-    return str(error) or type(error).__name__
+    return str(error) or f"the connection was closed ({type(error).__name__})"

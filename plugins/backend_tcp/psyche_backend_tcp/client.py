@@ -2,7 +2,9 @@
 
 Decided here: one background task owns the socket and alone reads and writes it; requests wait in a table until they are
 answered and are sent again, under the same number, on a new connection (the server remembers its answers, so nothing happens
-twice); a join is repeated after a loss. The task is a plain asyncio task and not an anyio task group, because a group's scope
+twice); a join is repeated after a loss, and the server is told which state we still have, so that it sends only what changed.
+Between tries it waits for longer and longer, and for a random part of that, so that the members of a restarted server do not come
+all at once. The task is a plain asyncio task and not an anyio task group, because a group's scope
 would have to be left by the task and in the order it was entered in, while `aclose` may be called from anywhere. Refuses to fight
 for a key: when it logs in elsewhere, this connection ends.
 """
@@ -13,6 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import random
 import secrets
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,7 +23,7 @@ from typing import Self
 
 import anyio
 
-from psyche_backend_tcp.addresses import format_address, parse_address, reason
+from psyche_backend_tcp.addresses import parse_address, reason
 from psyche_backend_tcp.dialer import Link, dial
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES
 from psyche_backend_tcp.listener import CONNECTION_LOST
@@ -36,13 +39,20 @@ from psyche_core.types import NodeIdentity, RunState
 logger = logging.getLogger("psyche.backend.tcp")
 
 CONNECT_SECONDS = 10.0
-RETRY_SECONDS = 0.1
+FIRST_TRIES = 3
+RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 5.0
+"""Longest wait between two tries; a server that was restarted waits longer than this for its members."""
 SILENT_PINGS = 3.0
 """A server that was not heard of for this many ping intervals is lost."""
 
-_FINAL = frozenset({"Replaced", "Finished", "WrongRun", "WrongVersion", "WrongService", "BadSignature", "BadLogin"})
+_FINAL = frozenset(
+    {"Replaced", "Finished", "WrongRun", "VersionMismatch", "WrongService", "BadSignature", "BadLogin", "NotAllowed"}
+)
 """Good-byes after which trying again is of no use."""
+
+_LATER = frozenset({"Busy", "RateLimited"})
+"""Refusals after which trying again is all there is to do."""
 
 
 @dataclass(slots=True)
@@ -64,8 +74,8 @@ class TcpBackend(Backend):
     """The TCP backend of a client. Entering connects and logs in."""
 
     def __init__(self, context: BackendContext) -> None:
-        """Raises UserError for a malformed address."""
-        self._host, self._port = parse_address(context.address)
+        """Raises UserError for a malformed address, or one elsewhere without the server's key."""
+        self._address = parse_address(context.address)
         self._context = context
         self._identity = NodeIdentity(context.key.public, context.key.public)
         self._numbers = itertools.count(secrets.randbits(63))
@@ -78,6 +88,8 @@ class TcpBackend(Backend):
         self._closed: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
+        self._session = Session()
+        self._jitter = random.SystemRandom()
         self.reconnects = 0
 
     @classmethod
@@ -86,8 +98,8 @@ class TcpBackend(Backend):
         return cls(context)
 
     async def __aenter__(self) -> Self:
-        """Connect. Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (WrongRun, Busy, …)."""
-        self._link = link = await self._dial(CONNECT_SECONDS)
+        """Connect. Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (WrongServer, WrongRun, …)."""
+        self._link = link = await self._first_dial()
         self._task = asyncio.create_task(self._run(link), name=f"tcp backend {self._identity}")
         return self
 
@@ -176,16 +188,29 @@ class TcpBackend(Backend):
 
     async def _dial(self, timeout: float) -> Link:
         return await dial(
-            self._host,
-            self._port,
+            self._address,
             service=COORDINATOR,
             key=self._context.key,
             run_id=self._context.run_id,
             timeout=timeout,
+            known=self._session.begin(),
         )
 
+    async def _first_dial(self) -> Link:
+        """The first connection: a busy server is tried again a few times, everything else is for the user to hear at once."""
+        for trial in range(1, FIRST_TRIES):
+            try:
+                return await self._dial(CONNECT_SECONDS)
+            except CommandRefused as error:
+                if error.code not in _LATER:
+                    raise
+                logger.info("%s; trying again", error)
+                await anyio.sleep(self._jitter.uniform(0.5, 1.0) * trial)
+
+        return await self._dial(CONNECT_SECONDS)
+
     async def _run(self, link: Link) -> None:
-        server = format_address(self._host, self._port)
+        server = str(self._address)
         try:
             while True:
                 lost = await self._converse(link)
@@ -219,7 +244,8 @@ class TcpBackend(Backend):
             except BackendError as error:
                 last = error
 
-            await anyio.sleep(min(pause, max(0.0, deadline - anyio.current_time())))
+            left = max(0.0, deadline - anyio.current_time())
+            await anyio.sleep(min(self._jitter.uniform(pause / 2, pause), left))
             pause = min(2 * pause, MAX_RETRY_SECONDS)
 
         message = f"the coordinator was lost ({lost}) and did not come back within {self._context.retry_seconds:g} s: {last}"
@@ -252,11 +278,10 @@ class TcpBackend(Backend):
         return result
 
     async def _read(self, link: Link, replies: deque[bytes]) -> _Lost:
-        session = Session()
         while True:
             try:
                 with anyio.fail_after(SILENT_PINGS * link.ping_seconds):
-                    received = session.receive(await link.frames.receive())
+                    received = self._session.receive(await link.frames.receive())
             except TimeoutError:
                 return _Lost(f"nothing was heard for {SILENT_PINGS * link.ping_seconds:g} s")
             except CONNECTION_LOST:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from psyche_backend_tcp.addresses import parse_address, reason
 from psyche_backend_tcp.data_protocol import (
     MAX_INTERVALS,
+    DataBye,
     SamplesChunk,
     SamplesHead,
     SamplesRefusal,
@@ -38,7 +39,7 @@ MAX_RETRY_SECONDS = 2.0
 
 
 class ServerSettings(BaseModel):
-    """`data_location.Server = "host:port"`. location: the data server's address."""
+    """`data_location.Server = "host:port"`. location: the data server's address; the run's server adds its own `#KEY`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,8 +57,8 @@ class ServerData(DataProvider):
 
         settings = context.settings
         location = settings.location if isinstance(settings, ServerSettings) else settings["location"]
-        self._host, self._port = parse_address(location)
-        self._location = location
+        self._address = parse_address(location)
+        self._location = str(self._address)
         self._key = context.key
         self._sequence_length = context.sequence_length
         self._num_sequences = 0
@@ -104,7 +105,7 @@ class ServerData(DataProvider):
                             pieces.append(await self._ask(piece, timeout))
                             break
                         except (*CONNECTION_LOST, WireError, BackendError) as error:
-                            if isinstance(error, CommandRefused) and error.code != "Busy":
+                            if isinstance(error, CommandRefused) and error.code not in ("Busy", "RateLimited"):
                                 raise DataError(f"the data server at {self._location} refuses us: {error}") from error
                             lost = error
                             await self._drop()
@@ -146,7 +147,7 @@ class ServerData(DataProvider):
             message = "the data provider is closed"
             raise DataError(message)
 
-        link = await dial(self._host, self._port, service=DATA, key=self._key, run_id=None, timeout=timeout)
+        link = await dial(self._address, service=DATA, key=self._key, run_id=None, timeout=timeout)
         facts = link.hello.facts
         try:
             self._check(facts.get("sequence_length"), facts.get("num_sequences"), facts.get("token_size"))
@@ -193,6 +194,10 @@ class ServerData(DataProvider):
         announced = False
         while not announced or len(tokens) < expected:
             message = decode_data(await link.frames.receive())
+            if isinstance(message, DataBye):
+                text = f"the data server at {self._location} closed the connection: {message.code}: {message.sentence}"
+                raise DataError(text)
+
             if message.number != self._number:
                 continue  # of a request that was given up
 

@@ -4,6 +4,7 @@
     [1, id, [[first, last], ...]]          [1, id, count, bytes]     the samples follow in chunks of raw bytes
                                            [2, id, chunk]            until that many bytes have come
                                            [3, id, code, sentence]   refused, or the data cannot be read
+                                           [4, code, sentence]       bye, the connection is closed
 
 Decided: a member of the epoch may read the intervals of its own shares in the rounds the coordinator stores, and nothing else.
 Token size and sequence length are facts of the server's hello. Refuses everything else with a code and a sentence.
@@ -69,7 +70,15 @@ class SamplesRefusal:
     sentence: str
 
 
-DataMessage = SamplesHead | SamplesChunk | SamplesRefusal
+@dataclass(frozen=True, slots=True)
+class DataBye:
+    """The last frame before the server closes the connection."""
+
+    code: str
+    sentence: str
+
+
+DataMessage = SamplesHead | SamplesChunk | SamplesRefusal | DataBye
 
 
 def encode_request(request: SamplesRequest) -> bytes:
@@ -105,6 +114,8 @@ def encode_data(message: DataMessage) -> bytes:
             return encode([2, number, chunk])
         case SamplesRefusal(number, code, sentence):
             return encode([3, number, code, sentence])
+        case DataBye(code, sentence):
+            return encode([4, code, sentence])
 
 
 def decode_data(payload: bytes) -> DataMessage:
@@ -116,6 +127,8 @@ def decode_data(payload: bytes) -> DataMessage:
             return SamplesChunk(number, chunk)
         case [3, int() as number, str() as code, str() as sentence]:
             return SamplesRefusal(number, code, sentence)
+        case [4, str() as code, str() as sentence]:
+            return DataBye(code, sentence)
         case _:
             message = "not a message of a data server"
             raise WireError(message)

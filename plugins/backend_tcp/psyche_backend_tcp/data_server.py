@@ -7,6 +7,7 @@ answer, never an end of the server.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ import anyio
 
 from psyche_backend_tcp.data_protocol import (
     CHUNK_BYTES,
+    DataBye,
     RequestRefused,
     SamplesChunk,
     SamplesHead,
@@ -30,6 +32,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId, NodeIdentity
+from psyche_core.wire.signing import SecretKey
 
 logger = logging.getLogger("psyche.backend.tcp")
 
@@ -64,12 +67,17 @@ class DataServer:
         port: int,
         *,
         run_id: str,
+        key: SecretKey,
         limits: Limits,
         state: Callable[[], CoordinatorState],
+        allowed: Callable[[bytes], bool] | None = None,
     ) -> DataServer:
-        """Start listening. Reads one sample to learn the token size. Raises UserError (host, port), DataError, TimeoutError."""
+        """Start listening. Reads one sample to learn the token size. Raises UserError (host, port), DataError, TimeoutError.
+
+        key: proves to clients who we are, the coordinator's. allowed: whether a key may log in; None lets all in.
+        """
         first = await provider.read([BatchId(0, 0)], timeout=READ_SECONDS)
-        listener = await Listener.bind(host, port, service=DATA, run_id=run_id, limits=limits)
+        listener = await Listener.bind(host, port, service=DATA, run_id=run_id, key=key, limits=limits, allowed=allowed)
         listener.facts = {
             "sequence_length": provider.sequence_length,
             "num_sequences": provider.num_sequences,
@@ -85,6 +93,10 @@ class DataServer:
     async def serve(self) -> None:
         """Answer requests until cancelled or closed."""
         await self._listener.serve(self._attend)
+
+    def expel(self, may: Callable[[bytes], bool]) -> None:
+        """Close the connections of keys that may not be here any more."""
+        self._listener.expel(may)
 
     async def aclose(self) -> None:
         """Stop listening; idempotent."""
@@ -108,18 +120,24 @@ class DataServer:
 
     async def _read(self, visitor: Visitor, queue: anyio.abc.ObjectSendStream[SamplesRequest]) -> None:
         """Queue requests; a full queue is waited for, so a peer that asks too much is simply not read."""
-        bucket = TokenBucket(rate=self._limits.requests_per_second, burst=self._limits.burst, now=anyio.current_time())
+        limits, now = self._limits, anyio.current_time()
+        requests = TokenBucket(rate=limits.requests_per_second, burst=limits.burst, now=now)
+        sizes = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now)
         while True:
             try:
-                request = decode_request(await visitor.frames.receive())
+                payload = await visitor.frames.receive()
+                request = decode_request(payload)
             except CONNECTION_LOST:
                 return
             except WireError as error:
                 logger.info("closed a data connection: %s", error)
+                with anyio.move_on_after(limits.send_seconds), contextlib.suppress(*CONNECTION_LOST):
+                    await visitor.frames.send(encode_data(DataBye("BadMessage", str(error))))
                 return
 
             await queue.send(request)
-            await anyio.sleep(bucket.take(anyio.current_time()))
+            now = anyio.current_time()
+            await anyio.sleep(max(requests.take(now), sizes.take(now, len(payload))))
 
     async def _answer(self, visitor: Visitor, identity: NodeIdentity, request: SamplesRequest) -> None:
         try:

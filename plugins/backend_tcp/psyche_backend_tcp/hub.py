@@ -1,20 +1,23 @@
-"""The server's decisions, without sockets or clocks: logged-in connections and their frames in, frames for each of them out.
+"""The server's decisions, without sockets, clocks or disks: logged-in connections and their frames in, frames for each out.
 
 Decided here: one connection for each key, the newer one wins and the end of the older withdraws nobody; a lost member may come
 back for a while; states are not queued: what a connection is missing is computed when it can be sent, so a slow reader gets
-fewer, merged changes and nothing is kept for it; nothing is sent when nothing changed. An answer is remembered for a while, so
-that a request repeated after a lost connection is not carried out twice. Refuses the owner's
-commands from connections: those are `submit`ted.
+fewer, merged changes and nothing is kept for it; nothing is sent when nothing changed.
+
+Write-ahead: nothing that follows from a change, neither the state nor the answer to the request that made it, leaves before the
+shell says with `saved` that the change is on disk. While one is being written, the next ones gather and are written together.
+After a restart the coordinator's clock stands until the members are back, so that a phase whose time ran out meanwhile does not
+end in front of an empty house. Refuses the owner's commands from connections: those are `submit`ted.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
+from psyche_backend_tcp.documents import Document, Documents, Draft
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, SERVER_FRAME, Limits, TokenBucket
 from psyche_backend_tcp.protocol import (
     Answer,
@@ -23,28 +26,23 @@ from psyche_backend_tcp.protocol import (
     CommandRequest,
     Heartbeat,
     JoinRequest,
-    Patch,
-    Whole,
     WholeRequest,
     decode_client,
     decode_command,
-    document_digest,
     encode_server,
-    make_document,
 )
+from psyche_backend_tcp.roster import Roster
 from psyche_core.coordinator.commands import Command, Event, Join, Tick, Withdraw
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator.transitions import apply
 from psyche_core.errors import CoordinatorError, WireError
-from psyche_core.types import NodeIdentity, RunState
-from psyche_core.wire.diff import diff
+from psyche_core.run_config import CoordinatorConfig
+from psyche_core.types import ClientState, NodeIdentity, RunState
 
 logger = logging.getLogger("psyche.backend.tcp")
 
 WHOLE_COST = 20.0
 """Requests that one request for the whole document counts as."""
-
-REMEMBERED_ANSWERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,70 +54,107 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
-    revision: int
-    tree: dict[str, Any]
-    digest: bytes
+class Unsaved:
+    """What is to be on disk before anybody hears of it. version counts changes; draft is None where they cancelled out.
+
+    opening: the run's own configuration, while the state has another one for its first epoch.
+    """
+
+    version: int
+    draft: Draft | None
+    opening: CoordinatorConfig | None
 
 
 @dataclass(slots=True)
 class _Connection:
     identity: NodeIdentity
-    bucket: TokenBucket
+    sizes: TokenBucket
     heard: float
     pinged: float
     outbox: list[bytes] = field(default_factory=list)
-    known: _Document | None = None
+    held: deque[tuple[int, bytes]] = field(default_factory=deque)
+    known: Document | None = None
     closing: bool = False
-
-
-@dataclass(slots=True)
-class _Member:
-    """What is kept for a key beyond its connection."""
-
-    connection: int | None = None
-    address: bytes | None = None
-    lost_at: float | None = None
-    answers: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
 
 
 class Hub:
     """The coordinator's state and everybody connected to it.
 
-    draw_seed: called for each command, a u64 from a source nobody can predict. After any call the shell collects `take_stirred`
-    (connections whose `outgoing` is worth asking) and `take_changes`.
+    draw_seed: called for each command, a u64 from a source nobody can predict. opening: the configuration that takes the place of
+    the state's at the first round. addresses: of the members of a state that is taken up again, with `began`, the moment of that.
+    After any call the shell collects `take_unsaved` (to be written and confirmed with `saved`), then `take_stirred` (connections
+    whose `outgoing` is worth asking) and `take_changes`.
     """
 
     def __init__(
-        self, state: CoordinatorState, limits: Limits, *, draw_seed: Callable[[], int], withdraw_on_disconnect: bool = True
+        self,
+        state: CoordinatorState,
+        limits: Limits,
+        *,
+        draw_seed: Callable[[], int],
+        withdraw_on_disconnect: bool = True,
+        opening: CoordinatorConfig | None = None,
+        addresses: Mapping[bytes, bytes] | None = None,
+        began: Moment | None = None,
     ) -> None:
         self._state = state
         self._limits = limits
         self._draw_seed = draw_seed
         self._withdraw = withdraw_on_disconnect
+        self._opening = opening
         self._connections: dict[int, _Connection] = {}
-        self._members: dict[bytes, _Member] = {}
+        self._roster = Roster(limits)
+        self._reopening_until: float | None = None
+        if began is not None:
+            self._roster.restore(addresses or {}, self._members(), began.monotonic)
+            self._reopening_until = began.monotonic + limits.reopening_seconds
         self._next_number = 1
         self._stirred: set[int] = set()
-        self._changes: list[tuple[CoordinatorState, tuple[Event, ...]]] = []
-        self._document = self._new_document(1)
-        self._stale = False
-        self._frames: dict[int, bytes] = {}
+        self._changes: deque[tuple[int, CoordinatorState, tuple[Event, ...]]] = deque()
+        self._documents = Documents(state, self._roster.addresses(self._members()))
+        self._version = self._taken = self._saved = 0
 
     @property
     def state(self) -> CoordinatorState:
-        """The state now."""
+        """The state now; it may be ahead of what members were told."""
         return self._state
 
     @property
-    def revision(self) -> int:
-        """Counts documents from 1; a document is counted when it is first wanted by a connection."""
-        return self._document.revision
+    def versions(self) -> int:
+        """How many documents were published."""
+        return self._documents.versions
+
+    @property
+    def digest(self) -> bytes:
+        """Hash of the newest published document."""
+        return self._documents.newest.digest
 
     @property
     def connected(self) -> int:
         """Connections that are not closed yet."""
         return len(self._connections)
+
+    @property
+    def reopening(self) -> bool:
+        """Whether the coordinator's clock stands, after a restart."""
+        return self._reopening_until is not None
+
+    def take_unsaved(self) -> Unsaved | None:
+        """What changed since the last call, None when nothing did. Nobody hears of it before `saved`."""
+        if self._taken == self._version:
+            return None
+
+        self._taken = self._version
+        draft = self._documents.draft(self._state, self._roster.addresses(self._members()))
+        return Unsaved(self._version, draft, self._opening)
+
+    def saved(self, unsaved: Unsaved) -> None:
+        """A change is on disk: its answers and its document may go out."""
+        self._saved = unsaved.version
+        if unsaved.draft is not None:
+            self._documents.publish(unsaved.draft)
+            self._stirred.update(self._connections)
+        self._stirred.update(number for number, connection in self._connections.items() if connection.held)
 
     def take_stirred(self) -> set[int]:
         """Connections with something to send or to be closed since the last call."""
@@ -127,24 +162,33 @@ class Hub:
         return stirred
 
     def take_changes(self) -> list[tuple[CoordinatorState, tuple[Event, ...]]]:
-        """States that differ from the one before, with their events, since the last call."""
-        changes, self._changes = self._changes, []
+        """Saved states that differ from the one before, with their events, since the last call."""
+        changes = []
+        while self._changes and self._changes[0][0] <= self._saved:
+            _, state, events = self._changes.popleft()
+            changes.append((state, events))
         return changes
 
     # ------------------------------------------------------------ connections
 
-    def connect(self, identity: NodeIdentity, moment: Moment) -> int:
-        """A key has logged in; the number of its connection. An older connection of the key is told and closed."""
+    def connect(self, identity: NodeIdentity, moment: Moment, *, known: bytes = b"") -> int:
+        """A key has logged in; the number of its connection. An older connection of the key is told and closed.
+
+        known: hash of the document the client still has.
+        """
         number = self._next_number
         self._next_number += 1
-        member = self._members.setdefault(identity.signer, _Member())
-        if member.connection is not None:
-            self._say_bye(member.connection, "Replaced", "the same key has logged in again, on another connection")
+        entry = self._roster.known(identity.signer, moment.monotonic)
+        if entry.connection is not None:
+            self._say_bye(entry.connection, "Replaced", "the same key has logged in again, on another connection")
 
-        member.connection = number
-        member.lost_at = None
-        bucket = TokenBucket(rate=self._limits.requests_per_second, burst=self._limits.burst, now=moment.monotonic)
-        self._connections[number] = _Connection(identity, bucket, heard=moment.monotonic, pinged=moment.monotonic)
+        entry.connection = number
+        entry.lost_at = None
+        limits = self._limits
+        bucket = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=moment.monotonic)
+        self._connections[number] = _Connection(
+            identity, bucket, heard=moment.monotonic, pinged=moment.monotonic, known=self._documents.named(known)
+        )
         self._stirred.add(number)
         return number
 
@@ -154,14 +198,22 @@ class Hub:
         if connection is None:
             return
 
-        signer = connection.identity.signer
-        member = self._members[signer]
-        if member.connection != number:
+        entry = self._roster[connection.identity.signer]
+        if entry.connection != number:
             return
 
-        member.connection = None
-        member.lost_at = moment.monotonic
+        entry.connection = None
+        entry.lost_at = moment.monotonic
         self._settle_lost(moment)
+
+    def expel(self, may: Callable[[bytes], bool], moment: Moment) -> None:
+        """Close the connections of keys that may not take part any more, and withdraw those members."""
+        for number, connection in self._connections.items():
+            if not may(connection.identity.signer):
+                self._say_bye(number, "NotAllowed", "the run's owner took your key off the list of those who may take part")
+        for signer in self._members():
+            if not may(signer):
+                self._withdraw_member(signer, moment)
 
     def receive(self, number: int, payload: bytes, moment: Moment) -> float:
         """A frame of a connection; returns seconds to wait before reading the next. A bad one closes only this connection."""
@@ -177,10 +229,15 @@ class Hub:
             self._say_bye(number, "BadMessage", str(error))
             return 0.0
 
-        if len(connection.outbox) > self._limits.max_outbox:
+        if len(connection.outbox) + len(connection.held) > self._limits.max_outbox:
             connection.outbox.clear()
+            connection.held.clear()
             self._say_bye(number, "TooSlow", "the answers to your requests are not read")
-        return connection.bucket.take(moment.monotonic, WHOLE_COST if isinstance(message, WholeRequest) else 1.0)
+            return 0.0
+
+        requests = self._roster[connection.identity.signer].requests
+        cost = WHOLE_COST if isinstance(message, WholeRequest) else 1.0
+        return max(requests.take(moment.monotonic, cost), connection.sizes.take(moment.monotonic, len(payload)))
 
     def refuse(self, number: int, sentence: str) -> None:
         """A connection broke the rules below the messages."""
@@ -197,10 +254,12 @@ class Hub:
         if connection.closing:
             return frames
 
-        self._refresh()
-        if connection.known is not self._document:
-            frame = self._document_frame(connection.known)
-            connection.known = self._document
+        while connection.held and connection.held[0][0] <= self._saved:
+            frames.append(connection.held.popleft()[1])
+        newest = self._documents.newest
+        if connection.known is None or connection.known.digest != newest.digest:
+            frame = self._documents.frame(connection.known)
+            connection.known = newest
             if len(frame) > SERVER_FRAME:
                 logger.error("the state encodes to %d bytes, over the limit of %d", len(frame), SERVER_FRAME)
                 self._say_bye(number, "StateTooLarge", f"the run's state is over {SERVER_FRAME} bytes")
@@ -216,9 +275,11 @@ class Hub:
 
     @property
     def told(self) -> bool:
-        """Whether every connection was given the newest document."""
-        self._refresh()
-        return all(connection.known is self._document for connection in self._connections.values())
+        """Whether everything is saved and every connection was given the newest document."""
+        newest = self._documents.newest
+        return self._saved == self._version and all(
+            connection.known is not None and connection.known.digest == newest.digest for connection in self._connections.values()
+        )
 
     def close_all(self, code: str, sentence: str) -> None:
         """Say good-bye to every connection."""
@@ -226,6 +287,11 @@ class Hub:
             self._say_bye(number, code, sentence)
 
     # ------------------------------------------------------------ commands and time
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over."""
+        return self._state.run_state is RunState.Finished
 
     def submit(self, command: Command, moment: Moment) -> None:
         """Apply a command of the run's owner. Raises CoordinatorError."""
@@ -239,51 +305,65 @@ class Hub:
         for number, connection in self._connections.items():
             silent = moment.monotonic - connection.heard
             if silent >= self._limits.silence_seconds:
-                self._say_bye(number, "Silent", f"nothing was heard from you for {silent:.0f} s")
+                self._say_bye(number, "Silent", f"nothing whole was heard from you for {silent:.0f} s")
             elif min(silent, moment.monotonic - connection.pinged) >= self._limits.ping_seconds:
                 connection.pinged = moment.monotonic
                 self._send(number, encode_server(Heartbeat()))
 
     def _tick(self, moment: Moment) -> None:
-        if not self._state.run_state.halted:
+        if not self._state.run_state.halted and not self._clock_stands(moment):
             self._apply(Tick(), moment)
+
+    def _clock_stands(self, moment: Moment) -> bool:
+        if self._reopening_until is None:
+            return False
+
+        waiting = {identity.signer for identity in self._state.pending}
+        healthy = {client.id.signer for client in self._state.epoch.clients if client.state is ClientState.Healthy}
+        absent = [signer for signer in waiting | healthy if not self._roster.connected(signer)]
+        if absent and moment.monotonic < self._reopening_until:
+            return True
+
+        self._reopening_until = None
+        logger.info("the run goes on; %d of its members have not come back", len(absent))
+        return False
 
     def _apply(self, command: Command, moment: Moment) -> None:
         state, events = apply(self._state, command, moment.unix, self._draw_seed())
         if state == self._state and not events:
             return
 
+        if self._opening is not None and state.run_state.active:
+            state = replace(state, config=self._opening)
+            self._opening = None
         self._state = state
-        self._changes.append((state, events))
-        self._mark_stale()
+        self._version += 1
+        self._changes.append((self._version, state, events))
 
     def _settle_lost(self, moment: Moment) -> None:
-        """Withdraw members that did not come back in time, forget keys that are no members."""
-        current = {identity.signer for identity in self._current_members()}
-        for signer, member in list(self._members.items()):
-            if member.connection is not None or member.lost_at is None:
-                continue
+        """Withdraw members that did not come back in time."""
+        overdue = list(self._roster.overdue(self._members(), moment.monotonic))
+        if self._withdraw and not self._clock_stands(moment):
+            for signer in overdue:
+                self._withdraw_member(signer, moment)
 
-            if signer in current and not self._withdraw:
-                continue
-
-            if signer in current and moment.monotonic - member.lost_at < self._limits.reconnect_seconds:
-                continue
-
-            del self._members[signer]
-            if signer in current:
-                self._withdraw_lost(NodeIdentity(signer, signer), moment)
-
-    def _withdraw_lost(self, identity: NodeIdentity, moment: Moment) -> None:
-        self._mark_stale()  # its address goes, too
+    def _withdraw_member(self, signer: bytes, moment: Moment) -> None:
+        identity = NodeIdentity(signer, signer)
+        self._version += 1  # its address goes, too
+        self._roster.forget(signer)
         try:
             self._apply(Withdraw(identity), moment)
         except CoordinatorError as error:
-            logger.debug("no withdrawal of the lost %s: %s", identity, error)
+            logger.debug("no withdrawal of %s: %s", identity, error)
         else:
-            logger.info("%s did not come back and was withdrawn", identity)
+            logger.info("%s was withdrawn", identity)
 
         self._tick(moment)
+
+    def _members(self) -> set[bytes]:
+        """Signers of all who wait for an epoch or are in the running one."""
+        pending = {identity.signer for identity in self._state.pending}
+        return pending | {client.id.signer for client in self._state.epoch.clients}
 
     # ------------------------------------------------------------ requests
 
@@ -295,15 +375,13 @@ class Hub:
                 connection.known = None
                 self._stirred.add(number)
             case JoinRequest() | CommandRequest():
-                answers = self._members[connection.identity.signer].answers
-                answer = answers.get(message.number)
+                entry = self._roster[connection.identity.signer]
+                answer = entry.answered(message.number)
                 if answer is None:
                     answer = self._answer(connection.identity, message, moment)
-                    answers[message.number] = answer
-                    if len(answers) > REMEMBERED_ANSWERS:
-                        answers.popitem(last=False)
-
-                self._send(number, encode_server(answer))
+                    entry.remember(answer)
+                connection.held.append((self._version, encode_server(answer)))
+                self._stirred.add(number)
 
     def _answer(self, identity: NodeIdentity, request: JoinRequest | CommandRequest, moment: Moment) -> Answer:
         try:
@@ -328,58 +406,11 @@ class Hub:
             message = f"a transport address has at most {MAX_ADDRESS_BYTES} bytes, got {len(address)}"
             raise WireError(message)
 
-        if len(self._state.pending) >= self._limits.max_members and identity not in self._state.pending:
-            raise CoordinatorError("ClientsFull", f"{len(self._state.pending)} members are already waiting; try again later")
-
         self._apply(Join(identity), moment)
-        member = self._members[identity.signer]
-        if member.address != address:
-            member.address = address
-            self._mark_stale()
-
-    # ------------------------------------------------------------ documents
-
-    def _current_members(self) -> set[NodeIdentity]:
-        return {*self._state.pending, *(client.id for client in self._state.epoch.clients)}
-
-    def _new_document(self, revision: int) -> _Document:
-        addresses = {}
-        for identity in self._current_members():
-            member = self._members.get(identity.signer)
-            if member is not None and member.address is not None:
-                addresses[identity.signer] = member.address
-
-        tree = make_document(self._state, addresses)
-        return _Document(revision, tree, document_digest(tree))
-
-    def _mark_stale(self) -> None:
-        self._stale = True
-        self._stirred.update(self._connections)
-
-    def _refresh(self) -> None:
-        if not self._stale:
-            return
-
-        self._stale = False
-        document = self._new_document(self._document.revision + 1)
-        if document.digest != self._document.digest:
-            self._document = document
-            self._frames.clear()
-
-    def _document_frame(self, known: _Document | None) -> bytes:
-        """What leads from the document a connection knows to the newest; made once for all that know the same."""
-        now = self._document
-        key = 0 if known is None else known.revision
-        frame = self._frames.get(key)
-        if frame is not None:
-            return frame
-
-        if known is None:
-            frame = encode_server(Whole(now.revision, now.digest, now.tree))
-        else:
-            frame = encode_server(Patch(known.revision, now.revision, now.digest, diff(known.tree, now.tree) or [0, now.tree]))
-        self._frames[key] = frame
-        return frame
+        entry = self._roster[identity.signer]
+        if entry.address != address:
+            entry.address = address
+            self._version += 1
 
     # ------------------------------------------------------------ sending
 
@@ -393,8 +424,3 @@ class Hub:
         self._send(number, encode_server(Bye(code, sentence)))
         self._connections[number].closing = True
         self._stirred.add(number)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run is over."""
-        return self._state.run_state is RunState.Finished

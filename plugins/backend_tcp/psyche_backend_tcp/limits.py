@@ -21,35 +21,46 @@ MAX_ADDRESS_BYTES = 1024
 class Limits:
     """What a server grants. Times in seconds.
 
-    handshake_seconds: to log in after connecting. max_unauthenticated: connections not yet logged in; one more closes the oldest
-    of them, so that idle connections cannot lock members out. max_connections: logged-in ones.
-    reconnect_seconds: a lost member may come back within this time before it is withdrawn; 0 withdraws at once.
-    ping_seconds: a connection silent for so long is pinged; silence_seconds: and closed when silent for so long.
-    send_seconds: to take in one write. finish_seconds: after the run is finished, to leave.
-    requests_per_second, burst: token bucket of each connection; who asks faster is read more slowly.
-    max_outbox: answers not yet sent; who lets more pile up is closed. max_members: most members waiting for an epoch.
+    Before the login. handshake_seconds: for TLS and login together. max_unauthenticated: connections not yet logged in; one more
+    closes the oldest of them, so that idle connections cannot lock members out. max_unauthenticated_per_address: of them from one
+    address; one more is turned away.
+    At the login. max_connections: logged-in ones. max_connections_per_key: of one key; two, because a client that comes back may
+    be here before we know that its old connection is dead. logins_per_second, login_burst: of one key.
+    Members. reconnect_seconds: a lost one may come back within this time before it is withdrawn; 0 withdraws at once.
+    reopening_seconds: after a restart the coordinator's clock stands until all members are back, at most so long.
+    Connections. ping_seconds: a connection silent for so long is pinged; silence_seconds: and closed when no whole frame came for
+    so long, which also ends peers that send a frame drop by drop. send_seconds: to take in one write.
+    finish_seconds: after the run is finished, to leave.
+    requests_per_second, burst: token bucket of each key; bytes_per_second, burst_bytes: of each connection. Who sends faster is
+    read more slowly. max_outbox: answers not yet sent; who lets more pile up is closed.
     data_requests: most requests of one data connection under way; data_bytes: most bytes of one answer, unless one sample is
     larger.
     """
 
     handshake_seconds: float = 10.0
-    max_unauthenticated: int = 64
+    max_unauthenticated: int = 256
+    max_unauthenticated_per_address: int = 64
     max_connections: int = 512
-    reconnect_seconds: float = 5.0
+    max_connections_per_key: int = 2
+    logins_per_second: float = 0.5
+    login_burst: float = 20.0
+    reconnect_seconds: float = 10.0
+    reopening_seconds: float = 20.0
     ping_seconds: float = 10.0
     silence_seconds: float = 30.0
     send_seconds: float = 30.0
     finish_seconds: float = 5.0
     requests_per_second: float = 50.0
     burst: float = 200.0
+    bytes_per_second: float = 256.0 * 1024
+    burst_bytes: float = 1024.0 * 1024
     max_outbox: int = 256
-    max_members: int = 4096
     data_requests: int = 4
     data_bytes: int = 16 * 1024 * 1024
 
 
 class TokenBucket:
-    """Lets `burst` requests through at once and `rate` per second in the long run."""
+    """Lets `burst` tokens through at once and `rate` per second in the long run."""
 
     def __init__(self, *, rate: float, burst: float, now: float) -> None:
         self._rate = rate
@@ -58,7 +69,20 @@ class TokenBucket:
         self._filled = now
 
     def take(self, now: float, cost: float = 1.0) -> float:
-        """Take `cost` tokens; the seconds to wait before the next request is read, 0 while there are tokens left."""
-        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._filled) * self._rate) - cost
-        self._filled = now
+        """Take `cost` tokens in any case; the seconds to wait before more is read, 0 while there are tokens left."""
+        self._fill(now)
+        self._tokens -= cost
         return max(0.0, -self._tokens / self._rate)
+
+    def try_take(self, now: float) -> float:
+        """Take one token if there is one and return 0; else take nothing and return the seconds until there is one."""
+        self._fill(now)
+        if self._tokens < 1.0:
+            return (1.0 - self._tokens) / self._rate
+
+        self._tokens -= 1.0
+        return 0.0
+
+    def _fill(self, now: float) -> None:
+        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._filled) * self._rate)
+        self._filled = now

@@ -1,64 +1,95 @@
-"""The front door of both servers: accepts connections, has them log in, and hands over those that did.
+"""The front door of both servers: accepts connections, speaks TLS, has them log in, and hands over those that did.
 
-Decided here: a login has a deadline; the number of connections that have not logged in is bounded by closing the oldest of them,
-so that a flood of idle connections cannot keep members out; frames are small until the login is done. Nothing a peer does ends
-the accept loop. Refuses to know what is said after the login.
+Decided here: TLS and login together have a deadline; frames are small until the login is done; whom the `Gate` does not want is
+told why inside TLS, except for a flood before the login, which is just closed because answering it would be its goal. Nothing a
+peer does ends the accept loop. Refuses to know what is said after the login.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections import OrderedDict
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 import anyio
-from anyio import BrokenResourceError, ClosedResourceError, EndOfStream, create_task_group
+import anyio.lowlevel
+import anyio.to_thread
+from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream, create_task_group
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
 from psyche_backend_tcp.addresses import format_address, reason
+from psyche_backend_tcp.gate import Gate
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME, Limits
-from psyche_backend_tcp.login import CHALLENGE_BYTES, Hello, LoginRefused, check_login, encode_hello
+from psyche_backend_tcp.login import NONCE_BYTES, Hello, LoginRefused, check_login, encode_hello, sign_welcome
 from psyche_backend_tcp.protocol import Bye, Welcome, encode_server
+from psyche_backend_tcp.tls import accept_tls, server_context
 from psyche_core.errors import UserError, WireError
 from psyche_core.wire.frames import FramedStream
+from psyche_core.wire.signing import SecretKey
 
 logger = logging.getLogger("psyche.backend.tcp")
 
-CONNECTION_LOST = (EndOfStream, BrokenResourceError, ClosedResourceError, OSError)
-"""What a stream raises when the other side is gone."""
+CONNECTION_LOST = (EndOfStream, BrokenResourceError, ClosedResourceError, BusyResourceError, OSError)
+"""What a stream raises when the other side is gone or broke TLS (ssl.SSLError is an OSError)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A connection that has logged in. public: its key, 32 bytes."""
+    """A connection that has logged in. public: its key, 32 bytes; known: hash of the document it still has, or empty."""
 
     public: bytes
     frames: FramedStream
+    known: bytes = b""
 
 
 class Listener:
-    """Listens for one service.
+    """Listens for one service. Made by `bind`. facts: what the hello tells about the service."""
 
-    facts: what the hello tells about the service. Made by `bind`.
-    """
-
-    def __init__(self, sockets: list[SocketListener], address: str, *, service: str, run_id: str, limits: Limits) -> None:
+    def __init__(
+        self,
+        sockets: list[SocketListener],
+        place: tuple[str, int],
+        *,
+        service: str,
+        run_id: str,
+        key: SecretKey,
+        context: ssl.SSLContext,
+        limits: Limits,
+        allowed: Callable[[bytes], bool] | None,
+    ) -> None:
         self._sockets = sockets
         self._service = service
         self._run_id = run_id
+        self._key = key
+        self._context = context
         self._limits = limits
-        self._waiting: OrderedDict[int, anyio.CancelScope] = OrderedDict()
-        self._visitors = 0
+        self._gate = Gate(limits, allowed=allowed)
+        self._waiting: dict[int, anyio.CancelScope] = {}
+        self._inside: dict[int, tuple[bytes, anyio.CancelScope]] = {}
         self._count = 0
-        self.address = address
+        self.address = format_address(*place, key.public)
         self.facts: Mapping[str, int] = {}
 
     @classmethod
-    async def bind(cls, host: str, port: int, *, service: str, run_id: str, limits: Limits) -> Listener:
-        """Start listening; port 0 picks a free one. Raises UserError when host or port cannot be used."""
+    async def bind(
+        cls,
+        host: str,
+        port: int,
+        *,
+        service: str,
+        run_id: str,
+        key: SecretKey,
+        limits: Limits,
+        allowed: Callable[[bytes], bool] | None = None,
+    ) -> Listener:
+        """Start listening; port 0 picks a free one. Raises UserError when host or port cannot be used.
+
+        key: proves to clients who we are. allowed: whether a key may log in, asked at each login; None lets all in.
+        """
+        context = await anyio.to_thread.run_sync(server_context, key)
         try:
             listener = await anyio.create_tcp_listener(local_host=host or None, local_port=port)
         except (OSError, BaseExceptionGroup, ValueError, OverflowError) as error:
@@ -66,14 +97,14 @@ class Listener:
             raise UserError(message) from error
 
         bound_port = listener.listeners[0].extra(SocketAttribute.local_port)  # noqa: S610  # a socket, not a query
-        address = format_address(host or "0.0.0.0", bound_port)  # noqa: S104  # only says what the caller asked for
         sockets = [cast("SocketListener", one) for one in listener.listeners]
-        return cls(sockets, address, service=service, run_id=run_id, limits=limits)
+        place = (host or "0.0.0.0", bound_port)  # noqa: S104  # only says what the caller asked for
+        return cls(sockets, place, service=service, run_id=run_id, key=key, context=context, limits=limits, allowed=allowed)
 
     @property
     def waiting(self) -> int:
         """Connections that have not logged in."""
-        return len(self._waiting)
+        return self._gate.waiting
 
     async def serve(self, handle: Callable[[Visitor], Awaitable[None]]) -> None:
         """Accept until cancelled or closed; `handle` runs in a task of its own for each connection, which is closed after it."""
@@ -95,59 +126,81 @@ class Listener:
             for sock in self._sockets:
                 group.start_soon(accept, sock)
 
+    def expel(self, may: Callable[[bytes], bool]) -> None:
+        """Close the connections of keys that may not be here any more."""
+        for public, scope in list(self._inside.values()):
+            if not may(public):
+                scope.cancel()
+
     async def aclose(self) -> None:
         """Stop listening; idempotent."""
         for sock in self._sockets:
             await sock.aclose()
 
     async def _attend(self, stream: SocketStream, handle: Callable[[Visitor], Awaitable[None]]) -> None:
-        frames = FramedStream(stream, receive_limit=LOGIN_FRAME, send_limit=SERVER_FRAME)
+        self._count += 1
+        number = self._count
         try:
-            visitor = await self._admit(frames)
+            visitor = await self._admit(number, stream)
             if visitor is not None:
-                self._visitors += 1
                 try:
-                    await handle(visitor)
+                    with anyio.CancelScope() as scope:
+                        self._inside[number] = visitor.public, scope
+                        await handle(visitor)
                 finally:
-                    self._visitors -= 1
+                    del self._inside[number]
+                    self._gate.leave(visitor.public)
+                    with anyio.CancelScope(shield=True):
+                        await visitor.frames.aclose()
         except CONNECTION_LOST:
             return
         except Exception:  # one connection must never stop the others
             logger.exception("a connection failed")
         finally:
             with anyio.CancelScope(shield=True):
-                await frames.aclose()
+                await stream.aclose()
 
-    async def _admit(self, frames: FramedStream) -> Visitor | None:
-        """The login; None when it failed or its time is over."""
-        if len(self._waiting) >= self._limits.max_unauthenticated:
-            _, oldest = self._waiting.popitem(last=False)
-            oldest.cancel()
-
-        self._count += 1
-        number = self._count
+    async def _admit(self, number: int, stream: SocketStream) -> Visitor | None:
+        """TLS and login; None when it failed or its time is over."""
         with anyio.move_on_after(self._limits.handshake_seconds) as scope:
             self._waiting[number] = scope
             try:
-                return await self._login(frames)
-            except (LoginRefused, WireError) as error:
-                code = error.code if isinstance(error, LoginRefused) else "BadLogin"
-                sentence = error.message if isinstance(error, LoginRefused) else str(error)
-                logger.info("refused a login: %s: %s", code, sentence)
-                await frames.send(encode_server(Bye(code, sentence)))
+                unwanted = self._gate.knock(number, _host(stream))
+                if unwanted is not None:
+                    self._waiting[unwanted].cancel()
+                await anyio.lowlevel.checkpoint()
+                secure = await accept_tls(stream, self._context)
+                return await self._log_in(FramedStream(secure, receive_limit=LOGIN_FRAME, send_limit=SERVER_FRAME))
             finally:
-                self._waiting.pop(number, None)
+                self._gate.done(number)
+                del self._waiting[number]
 
         return None
 
-    async def _login(self, frames: FramedStream) -> Visitor:
-        challenge = secrets.token_bytes(CHALLENGE_BYTES)
-        hello = Hello(self._service, self._run_id, self.address, challenge, self.facts)
+    async def _log_in(self, frames: FramedStream) -> Visitor | None:
+        hello = Hello(self._service, self._run_id, secrets.token_bytes(NONCE_BYTES), self.facts)
         await frames.send(encode_hello(hello))
-        public = check_login(await frames.receive(), hello)
-        if self._visitors >= self._limits.max_connections:
-            raise LoginRefused("Busy", f"the server already has {self._visitors} connections; try again later")
+        try:
+            login = check_login(await frames.receive(), hello, server_key=self._key.public)
+            self._gate.enter(login.public, anyio.current_time())
+        except (LoginRefused, WireError) as error:
+            code = error.code if isinstance(error, LoginRefused) else "BadLogin"
+            sentence = error.message if isinstance(error, LoginRefused) else str(error)
+            logger.info("refused a login: %s: %s", code, sentence)
+            await frames.send(encode_server(Bye(code, sentence)))
+            return None
 
-        frames.set_receive_limit(CLIENT_FRAME)
-        await frames.send(encode_server(Welcome(self._limits.ping_seconds)))
-        return Visitor(public, frames)
+        try:
+            frames.set_receive_limit(CLIENT_FRAME)
+            welcome = Welcome(self._limits.ping_seconds, sign_welcome(hello, login, self._key))
+            await frames.send(encode_server(welcome))
+        except BaseException:
+            self._gate.leave(login.public)
+            raise
+
+        return Visitor(login.public, frames, login.known)
+
+
+def _host(stream: SocketStream) -> str:
+    address = stream.extra(SocketAttribute.remote_address, ("", 0))  # noqa: S610  # a socket, not a query
+    return str(address[0]) if isinstance(address, tuple) else ""

@@ -1,13 +1,14 @@
-"""The login: what proves who a client is, as pure functions over frames.
+"""The login inside TLS: what proves both sides to each other, as pure functions over frames.
 
-    server  -> hello    ["psyche", 1, service, run id, address, challenge, facts]
-    client  -> login    ["psyche", 1, run id, public key, signature]
-    server  -> welcome  [5, ping seconds]   or   bye [4, code, sentence]
+    server  -> hello    ["psyche", 2, service, run id, nonce, facts]
+    client  -> login    ["psyche", 2, run id, public key, nonce, known, signature]
+    server  -> welcome  [5, ping seconds, signature]   or   bye [4, code, sentence]
 
-The challenge is 32 random bytes. The signature covers, under the domain `tcp-login` and the run id, the challenge, the service
-(coordinator or data) and the address the server claims: it is worth nothing for another run, service, server or connection.
-Decided: the login names the client's run, so that a wrong run is told apart from a wrong key. Refuses to authenticate the server:
-there is no TLS here; whoever needs it puts the connection into a tunnel.
+Nonces are 32 random bytes, `known` is the hash of the document the client still has (or empty). Both sign, under the domain
+`tcp-login` and the run id, the same facts: their role, the service, the key the server has proved in TLS, both nonces, the
+client's key and `known`. So a signature is worth nothing for another run, service, role or connection, and nothing to somebody in
+between: the client signs the key of whoever it talks TLS with, and the real server finds that this is not its own.
+Decided: the login names the client's run, so that a wrong run is told apart from a wrong key.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from psyche_core.wire.signing import SecretKey, verify
 MAGIC = "psyche"
 COORDINATOR = "coordinator"
 DATA = "data"
-CHALLENGE_BYTES = 32
+NONCE_BYTES = 32
 _DOMAIN = "tcp-login"
+_CLIENT, _SERVER = "client", "server"
 
 
 class LoginRefused(Exception):
@@ -44,24 +46,32 @@ class Hello:
 
     service: str
     run_id: str
-    address: str
-    challenge: bytes
+    nonce: bytes
     facts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who logs in, and the facts both sides sign. known: hash of the document the client still has, or empty."""
+
+    public: bytes
+    nonce: bytes
+    known: bytes = b""
 
 
 def encode_hello(hello: Hello) -> bytes:
     """The hello as a frame."""
-    return encode([MAGIC, VERSION, hello.service, hello.run_id, hello.address, hello.challenge, dict(hello.facts)])
+    return encode([MAGIC, VERSION, hello.service, hello.run_id, hello.nonce, dict(hello.facts)])
 
 
 def decode_hello(payload: bytes, *, service: str) -> Hello:
     """Read the server's first frame. Raises LoginRefused when it is no server of `service` that we can talk to."""
     match _decode(payload, "server"):
         case ["psyche", version, *_] if version != VERSION:
-            message = f"the server speaks version {version} of the protocol, we speak {VERSION}; install matching releases"
-            raise LoginRefused("WrongVersion", message)
-        case ["psyche", _, str() as found, str() as run_id, str() as address, bytes() as challenge, dict() as facts] if (
-            len(challenge) == CHALLENGE_BYTES
+            message = f"the server speaks version {version!r:.20} of the protocol, we speak {VERSION}; install matching releases"
+            raise LoginRefused("VersionMismatch", message)
+        case ["psyche", _, str() as found, str() as run_id, bytes() as nonce, dict() as facts] if (
+            len(nonce) == NONCE_BYTES
             and 0 < len(run_id.encode()) <= 32
             and all(isinstance(key, str) and isinstance(value, int) for key, value in facts.items())
         ):
@@ -69,7 +79,7 @@ def decode_hello(payload: bytes, *, service: str) -> Hello:
                 message = f"this is a {found} server, expected a {service} server; check the port"
                 raise LoginRefused("WrongService", message)
 
-            return Hello(found, run_id, address, challenge, facts)
+            return Hello(found, run_id, nonce, facts)
         case [4, str(), str()]:
             bye = decode_server(payload)
             assert isinstance(bye, Bye)
@@ -78,33 +88,56 @@ def decode_hello(payload: bytes, *, service: str) -> Hello:
             raise LoginRefused("NotPsyche", "the other side is not a Psyche server; check host and port")
 
 
-def _body(hello: Hello, public: bytes) -> bytes:
-    return encode([hello.challenge, hello.service, hello.address, public])
+def encode_login(hello: Hello, login: Login, key: SecretKey, *, run_id: str, server_key: bytes) -> bytes:
+    """The answer of a client that takes part in `run_id`. server_key: what the server proved in TLS."""
+    signature = key.sign(_DOMAIN, run_id, _body(_CLIENT, hello, login, server_key))
+    return encode([MAGIC, VERSION, run_id, login.public, login.nonce, login.known, signature])
 
 
-def encode_login(hello: Hello, key: SecretKey, *, run_id: str) -> bytes:
-    """The answer of a client that takes part in `run_id`."""
-    signature = key.sign(_DOMAIN, run_id, _body(hello, key.public))
-    return encode([MAGIC, VERSION, run_id, key.public, signature])
-
-
-def check_login(payload: bytes, hello: Hello) -> bytes:
-    """The public key that has proved itself. Raises LoginRefused: WrongVersion, BadLogin, WrongRun, BadSignature."""
+def check_login(payload: bytes, hello: Hello, *, server_key: bytes) -> Login:
+    """Who has proved itself. Raises LoginRefused: VersionMismatch, BadLogin, WrongRun, BadSignature. server_key: our own."""
     match _decode(payload, "client"):
         case ["psyche", version, *_] if version != VERSION:
-            message = f"the client speaks version {version} of the protocol, this server speaks {VERSION}"
-            raise LoginRefused("WrongVersion", message)
-        case ["psyche", _, str() as run_id, bytes() as public, bytes() as signature] if len(public) == 32:
+            message = f"the client speaks version {version!r:.20} of the protocol, we {VERSION}; install matching releases"
+            raise LoginRefused("VersionMismatch", message)
+        case [
+            "psyche",
+            _,
+            str() as run_id,
+            bytes() as public,
+            bytes() as nonce,
+            bytes() as known,
+            bytes() as signature,
+        ] if len(public) == 32 and len(nonce) == NONCE_BYTES and len(known) in (0, 32):
             if run_id != hello.run_id:
                 message = f"this server coordinates the run {hello.run_id!r}, you asked for {run_id[:40]!r}"
                 raise LoginRefused("WrongRun", message)
 
-            if not verify(public, signature, domain=_DOMAIN, run_id=run_id, body=_body(hello, public)):
-                raise LoginRefused("BadSignature", "the signature does not answer this connection's challenge")
+            login = Login(public, nonce, known)
+            body = _body(_CLIENT, hello, login, server_key)
+            if not verify(public, signature, domain=_DOMAIN, run_id=run_id, body=body):
+                message = "the signature does not fit this connection: a wrong key, or somebody between you and the server"
+                raise LoginRefused("BadSignature", message)
 
-            return public
+            return login
         case _:
             raise LoginRefused("BadLogin", "the login is malformed")
+
+
+def sign_welcome(hello: Hello, login: Login, key: SecretKey) -> bytes:
+    """The server's own signature, 64 bytes; it goes into the welcome."""
+    return key.sign(_DOMAIN, hello.run_id, _body(_SERVER, hello, login, key.public))
+
+
+def check_welcome(signature: bytes, hello: Hello, login: Login, *, server_key: bytes) -> None:
+    """Raise LoginRefused (BadServer) unless the holder of `server_key` took part in exactly this login."""
+    body = _body(_SERVER, hello, login, server_key)
+    if not verify(server_key, signature, domain=_DOMAIN, run_id=hello.run_id, body=body):
+        raise LoginRefused("BadServer", "the server's signature does not fit this connection; do not trust it")
+
+
+def _body(role: str, hello: Hello, login: Login, server_key: bytes) -> bytes:
+    return encode([role, hello.service, server_key, hello.nonce, login.nonce, login.public, login.known])
 
 
 def _decode(payload: bytes, who: str) -> Any:

@@ -1,15 +1,16 @@
 """Messages between a logged-in client and the coordinator server, as canonical CBOR lists; the first element is the kind.
 
     client -> server                          server -> client
-    [0]                 pong                  [0]                                  ping
-    [1, id, address]    join                  [1, id, code, sentence]              answer; code "" means done
-    [2, id, command]    command               [2, revision, hash, document]        whole document
-    [3]                 send it whole         [3, base, revision, hash, patch]     what changed since `base`
-                                              [4, code, sentence]                  bye, the connection is closed
-                                              [5, ping seconds]                    welcome, after the login
+    [0]                 pong                  [0]                            ping
+    [1, id, address]    join                  [1, id, code, sentence]        answer; code "" means done
+    [2, id, command]    command               [2, hash, document]            whole document
+    [3]                 send it whole         [3, base, hash, patch]         what changed since the document with the hash `base`
+                                              [4, code, sentence]            bye, the connection is closed
+                                              [5, ping seconds, signature]   welcome, after the login
 
 The document is {"state": plain state, "addresses": [[signer, address], ...]} sorted by signer; hash is the SHA-256 of its
-encoding. Commands carry no sender: the server fills in who logged in. The owner's commands have no encoding here on purpose.
+encoding. Documents are named by their hash and not by a number, so that a name means the same after a restart of the server.
+Commands carry no sender: the server fills in who logged in. The owner's commands have no encoding here on purpose.
 Refuses wrong types, lengths and ranges with WireError; never builds a value from them.
 """
 
@@ -22,7 +23,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from psyche_backend_tcp.limits import CLIENT_FRAME, MAX_ADDRESS_BYTES, SERVER_FRAME
-from psyche_core.coordinator.commands import Checkpoint, HealthCheck, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.commands import (
+    Checkpoint,
+    Equivocation,
+    HealthCheck,
+    SignedResult,
+    WarmupWitness,
+    Withdraw,
+    Witness,
+)
 from psyche_core.coordinator.plain import from_plain, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import PsycheError, WireError
@@ -31,7 +40,7 @@ from psyche_core.run_config import Choice
 from psyche_core.types import MAX_CLIENTS, NodeIdentity, WitnessMetadata, WitnessStatement
 from psyche_core.wire.codec import decode, encode
 
-VERSION = 1
+VERSION = 2
 MAX_PATCH_DEPTH = 64
 """Nesting of a server frame: a patch nests up to three lists for each level of the document."""
 
@@ -73,19 +82,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The whole document."""
+    """The whole document. digest: its hash, 32 bytes."""
 
-    revision: int
     digest: bytes
     document: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What turns the document of revision `base` into that of `revision`."""
+    """What turns the document with the hash `base` into the one with the hash `digest`."""
 
-    base: int
-    revision: int
+    base: bytes
     digest: bytes
     patch: Any
 
@@ -100,9 +107,10 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The login was accepted. ping_seconds: a silent server sends a ping at least this often."""
+    """The login was accepted. ping_seconds: a silent server sends a ping at least this often. signature: see `login`."""
 
     ping_seconds: float
+    signature: bytes
 
 
 ClientMessage = Heartbeat | JoinRequest | CommandRequest | WholeRequest
@@ -145,14 +153,14 @@ def encode_server(message: ServerMessage) -> bytes:
             return encode([0])
         case Answer(number, code, sentence):
             return encode([1, number, code, sentence])
-        case Whole(revision, digest, document):
-            return encode([2, revision, digest, document])
-        case Patch(base, revision, digest, patch):
-            return encode([3, base, revision, digest, patch])
+        case Whole(digest, document):
+            return encode([2, digest, document])
+        case Patch(base, digest, patch):
+            return encode([3, base, digest, patch])
         case Bye(code, sentence):
             return encode([4, code, sentence])
-        case Welcome(ping_seconds):
-            return encode([5, float(ping_seconds)])
+        case Welcome(ping_seconds, signature):
+            return encode([5, float(ping_seconds), signature])
 
 
 def decode_server(payload: bytes) -> ServerMessage:
@@ -162,14 +170,14 @@ def decode_server(payload: bytes) -> ServerMessage:
             return Heartbeat()
         case [1, int() as number, str() as code, str() as sentence]:
             return Answer(number, code, sentence)
-        case [2, int() as revision, bytes() as digest, dict() as document]:
-            return Whole(revision, digest, document)
-        case [3, int() as base, int() as revision, bytes() as digest, list() as patch]:
-            return Patch(base, revision, digest, patch)
+        case [2, bytes() as digest, dict() as document]:
+            return Whole(digest, document)
+        case [3, bytes() as base, bytes() as digest, list() as patch]:
+            return Patch(base, digest, patch)
         case [4, str() as code, str() as sentence]:
             return Bye(code, sentence)
-        case [5, float() as ping_seconds] if ping_seconds > 0:
-            return Welcome(ping_seconds)
+        case [5, float() as ping_seconds, bytes() as signature] if ping_seconds > 0:
+            return Welcome(ping_seconds, signature)
         case _:
             message = "not a message of a server"
             raise WireError(message)
@@ -230,6 +238,9 @@ def encode_command(command: ClientCommand) -> list[Any]:
             return [4, list(slots)]
         case Checkpoint(_, location):
             return [5, Choice.parse(location).to_toml()]
+        case Equivocation(_, epoch, height, index, first, second):
+            halves = [[half.payload_hash, half.signature] for half in (first, second)]
+            return [6, epoch, height, index, *halves]
 
 
 def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
@@ -249,6 +260,10 @@ def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
             except ValueError as error:
                 message = f"a checkpoint location {error}"
                 raise WireError(message) from error
+        case [6, int() as epoch, int() as height, int() as index, list() as first, list() as second] if _are_u32(
+            epoch, height, index
+        ):
+            return Equivocation(sender, epoch, height, index, _signed_result(first), _signed_result(second))
         case _:
             message = "not a command clients may give, or one with fields of a wrong type or range"
             raise WireError(message)
@@ -268,6 +283,15 @@ def _statement(plain: list[Any]) -> WitnessStatement:
             return WitnessStatement(epoch, height, index, seen, bloom, root, digest)
         case _:
             message = "a witness statement has fields of a wrong type or length"
+            raise WireError(message)
+
+
+def _signed_result(plain: list[Any]) -> SignedResult:
+    match plain:
+        case [bytes() as payload_hash, bytes() as signature] if (len(payload_hash), len(signature)) == (32, 64):
+            return SignedResult(payload_hash, signature)
+        case _:
+            message = "a signed result is a hash of 32 bytes and a signature of 64"
             raise WireError(message)
 
 

@@ -1,4 +1,4 @@
-"""The coordinator server: sockets, clock and randomness around the `Hub`, which decides everything."""
+"""The coordinator server: sockets, clock, randomness and disk around the `Hub`, which decides everything."""
 
 from __future__ import annotations
 
@@ -9,52 +9,78 @@ from collections.abc import Callable
 from typing import Self
 
 import anyio
+import anyio.to_thread
 
+from psyche_backend_tcp.allow_list import AllowList
+from psyche_backend_tcp.beginning import Beginning, begin
 from psyche_backend_tcp.data_server import DataServer
-from psyche_backend_tcp.hub import Hub, Moment
+from psyche_backend_tcp.hub import Hub, Moment, Unsaved
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.listener import CONNECTION_LOST, Listener, Visitor
 from psyche_backend_tcp.login import COORDINATOR
+from psyche_backend_tcp.store import Store
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendError, WireError
+from psyche_core.errors import BackendError, UserError, WireError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import BackendServer
 from psyche_core.types import NodeIdentity
 from psyche_core.wire.frames import FramedStream
+from psyche_core.wire.signing import SecretKey
 
 logger = logging.getLogger("psyche.backend.tcp")
 
 _FAREWELL_SECONDS = 1.0
+_SAVE_AGAIN_SECONDS = 1.0
+_ALLOW_LIST_SECONDS = 1.0
 
 
 class TcpServer(BackendServer):
-    """Hosts a run. Entering binds the ports; `serve` runs it.
+    """Hosts a run. Entering reads the saved state and binds the ports; `serve` runs it.
 
     limits: time-outs and bounds. clock: unix seconds, for tests and simulations; the time-outs of connections keep to real time.
     """
 
     def __init__(self, context: ServerContext, *, limits: Limits | None = None, clock: Callable[[], float] = time.time) -> None:
         self._context = context
-        self._limits = limits or Limits()
+        self._limits = limits or Limits(reconnect_seconds=context.reconnect_seconds)
         self._clock = clock
-        self._hub = Hub(
-            context.state,
-            self._limits,
-            draw_seed=lambda: secrets.randbits(64),
-            withdraw_on_disconnect=context.withdraw_on_disconnect,
-        )
+        self._key = context.key or SecretKey.generate()
+        self._hub = self._make_hub(Beginning(context.state, context.opening))
+        self._store: Store | None = None
+        self._allow_list: AllowList | None = None
         self._listener: Listener | None = None
         self._data: DataServer | None = None
         self._wakes: dict[int, anyio.Event] = {}
         self._stirred = anyio.Event()
+        self._unsaved = anyio.Event()
+        self._saving = anyio.Lock()
+        self._writing: Unsaved | None = None
+        self._resumed = False
         self._serving: anyio.CancelScope | None = None
 
     async def __aenter__(self) -> Self:
-        """Bind. Raises UserError when a port cannot be used, DataError when the data cannot be read."""
+        """Read what is saved, and bind.
+
+        Raises UserError when a port cannot be used or the saved state or the allow-list cannot be read, ConfigError when the
+        saved state has another configuration, DataError when the data cannot be read.
+        """
         context = self._context
         run_id = context.state.run_id
-        self._listener = await Listener.bind(context.host, context.port, service=COORDINATOR, run_id=run_id, limits=self._limits)
+        if context.allow_list is not None:
+            self._allow_list = await anyio.to_thread.run_sync(AllowList, context.allow_list)
+        beginning = await anyio.to_thread.run_sync(self._begin)
+        self._resumed = beginning.resumed
+        self._hub = self._make_hub(beginning)
+        self._listener = await Listener.bind(
+            context.host,
+            context.port,
+            service=COORDINATOR,
+            run_id=run_id,
+            key=self._key,
+            limits=self._limits,
+            allowed=self._may,
+        )
         try:
             if context.data is not None:
                 self._data = await DataServer.bind(
@@ -62,23 +88,26 @@ class TcpServer(BackendServer):
                     context.host,
                     context.data_port or 0,
                     run_id=run_id,
+                    key=self._key,
                     limits=self._limits,
                     state=lambda: self._hub.state,
+                    allowed=self._may,
                 )
         except BaseException:
-            await self._listener.aclose()
+            with anyio.CancelScope(shield=True):
+                await self._listener.aclose()
             raise
 
         return self
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """Where clients connect, with our key: `host:port#KEY`."""
         return self._bound().address
 
     @property
     def data_address(self) -> str | None:
-        """Where the data server listens, None when there is none."""
+        """Where the data server listens, with our key; None when there is none."""
         return self._data.address if self._data is not None else None
 
     @property
@@ -90,6 +119,11 @@ class TcpServer(BackendServer):
     def connected(self) -> int:
         """Logged-in connections to the coordinator."""
         return self._hub.connected
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run goes on from a saved state."""
+        return self._resumed
 
     def submit(self, command: Command) -> None:
         """Apply a command of the run's owner, such as Pause. Raises CoordinatorError."""
@@ -108,9 +142,12 @@ class TcpServer(BackendServer):
         listener = self._bound()
         async with anyio.create_task_group() as group:
             self._serving = group.cancel_scope
+            group.start_soon(self._keep_saved)
             group.start_soon(listener.serve, self._attend)
             if self._data is not None:
                 group.start_soon(self._data.serve)
+            if self._allow_list is not None:
+                group.start_soon(self._watch_allow_list, self._allow_list)
             group.start_soon(self._keep_time)
             await self._until(lambda: self._hub.finished)
             with anyio.move_on_after(self._limits.finish_seconds):
@@ -122,13 +159,45 @@ class TcpServer(BackendServer):
             group.cancel_scope.cancel()
 
     async def aclose(self) -> None:
-        """Stop listening and close all connections; idempotent."""
+        """Stop listening, close all connections, save what nobody was told yet; idempotent."""
         if self._serving is not None:
             self._serving.cancel()
-        if self._listener is not None:
-            await self._listener.aclose()
-        if self._data is not None:
-            await self._data.aclose()
+        with anyio.CancelScope(shield=True):  # stopping a server cancels it, and a cancelled close leaves sockets open
+            if self._listener is not None:
+                await self._listener.aclose()
+            if self._data is not None:
+                await self._data.aclose()
+            try:
+                await self._save()
+            except UserError as error:
+                logger.error("%s", error)  # noqa: TRY400  # the sentence says it all
+
+    # ------------------------------------------------------------ beginning
+
+    def _begin(self) -> Beginning:
+        """Blocking: reads the saved state."""
+        context = self._context
+        saved = None
+        if context.state_dir is not None:
+            self._store = Store(context.state_dir, context.state.run_id)
+            saved = self._store.load()
+        path = self._store.path if self._store is not None else None
+        data_key = self._key.public if context.data is not None else None
+        return begin(context.state, context.opening, saved, path=path, data_key=data_key)
+
+    def _make_hub(self, beginning: Beginning) -> Hub:
+        return Hub(
+            beginning.state,
+            self._limits,
+            draw_seed=lambda: secrets.randbits(64),
+            withdraw_on_disconnect=self._context.withdraw_on_disconnect,
+            opening=beginning.opening,
+            addresses=beginning.addresses,
+            began=self._now() if beginning.resumed else None,
+        )
+
+    def _may(self, public: bytes) -> bool:
+        return self._allow_list is None or public in self._allow_list
 
     def _bound(self) -> Listener:
         if self._listener is None:
@@ -138,7 +207,13 @@ class TcpServer(BackendServer):
         return self._listener
 
     def _now(self) -> Moment:
-        return Moment(anyio.current_time(), int(self._clock()))
+        try:
+            monotonic = anyio.current_time()
+        except anyio.NoEventLoopError:  # made before the loop runs, or in a worker thread
+            monotonic = time.monotonic()
+        return Moment(monotonic, int(self._clock()))
+
+    # ------------------------------------------------------------ time, changes, disk
 
     async def _keep_time(self) -> None:
         while True:
@@ -147,6 +222,40 @@ class TcpServer(BackendServer):
             except Exception:  # a defect in the rules must show in the log, not end the run
                 logger.exception("a tick failed")
             await anyio.sleep(self._context.tick_seconds)
+
+    async def _watch_allow_list(self, allow_list: AllowList) -> None:
+        while True:
+            await anyio.sleep(_ALLOW_LIST_SECONDS)
+            if await anyio.to_thread.run_sync(allow_list.refresh):
+                self._hub.expel(self._may, self._now())
+                if self._data is not None:
+                    self._data.expel(self._may)
+                self._stir()
+
+    async def _keep_saved(self) -> None:
+        """Put every change on disk, then let everybody hear of it. What changes meanwhile goes together into the next write."""
+        while True:
+            self._unsaved = changed = anyio.Event()
+            try:
+                await self._save()
+            except UserError as error:
+                logger.error("%s; members are told nothing new until it can", error)  # noqa: TRY400  # the sentence
+                await anyio.sleep(_SAVE_AGAIN_SECONDS)
+                continue
+
+            self._pass_on()
+            await changed.wait()
+
+    async def _save(self) -> None:
+        async with self._saving:
+            self._writing = unsaved = self._writing or self._hub.take_unsaved()
+            if unsaved is None:
+                return
+
+            if self._store is not None and unsaved.draft is not None:
+                await anyio.to_thread.run_sync(self._store.save, unsaved)
+            self._writing = None
+            self._hub.saved(unsaved)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while True:
@@ -157,7 +266,12 @@ class TcpServer(BackendServer):
             await stirred.wait()
 
     def _stir(self) -> None:
-        """Pass on what the hub has to say since the last call."""
+        """Something may have changed: have it saved, and pass on what needs no saving."""
+        self._unsaved.set()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Wake who has something to send, tell the owner what was saved."""
         for number in self._hub.take_stirred():
             if number in self._wakes:
                 self._wakes[number].set()
@@ -172,8 +286,10 @@ class TcpServer(BackendServer):
         self._stirred.set()
         self._stirred = anyio.Event()
 
+    # ------------------------------------------------------------ connections
+
     async def _attend(self, visitor: Visitor) -> None:
-        number = self._hub.connect(NodeIdentity(visitor.public, visitor.public), self._now())
+        number = self._hub.connect(NodeIdentity(visitor.public, visitor.public), self._now(), known=visitor.known)
         self._stir()
         try:
             async with anyio.create_task_group() as group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -9,12 +10,17 @@ from typing import Any
 import anyio
 import pytest
 
+from psyche_backend_tcp.addresses import parse_address
 from psyche_backend_tcp.client import TcpBackend
-from psyche_backend_tcp.limits import SERVER_FRAME, Limits
+from psyche_backend_tcp.limits import LOGIN_FRAME, SERVER_FRAME, Limits
+from psyche_backend_tcp.login import Login, check_welcome, decode_hello, encode_login
+from psyche_backend_tcp.protocol import Welcome, decode_server
 from psyche_backend_tcp.server import TcpServer
+from psyche_backend_tcp.tls import open_tls
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import BackendContext, ServerContext
 from psyche_core.testing.backend import START_TIME, small_state
+from psyche_core.wire.codec import decode
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
@@ -69,14 +75,35 @@ def connect(server: TcpServer, key: SecretKey, *, run_id: str = "conformance", r
 
 
 async def open_raw(address: str) -> FramedStream:
-    """Frames over a connection that has not logged in; the test is the peer."""
-    host, _, port = address.rpartition(":")
-    return FramedStream(await anyio.connect_tcp(host, int(port)), receive_limit=SERVER_FRAME, send_limit=2**31)
+    """Frames over TLS that has not logged in; the test is the peer."""
+    server = parse_address(address)
+    stream = await anyio.connect_tcp(server.host, server.port)
+    secure, _ = await open_tls(stream, expected=server.key)
+    return FramedStream(secure, receive_limit=SERVER_FRAME, send_limit=2**31)
+
+
+async def log_in(frames: FramedStream, key: SecretKey, server: TcpServer, *, known: bytes = b"") -> None:
+    """Log in over `open_raw`, as the service the server says it is."""
+    payload = await frames.receive()
+    service = decode(payload, max_bytes=LOGIN_FRAME)[2]
+    hello = decode_hello(payload, service=service)
+    login = Login(key.public, secrets.token_bytes(32), known)
+    server_key = parse_address(server.address).key
+    assert server_key is not None
+    await frames.send(encode_login(hello, login, key, run_id=hello.run_id, server_key=server_key))
+    welcome = decode_server(await frames.receive())
+    assert isinstance(welcome, Welcome), welcome
+    check_welcome(welcome.signature, hello, login, server_key=server_key)
 
 
 @pytest.fixture
 def client() -> Callable[..., TcpBackend]:
     return connect
+
+
+@pytest.fixture
+def login() -> Callable[..., Any]:
+    return log_in
 
 
 @pytest.fixture

@@ -74,7 +74,9 @@ class TestServerData(DataConformance):
         @asynccontextmanager
         async def serving() -> Any:
             state = everything_is_ours()
-            server = await DataServer.bind(folder, "127.0.0.1", 0, run_id=state.run_id, limits=Limits(), state=lambda: state)
+            server = await DataServer.bind(
+                folder, "127.0.0.1", 0, run_id=state.run_id, key=SecretKey.generate(), limits=Limits(), state=lambda: state
+            )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(server.serve)
                 yield server.address

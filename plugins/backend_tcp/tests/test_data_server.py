@@ -10,6 +10,7 @@ import pytest
 
 from psyche_backend_tcp.data_client import ServerData, ServerSettings
 from psyche_backend_tcp.data_protocol import (
+    DataBye,
     RequestRefused,
     SamplesRefusal,
     SamplesRequest,
@@ -19,7 +20,6 @@ from psyche_backend_tcp.data_protocol import (
     encode_request,
 )
 from psyche_backend_tcp.limits import Limits
-from psyche_backend_tcp.login import DATA, decode_hello, encode_login
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Round
 from psyche_core.errors import DataError, WireError
@@ -89,12 +89,6 @@ async def data_of(server: Any, key: SecretKey, *, length: int = LENGTH) -> Async
         yield data
 
 
-async def log_in(frames: Any, key: SecretKey) -> None:
-    hello = decode_hello(await frames.receive(), service=DATA)
-    await frames.send(encode_login(hello, key, run_id=hello.run_id))
-    await frames.receive()
-
-
 async def test_member_reads_its_share(serving: Any, keys: list[SecretKey]) -> None:
     state = playing(keys, samples=12)
     async with serving(state=state, data=Numbers()) as server:
@@ -125,16 +119,20 @@ async def test_b16_refusals_and_failing_reads_do_not_stop_the_server(serving: An
 
 
 async def test_b16_inverted_and_malformed_requests_cost_only_their_connection(
-    serving: Any, raw: Any, keys: list[SecretKey]
+    serving: Any, raw: Any, login: Any, keys: list[SecretKey]
 ) -> None:
     state = playing(keys)
     async with serving(state=state, data=Numbers()) as server:
         for bad in ([[5, 3]], [[-1, 3]], [[0, 2**63 - 1]], [[0, 2**64 - 1, 1]], [], [["a", 1]], [[0.5, 1.0]], [[0, 0]] * 1025):
             frames = await raw(server.data_address)
-            await log_in(frames, keys[0])
+            await login(frames, keys[0], server)
             await frames.send(encode([1, 1, bad]))
-            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)), anyio.fail_after(TIMEOUT):
-                await frames.receive()
+            with anyio.fail_after(TIMEOUT):
+                bye = decode_data(await frames.receive())
+                assert isinstance(bye, DataBye)
+                assert bye.code == "BadMessage"
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    await frames.receive()
             await frames.aclose()
         async with data_of(server, keys[0]) as data:
             await data.read([BatchId(own(state, 0)[0].first, own(state, 0)[0].first)], timeout=TIMEOUT)
@@ -220,13 +218,13 @@ async def test_coordinator_port_is_told_apart(serving: Any, keys: list[SecretKey
                 pass
 
 
-async def test_requests_under_way_are_bounded(serving: Any, raw: Any, keys: list[SecretKey]) -> None:
+async def test_requests_under_way_are_bounded(serving: Any, raw: Any, login: Any, keys: list[SecretKey]) -> None:
     state = playing(keys)
     slot = next(slot for slot in (0, 1) if any(batch.first <= 14 <= batch.last for batch in own(state, slot)))
     numbers = Numbers()
     async with serving(state=state, data=numbers, limits=Limits(data_requests=2)) as server:
         frames = await raw(server.data_address)
-        await log_in(frames, keys[slot])
+        await login(frames, keys[slot], server)
         await frames.send(*[encode_request(SamplesRequest(n, (BatchId(14, 14),))) for n in range(100)])
         await numbers.blocked.wait()
         await anyio.wait_all_tasks_blocked()

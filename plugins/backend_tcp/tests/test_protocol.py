@@ -26,7 +26,7 @@ from psyche_backend_tcp.protocol import (
     make_document,
     read_document,
 )
-from psyche_core.coordinator.commands import Checkpoint, HealthCheck, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.commands import Checkpoint, Equivocation, HealthCheck, SignedResult, WarmupWitness, Withdraw, Witness
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.run_config import Choice
@@ -54,6 +54,14 @@ COMMANDS: st.SearchStrategy[ClientCommand] = st.one_of(
             st.binary(min_size=32, max_size=32),
         ),
         st.none() | st.builds(WitnessMetadata, U32, FINITE, FINITE, FINITE),
+    ),
+    st.builds(
+        Equivocation,
+        st.just(SENDER),
+        U32,
+        U32,
+        U32,
+        *[st.builds(SignedResult, st.binary(min_size=32, max_size=32), st.binary(min_size=64, max_size=64))] * 2,
     ),
     st.builds(HealthCheck, st.just(SENDER), st.lists(st.integers(0, 255), max_size=256).map(tuple)),
     st.builds(
@@ -108,10 +116,10 @@ def test_client_messages_are_read_back(message: Any) -> None:
         Heartbeat(),
         Answer(1, "", ""),
         Answer(1, "Halted", "why"),
-        Whole(3, bytes(32), {"a": [1]}),
-        Patch(1, 2, bytes(32), [0, {}]),
+        Whole(bytes(32), {"a": [1]}),
+        Patch(bytes(32), b"d" * 32, [0, {}]),
         Bye("Replaced", "why"),
-        Welcome(10.0),
+        Welcome(10.0, bytes(64)),
     ],
 )
 def test_server_messages_are_read_back(message: Any) -> None:

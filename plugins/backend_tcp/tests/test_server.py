@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +11,10 @@ import pytest
 from anyio import EndOfStream
 from blockbuster import blockbuster_ctx
 
+from psyche_backend_tcp.addresses import parse_address
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, Limits
-from psyche_backend_tcp.login import COORDINATOR, decode_hello, encode_login
-from psyche_backend_tcp.protocol import Bye, JoinRequest, Welcome, WholeRequest, decode_server, encode_client
+from psyche_backend_tcp.login import COORDINATOR, Login, decode_hello, encode_login
+from psyche_backend_tcp.protocol import Bye, JoinRequest, WholeRequest, decode_server, encode_client
 from psyche_backend_tcp.server import TcpServer
 from psyche_core.coordinator.commands import Event, Pause, RunFinished, WarmupWitness, Withdraw
 from psyche_core.coordinator.state import CoordinatorState
@@ -41,12 +43,6 @@ async def bye_of(frames: FramedStream) -> str | None:
             return code
 
 
-async def log_in(frames: FramedStream, key: SecretKey) -> None:
-    hello = decode_hello(await frames.receive(), service=COORDINATOR)
-    await frames.send(encode_login(hello, key, run_id=hello.run_id))
-    assert isinstance(decode_server(await frames.receive()), Welcome)
-
-
 async def check_alive(server: TcpServer, client: Any, key: SecretKey) -> None:
     """The server still answers honest clients."""
     with anyio.fail_after(TIMEOUT):
@@ -61,14 +57,14 @@ async def test_wrong_signature_replay_and_garbage_do_not_get_in(
     async with serving() as server:
         forged = await raw(server.address)
         hello = decode_hello(await forged.receive(), service=COORDINATOR)
-        login = bytearray(encode_login(hello, keys[0], run_id="conformance"))
-        login[-1] ^= 1
-        await forged.send(bytes(login))
+        server_key = parse_address(server.address).key
+        answer = encode_login(hello, Login(keys[0].public, bytes(32)), keys[0], run_id="conformance", server_key=server_key)
+        await forged.send(answer[:-1] + bytes([answer[-1] ^ 1]))
         assert await bye_of(forged) == "BadSignature"
 
         replayed = await raw(server.address)
         await replayed.receive()
-        await replayed.send(encode_login(hello, keys[0], run_id="conformance"))
+        await replayed.send(answer)
         assert await bye_of(replayed) == "BadSignature"
 
         for garbage in (b"\xff" * 50, b"GET / HTTP/1.1\r\n\r\n"):
@@ -81,6 +77,14 @@ async def test_wrong_signature_replay_and_garbage_do_not_get_in(
         await plain._stream.send(b"GET / HTTP/1.1\r\n\r\n" * 10)  # as a length: far over the limit
         await plain.receive()
         assert await bye_of(plain) in ("BadLogin", None)
+        for nonsense in (b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(5000), b"\x16\x03\x01\xff\xff"):
+            address = parse_address(server.address)
+            async with await anyio.connect_tcp(address.host, address.port) as stranger:  # no TLS at all
+                await stranger.send(nonsense)
+                await stranger.send_eof()
+                with anyio.fail_after(TIMEOUT), contextlib.suppress(*LOST):
+                    while True:
+                        await stranger.receive()
         assert server.connected == 0
         await check_alive(server, client, keys[1])
 
@@ -103,11 +107,11 @@ async def test_oversized_login_frame_is_refused_at_its_length(serving: Any, raw:
 
 
 async def test_oversized_frame_after_the_login_ends_only_that_connection(
-    serving: Any, client: Any, raw: Any, keys: list[SecretKey]
+    serving: Any, client: Any, raw: Any, login: Any, keys: list[SecretKey]
 ) -> None:
     async with serving() as server:
         frames = await raw(server.address)
-        await log_in(frames, keys[0])
+        await login(frames, keys[0], server)
         await frames._stream.send((CLIENT_FRAME + 1).to_bytes(4, "big"))
         assert await bye_of(frames) == "BadMessage"
         await check_alive(server, client, keys[1])
@@ -181,13 +185,14 @@ async def test_reconnects_keeps_membership_and_joins_again(serving: Any, client:
 
 
 async def test_join_is_repeated_at_a_restarted_server(client: Any, clock: Any, keys: list[SecretKey]) -> None:
-    async with TcpServer(ServerContext(state=small_state()), clock=clock) as first, anyio.create_task_group() as group:
+    context = ServerContext(state=small_state(), key=keys[2])
+    async with TcpServer(context, clock=clock) as first, anyio.create_task_group() as group:
         group.start_soon(first.serve)
         async with client(first, keys[0]) as backend:
             await backend.join(b"here", timeout=TIMEOUT)
-            port = int(first.address.rpartition(":")[2])
+            port = parse_address(first.address).port
             await first.aclose()
-            second = TcpServer(ServerContext(state=small_state(), port=port), clock=clock)
+            second = TcpServer(ServerContext(state=small_state(), port=port, key=keys[2]), clock=clock)
             async with second, anyio.create_task_group() as inner:
                 inner.start_soon(second.serve)
                 with anyio.fail_after(TIMEOUT):
@@ -212,14 +217,14 @@ async def test_gone_server_ends_the_backend_after_its_retries(client: Any, clock
 async def test_nobody_listening_is_one_clear_sentence(client: Any, keys: list[SecretKey]) -> None:
     async with TcpServer(ServerContext(state=small_state())) as server:
         address = server.address
-    with pytest.raises(BackendError, match=f"^cannot connect to {address}: Connection refused$"):
+    with pytest.raises(BackendError, match=f"^cannot connect to {parse_address(address)}: Connection refused$"):
         async with client(server, keys[0]):
             pass
 
 
 async def test_port_in_use_and_bad_host_are_one_clear_sentence() -> None:
     async with TcpServer(ServerContext(state=small_state())) as server:
-        port = int(server.address.rpartition(":")[2])
+        port = parse_address(server.address).port
         with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}: .*in use; choose another"):
             async with TcpServer(ServerContext(state=small_state(), port=port)):
                 pass
@@ -286,7 +291,7 @@ async def test_owner_pauses_through_submit(serving: Any, client: Any, keys: list
 
 
 async def test_server_survives_whatever_is_thrown_at_it(
-    serving: Callable[..., Any], client: Any, raw: Any, keys: list[SecretKey]
+    serving: Callable[..., Any], client: Any, raw: Any, login: Any, keys: list[SecretKey]
 ) -> None:
     """Random bytes before and after the login, cut connections, and a watcher that raises."""
 
@@ -294,11 +299,11 @@ async def test_server_survives_whatever_is_thrown_at_it(
         message = "a display fails"
         raise RuntimeError(message)
 
-    async with serving(on_event=broken, limits=Limits(reconnect_seconds=0)) as server:
+    async with serving(on_event=broken, limits=Limits(reconnect_seconds=0, logins_per_second=1e9)) as server:
         for number in range(60):
             frames = await raw(server.address)
             if number % 2:
-                await log_in(frames, keys[0])
+                await login(frames, keys[0], server)
             try:
                 for _ in range(number % 5):
                     data = secrets.token_bytes(1 + number)
@@ -312,13 +317,14 @@ async def test_server_survives_whatever_is_thrown_at_it(
 
 
 async def test_a_peer_that_does_not_read_is_dropped_and_others_are_served(
-    serving: Any, client: Any, raw: Any, keys: list[SecretKey]
+    serving: Any, client: Any, raw: Any, login: Any, keys: list[SecretKey]
 ) -> None:
     crowd = tuple(NodeIdentity(number.to_bytes(32, "big"), bytes(32)) for number in range(200))
     state = replace(small_state(clients=256), pending=crowd)
-    async with serving(state=state, limits=Limits(send_seconds=0.1, requests_per_second=1e9, burst=1e9)) as server:
+    limits = Limits(send_seconds=0.1, requests_per_second=1e9, burst=1e9, bytes_per_second=1e9)
+    async with serving(state=state, limits=limits) as server:
         frames = await raw(server.address)
-        await log_in(frames, keys[0])
+        await login(frames, keys[0], server)
         whole = encode_client(WholeRequest())
         with anyio.move_on_after(TIMEOUT) as scope:
             try:

@@ -132,3 +132,49 @@ def test_any_tree_as_a_patch_is_applied_or_refused(old: Any, patch: Any) -> None
 def test_patch_cannot_multiply_the_old_tree() -> None:
     with pytest.raises(WireError):
         patched(["big" * 1000], [2, [[0, 0, 1], [0, 0, 1]]])
+
+
+class Untouchable:
+    """Neither compared nor encoded, or the test fails."""
+
+    __hash__ = None  # type: ignore[assignment]  # of no use either
+
+    def __eq__(self, other: object) -> bool:
+        pytest.fail("a part that old and new share was looked at")
+
+
+def test_what_old_and_new_share_is_never_looked_at() -> None:
+    shared = {"deep": [Untouchable()]}
+    old = {"clients": [shared] * 3, "round": {"statements": [shared, shared], "height": 4}, "model": shared}
+    new = {**old, "round": {"statements": [shared, shared, b"statement"], "height": 4}}
+    assert diff(old, new) == [1, {"round": [1, {"statements": [2, [[0, 0, 2], [1, [b"statement"]]]]}, []]}, []]
+
+
+def test_a_patched_tree_shares_what_did_not_change() -> None:
+    long = b"x" * 50
+    old = {"a": {"b": [1, 2]}, "c": [{"d": long}, {"e": 2}]}
+    patch = diff(old, {"a": {"b": [1, 2]}, "c": [{"d": long}, {"e": 3}]})
+    new = patched(old, patch)
+    assert new["a"] is old["a"]
+    assert new["c"][0] is old["c"][0]
+
+
+def test_scattered_changes_travel_as_changes() -> None:
+    old = [{"id": bytes([n]) * 32, "accepted": 0, "state": 0} for n in range(100)]
+    new = [{**client, "accepted": 1} if n % 10 == 3 else client for n, client in enumerate(old)]
+    patch = diff(old, new)
+    assert patch is not None
+    assert len(encode(patch)) < 10 * 30
+    assert apply_encoded(old, patch) == new
+
+
+@pytest.mark.parametrize("new", [[9, 0, 1, 2, 3, 4], [1, 2, 3, 4, 0], [4, 0, 1, 2, 3], [0, 2, 4], [0, 1, 9, 9, 3, 4]])
+def test_moved_elements_are_found_as_far_as_order_allows(new: list[int]) -> None:
+    def blob(number: int) -> dict[str, bytes]:
+        return {"blob": bytes([number]) * 200}
+
+    old_blobs, new_blobs = [blob(n) for n in range(5)], [blob(n) for n in new]
+    patch = diff(old_blobs, new_blobs)
+    literal = sum(n == 9 for n in new) + (new in ([1, 2, 3, 4, 0], [4, 0, 1, 2, 3]))
+    assert len(encode(patch)) < 215 * literal + 40
+    assert apply_encoded(old_blobs, patch) == new_blobs

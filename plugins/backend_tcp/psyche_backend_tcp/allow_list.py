@@ -1,0 +1,86 @@
+"""The list of keys that may log in: a text file, read again whenever it changes.
+
+One public key a line, 64 hex digits (`psyche client show-identity` prints a client's); empty lines and what follows a `#` are
+ignored. Decided: a file that becomes unreadable or malformed keeps the list that was good and says so, because a slip in an
+editor must not throw everybody out. Refuses to start with such a file.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from psyche_core.errors import UserError
+
+logger = logging.getLogger("psyche.backend.tcp")
+
+MAX_BYTES = 1024 * 1024
+
+
+class AllowList:
+    """The keys in a file. Blocking: construct it, and `refresh` it, in a worker thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UserError when the file cannot be read or has a line that is no key."""
+        self._path = path
+        self._stamp = self._stamped()
+        self._keys = self._read()
+
+    def __contains__(self, public: bytes) -> bool:
+        return public in self._keys
+
+    def refresh(self) -> bool:
+        """Read the file again if it has changed; whether the keys are now others."""
+        try:
+            stamp = self._stamped()
+            if stamp == self._stamp:
+                return False
+
+            self._stamp = stamp
+            keys = self._read()
+        except UserError as error:
+            logger.error("%s; the list read before stays in force", error)  # noqa: TRY400  # the sentence says it all
+            return False
+
+        changed, self._keys = keys != self._keys, keys
+        if changed:
+            logger.info("%s now allows %d keys", self._path, len(keys))
+        return changed
+
+    def _stamped(self) -> tuple[int, int, int]:
+        try:
+            status = self._path.stat()
+        except OSError as error:
+            message = f"cannot read the allow-list {self._path}: {error.strerror}"
+            raise UserError(message) from error
+
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def _read(self) -> frozenset[bytes]:
+        try:
+            with self._path.open("rb") as file:
+                text = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            message = f"cannot read the allow-list {self._path}: {error.strerror}"
+            raise UserError(message) from error
+
+        if len(text) > MAX_BYTES:
+            message = f"the allow-list {self._path} is over {MAX_BYTES} bytes"
+            raise UserError(message)
+
+        keys = set()
+        for number, line in enumerate(text.decode("utf-8", errors="replace").splitlines(), start=1):
+            digits = line.partition("#")[0].strip()
+            if not digits:
+                continue
+
+            try:
+                key = bytes.fromhex(digits)
+            except ValueError:
+                key = b""
+            if len(key) != 32:
+                message = f"{self._path}, line {number}: expected a public key of 64 hex digits, got {digits[:80]!r}"
+                raise UserError(message)
+
+            keys.add(key)
+        return frozenset(keys)

@@ -1,0 +1,101 @@
+"""The documents everybody follows: made once per version, remembered for a while, encoded once for all that need the same.
+
+Decided here: a new document shares what did not change with the one before it, so remembering many costs little and comparing
+them is cheap; a document is named by the SHA-256 of its encoding; the last 64 are remembered, so that a client that was away can
+be sent what changed, and who knows an older one (or one of another life of the server) gets the whole. A document is first
+drafted, and is published only when its owner says so, because between the two it is written to disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from psyche_backend_tcp.protocol import Patch, Whole, encode_server, make_document
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.wire.codec import encode
+from psyche_core.wire.diff import diff, patched
+
+REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A version. digest: its name; tree: the plain tree, shared in parts with other versions and never modified."""
+
+    digest: bytes
+    tree: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A version that is not published yet. encoded: its canonical bytes, what a store keeps."""
+
+    document: Document
+    encoded: bytes
+
+
+class Documents:
+    """The versions a server publishes. Starts with one published."""
+
+    def __init__(self, state: CoordinatorState, addresses: Mapping[bytes, bytes]) -> None:
+        first = _draft(make_document(state, addresses))
+        self._newest = self._drafted = first.document
+        self._known: OrderedDict[bytes, Document] = OrderedDict({first.document.digest: first.document})
+        self._frames: dict[bytes | None, bytes] = {}
+        self.versions = 1
+
+    @property
+    def newest(self) -> Document:
+        """The newest published one."""
+        return self._newest
+
+    def draft(self, state: CoordinatorState, addresses: Mapping[bytes, bytes]) -> Draft | None:
+        """A new version of what is to be published, None when that is what was drafted last."""
+        patch = diff(self._drafted.tree, make_document(state, addresses))
+        if patch is None:
+            return None
+
+        draft = _draft(patched(self._drafted.tree, patch))
+        self._drafted = draft.document
+        return draft
+
+    def publish(self, draft: Draft) -> None:
+        """Make a draft the newest. Drafts are published in the order they were made; some may be left out."""
+        document = draft.document
+        if document.digest == self._newest.digest:
+            return
+
+        self._newest = document
+        self._frames.clear()
+        self._known[document.digest] = document
+        self._known.move_to_end(document.digest)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        self.versions += 1
+
+    def named(self, digest: bytes) -> Document | None:
+        """A published version that is still remembered."""
+        return self._known.get(digest)
+
+    def frame(self, known: Document | None) -> bytes:
+        """What leads from a version (None: from nothing) to the newest; made once for all that know the same."""
+        key = None if known is None else known.digest
+        if key not in self._frames:
+            self._frames[key] = self._make_frame(known)
+        return self._frames[key]
+
+    def _make_frame(self, known: Document | None) -> bytes:
+        newest = self._newest
+        if known is None:
+            return encode_server(Whole(newest.digest, newest.tree))
+
+        return encode_server(Patch(known.digest, newest.digest, diff(known.tree, newest.tree) or [0, newest.tree]))
+
+
+def _draft(tree: dict[str, Any]) -> Draft:
+    encoded = encode(tree)
+    return Draft(Document(hashlib.sha256(encoded).digest(), tree), encoded)

@@ -1,0 +1,408 @@
+"""The server dies and comes back: nothing anybody was told is lost, clients continue, and little is sent again."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from psyche_backend_tcp.addresses import parse_address
+from psyche_backend_tcp.hub import Unsaved
+from psyche_backend_tcp.limits import Limits
+from psyche_backend_tcp.protocol import Bye, Whole, decode_server
+from psyche_backend_tcp.server import TcpServer
+from psyche_backend_tcp.store import Store
+from psyche_core.coordinator.commands import HealthCheck, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BackendClosed, CommandRefused, ConfigError, UserError
+from psyche_core.hookspecs import ServerContext
+from psyche_core.testing.backend import in_phase, small_state, until
+from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
+from psyche_core.wire.signing import SecretKey
+
+TIMEOUT = 10.0
+LOST = (anyio.EndOfStream, anyio.BrokenResourceError)
+SERVER_KEY = SecretKey(b"s" * 32)
+
+
+@asynccontextmanager
+async def hosting(
+    folder: Path, clock: Any, *, port: int = 0, limits: Limits | None = None, **context: Any
+) -> AsyncIterator[TcpServer]:
+    """A server that keeps its state in a folder; leaving it stops it without ceremony."""
+    context = {"state": small_state(), "tick_seconds": 0.01, "key": SERVER_KEY, "state_dir": folder, **context}
+    server = TcpServer(ServerContext(port=port, **context), limits=limits, clock=clock)
+    async with server, anyio.create_task_group() as group:
+        group.start_soon(server.serve)
+        yield server
+        group.cancel_scope.cancel()
+
+
+def port_of(server: TcpServer) -> int:
+    return parse_address(server.address).port
+
+
+def statement(state: CoordinatorState, slot: int) -> WitnessStatement:
+    assert state.current_round is not None
+    return WitnessStatement(state.progress.epoch, state.current_round.height, slot, bitmap([]), bytes(320), bytes(32), bytes(32))
+
+
+async def test_41_clients_continue_in_the_same_round_after_a_restart(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey]
+) -> None:
+    """The reference kept members and epoch in memory only and its clients never came back (client defect 41)."""
+    with anyio.fail_after(3 * TIMEOUT):
+        async with AsyncExitStack() as stack:
+            async with hosting(tmp_path, clock) as first:
+                backends = [await stack.enter_async_context(client(first, key)) for key in keys[:2]]
+                for number, backend in enumerate(backends):
+                    await backend.join(b"%d" % number, timeout=TIMEOUT)
+                clock.now += 3
+                for slot, backend in enumerate(backends):
+                    await until(backend, in_phase(RunState.Warmup))
+                    await backend.send(WarmupWitness(backend.identity, 0, slot, bytes(32)), timeout=TIMEOUT)
+                update = await until(backends[0], in_phase(RunState.RoundTrain))
+                await backends[0].send(Witness(backends[0].identity, statement(update.state, 0)), timeout=TIMEOUT)
+                before, port = first.state, port_of(first)
+                assert before.current_round is not None
+                assert len(before.current_round.statements) == 1
+            clock.now += 7
+            async with hosting(tmp_path, clock, port=port) as second:
+                assert second.resumed
+                assert second.state == before
+                await backends[1].send(Witness(backends[1].identity, statement(before, 1)), timeout=2 * TIMEOUT)
+                update = await until(backends[0], lambda update: update.state.epoch.rounds[-1].height == 1)
+                assert len(update.state.epoch.rounds[0].statements) == 2
+                assert update.addresses == {backend.identity.signer: b"%d" % n for n, backend in enumerate(backends)}
+                assert [backend.reconnects for backend in backends] == [1, 1]
+                assert all(one.state is ClientState.Healthy for one in second.state.epoch.clients)
+
+
+async def test_48_who_comes_back_is_sent_what_changed_and_nothing_else(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey]
+) -> None:
+    """The reference sent the whole state twice a second (client defect 48)."""
+    with anyio.fail_after(3 * TIMEOUT):
+        async with AsyncExitStack() as stack:
+            async with hosting(tmp_path, clock) as first:
+                watcher = await stack.enter_async_context(client(first, keys[0]))
+                await watcher.join(b"here", timeout=TIMEOUT)
+                await until(watcher, lambda update: bool(update.addresses))
+                whole = watcher.bytes_received
+                await watcher._link.frames.aclose()
+                await watcher.join(b"here", timeout=TIMEOUT)
+                assert watcher.reconnects == 1
+                again = watcher.bytes_received
+                assert again < 300 < whole / 4, "hello, welcome and answers: the state was known"
+                port = port_of(first)
+            async with hosting(tmp_path, clock, port=port) as second:
+                await watcher.join(b"here", timeout=2 * TIMEOUT)
+                assert watcher.bytes_received < again + 20, "also after a restart"
+                await watcher.join(b"there", timeout=TIMEOUT)
+                await until(watcher, lambda update: update.addresses[keys[0].public] == b"there")
+                assert watcher.bytes_received < again + 250, "an address and two hashes"
+                assert second.state.pending == (watcher.identity,)
+
+
+async def test_an_unknown_version_gets_the_whole_state(serving: Any, raw: Any, login: Any, keys: list[SecretKey]) -> None:
+    async with serving() as server:
+        frames = await raw(server.address)
+        await login(frames, keys[0], server, known=b"?" * 32)
+        assert isinstance(decode_server(await frames.receive()), Whole)
+        await frames.aclose()
+
+
+class Held(Store):
+    """A store whose writes wait until the test lets them through, or fail."""
+
+    writing = threading.Event()
+    go = threading.Event()
+    broken = False
+    written: list[Unsaved]
+
+    def save(self, unsaved: Unsaved) -> None:
+        self.writing.set()
+        assert self.go.wait(TIMEOUT)
+        if self.broken:
+            message = "the run's state cannot be saved to disk: No space left on device"
+            raise UserError(message)
+        super().save(unsaved)
+        self.written.append(unsaved)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> type[Held]:
+    fresh = type("Held", (Held,), {"writing": threading.Event(), "go": threading.Event(), "broken": False, "written": []})
+    monkeypatch.setattr("psyche_backend_tcp.server.Store", fresh)
+    return fresh
+
+
+async def wait_for(event: threading.Event) -> None:
+    with anyio.fail_after(TIMEOUT):
+        while not event.is_set():
+            await anyio.sleep(0.001)
+
+
+async def test_nobody_hears_of_a_change_before_it_is_on_disk(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held]
+) -> None:
+    async with hosting(tmp_path, clock) as server, client(server, keys[0]) as one, client(server, keys[1]) as other:
+        first = await other.next_state()
+        async with anyio.create_task_group() as group:
+            answered = anyio.Event()
+
+            async def join() -> None:
+                await one.join(b"here", timeout=TIMEOUT)
+                answered.set()
+
+            group.start_soon(join)
+            await wait_for(held.writing)
+            assert server.state.pending == (one.identity,), "it has happened"
+            with anyio.move_on_after(0.05):
+                await other.next_state()
+                pytest.fail("the state was told before it was saved")
+            assert not answered.is_set()
+            assert Store(tmp_path, first.state.run_id).load() is None
+            held.go.set()
+            update = await until(other, lambda update: bool(update.state.pending))
+            saved = Store(tmp_path, first.state.run_id).load()
+            assert saved is not None
+            assert saved.update == update
+            with anyio.fail_after(TIMEOUT):
+                await answered.wait()
+
+
+async def test_what_was_saved_but_told_to_nobody_goes_on_after_kill_9(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies between the write and the telling: the next one has it, and the client's join is answered by that one."""
+    with anyio.fail_after(3 * TIMEOUT):
+        async with AsyncExitStack() as stack:
+            async with hosting(tmp_path, clock) as first:
+                backend = await stack.enter_async_context(client(first, keys[0]))
+                await backend.next_state()
+                monkeypatch.setattr(first._hub, "saved", lambda _: None)  # from here on it tells nothing more
+                held.go.set()
+                with pytest.raises(TimeoutError):
+                    await backend.join(b"here", timeout=0.3)
+                assert len(held.written) == 1
+                port = port_of(first)
+            async with hosting(tmp_path, clock, port=port) as second:
+                assert second.state.pending == (backend.identity,)
+                await backend.join(b"here", timeout=2 * TIMEOUT)
+                update = await until(backend, lambda update: bool(update.addresses))
+                assert update.state.pending == (backend.identity,)
+
+
+async def test_what_was_not_saved_was_told_to_nobody(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held]
+) -> None:
+    async with hosting(tmp_path, clock) as server, client(server, keys[0]) as backend:
+        await backend.next_state()
+        held.broken = True
+        held.go.set()
+        with pytest.raises(TimeoutError):
+            await backend.join(b"here", timeout=0.2)
+        with anyio.move_on_after(0.05):
+            await backend.next_state()
+            pytest.fail("a state that could not be saved was told")
+        held.broken = False
+        with anyio.fail_after(TIMEOUT):
+            update = await until(backend, lambda update: bool(update.addresses))
+        assert update.state.pending == (backend.identity,)
+
+
+async def test_changes_during_a_write_share_the_next_one(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held]
+) -> None:
+    async with hosting(tmp_path, clock) as server:
+        async with AsyncExitStack() as stack:
+            backends = [await stack.enter_async_context(client(server, SecretKey(bytes([9, n]) * 16))) for n in range(12)]
+            async with anyio.create_task_group() as group:
+                for backend in backends:
+                    group.start_soon(lambda backend=backend: backend.join(b"here", timeout=TIMEOUT))
+                with anyio.fail_after(TIMEOUT):
+                    while len(server.state.pending) < 12:
+                        await anyio.sleep(0.001)
+                held.go.set()
+            assert len(held.written) <= 3
+
+
+async def test_stopping_saves_what_nobody_was_told(client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey]) -> None:
+    async with hosting(tmp_path, clock) as server:
+        server._hub.connect(identity_of(keys[0]), server._now())
+        server._hub._join(identity_of(keys[0]), b"here", server._now())
+    saved = Store(tmp_path, "conformance").load()
+    assert saved is not None
+    assert saved.update.state.pending == (identity_of(keys[0]),)
+
+
+def identity_of(key: SecretKey) -> NodeIdentity:
+    return NodeIdentity(key.public, key.public)
+
+
+async def test_the_clock_stands_until_the_members_are_back(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey]
+) -> None:
+    """A phase whose time ran out while the server was away does not end before its members can speak."""
+    with anyio.fail_after(3 * TIMEOUT):
+        async with AsyncExitStack() as stack:
+            async with hosting(tmp_path, clock) as first:
+                backends = [await stack.enter_async_context(client(first, key)) for key in keys[:2]]
+                for backend in backends:
+                    await backend.join(b"here", timeout=TIMEOUT)
+                clock.now += 3
+                for slot, backend in enumerate(backends):
+                    await until(backend, in_phase(RunState.Warmup))
+                    await backend.send(WarmupWitness(backend.identity, 0, slot, bytes(32)), timeout=TIMEOUT)
+                await until(backends[0], in_phase(RunState.RoundTrain))
+                port = port_of(first)
+            await backends[0].aclose()
+            clock.now += 1000
+            async with hosting(tmp_path, clock, port=port) as second:
+                while not second.connected:
+                    await anyio.sleep(0.01)
+                for _ in range(5):
+                    second.tick()
+                assert second.state.run_state is RunState.RoundTrain
+                async with client(second, keys[0]):
+                    await until(backends[1], lambda update: update.state.run_state is not RunState.RoundTrain)
+
+
+async def test_members_that_do_not_come_back_are_withdrawn_and_the_run_goes_on(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey]
+) -> None:
+    async with hosting(tmp_path, clock) as first, client(first, keys[0]) as one, client(first, keys[1]) as other:
+        await one.join(b"here", timeout=TIMEOUT)
+        await other.join(b"here", timeout=TIMEOUT)
+    async with hosting(tmp_path, clock, limits=Limits(reopening_seconds=0.1, reconnect_seconds=0.05)) as second:
+        assert len(second.state.pending) == 2
+        with anyio.fail_after(TIMEOUT):
+            await second._until(lambda: not second.state.pending)
+
+
+async def test_another_configuration_is_refused_at_the_start(clock: Any, tmp_path: Path) -> None:
+    async with hosting(tmp_path, clock) as first:
+        first._hub.connect(identity_of(SERVER_KEY), first._now())
+        first._hub._join(identity_of(SERVER_KEY), b"", first._now())
+    with pytest.raises(ConfigError, match=r"config\.init_min_clients is 2 there and 3 in the run's file"):
+        async with hosting(tmp_path, clock, state=small_state(clients=3)):
+            pass
+
+
+async def test_the_first_epochs_settings_end_with_the_first_round(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey]
+) -> None:
+    own = small_state(clients=2).config
+    state = small_state(clients=1)
+    async with hosting(tmp_path, clock, state=state, opening=own) as server, client(server, keys[0]) as backend:
+        await backend.join(b"here", timeout=TIMEOUT)
+        clock.now += 3
+        update = await until(backend, in_phase(RunState.Warmup))
+        assert update.state.config.init_min_clients == 1
+        await backend.send(WarmupWitness(backend.identity, 0, 0, bytes(32)), timeout=TIMEOUT)
+        update = await until(backend, in_phase(RunState.RoundTrain))
+        assert update.state.config == own
+
+
+async def test_b6_a_member_that_comes_back_and_joins_once_is_not_forgotten(
+    serving: Any, client: Any, clock: Any, keys: list[SecretKey]
+) -> None:
+    """In the reference every tick removed who had left the epoch from the waiting list, also after a new join (B6)."""
+    async with (
+        serving(state=small_state(clients=1), limits=Limits(reconnect_seconds=0)) as server,
+        client(server, keys[1]) as other,
+    ):
+        await other.join(b"other", timeout=TIMEOUT)
+        async with client(server, keys[0]) as leaving:
+            await leaving.join(b"here", timeout=TIMEOUT)
+            clock.now += 3
+            await until(leaving, in_phase(RunState.Warmup))
+        with anyio.fail_after(TIMEOUT):
+            await server._until(lambda: len(server.state.healthy_slots) == 1)
+        async with client(server, keys[0]) as back:
+            await back.join(b"again", timeout=TIMEOUT)
+            for _ in range(20):
+                clock.now += 1
+                server.tick()
+                assert back.identity in server.state.pending
+            update = await until(back, lambda update: update.addresses.get(keys[0].public) == b"again")
+            assert update.state.slot_of(back.identity) is not None
+
+
+async def test_s8_a_key_that_is_no_member_can_say_nothing_that_counts(
+    serving: Any, client: Any, clock: Any, keys: list[SecretKey]
+) -> None:
+    """The reference took health checks and warmup witnesses from any connected key (S8)."""
+    async with (
+        serving(state=small_state(clients=1)) as server,
+        client(server, keys[0]) as member,
+        client(server, keys[1]) as stranger,
+    ):
+        await member.join(b"here", timeout=TIMEOUT)
+        clock.now += 3
+        await until(member, in_phase(RunState.Warmup))
+        before = server.state
+        for command in (
+            WarmupWitness(stranger.identity, 0, 0, bytes(32)),
+            WarmupWitness(stranger.identity, 0, 200, bytes(32)),
+            HealthCheck(stranger.identity, (0,)),
+            Withdraw(stranger.identity),
+        ):
+            with pytest.raises(CommandRefused) as refused:
+                await stranger.send(command, timeout=TIMEOUT)
+            assert refused.value.message
+        assert server.state == before
+        await member.send(WarmupWitness(member.identity, 0, 0, bytes(32)), timeout=TIMEOUT)
+        update = await until(member, in_phase(RunState.RoundTrain))
+        before = server.state
+        for command in (HealthCheck(stranger.identity, (0,)), Witness(stranger.identity, statement(update.state, 0))):
+            with pytest.raises(CommandRefused):
+                await stranger.send(command, timeout=TIMEOUT)
+        assert server.state == before
+
+
+async def test_a_frame_sent_drop_by_drop_ends_the_connection(serving: Any, raw: Any, login: Any, keys: list[SecretKey]) -> None:
+    limits = Limits(ping_seconds=0.1, silence_seconds=0.3)
+    async with serving(limits=limits) as server:
+        frames = await raw(server.address)
+        await login(frames, keys[0], server)
+        drops, codes = 0, []
+        with anyio.fail_after(TIMEOUT):
+            async with anyio.create_task_group() as group:
+
+                async def drip() -> None:
+                    nonlocal drops
+                    with contextlib.suppress(*LOST):
+                        while True:
+                            await frames._stream.send(b"\0" if drops < 2 else b"\x0f")
+                            drops += 1
+                            await anyio.sleep(0.02)
+
+                group.start_soon(drip)
+                with contextlib.suppress(*LOST):
+                    while True:
+                        codes.append(decode_server(await frames.receive()))
+                group.cancel_scope.cancel()
+        (bye,) = [message for message in codes if isinstance(message, Bye)]
+        assert bye.code == "Silent"
+        assert server.connected == 0
+        await frames.aclose()
+
+
+async def test_a_server_with_a_new_key_is_not_followed(client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey]) -> None:
+    async with AsyncExitStack() as stack:
+        async with hosting(tmp_path, clock) as first:
+            backend = await stack.enter_async_context(client(first, keys[0], retry_seconds=0.5))
+            await backend.join(b"here", timeout=TIMEOUT)
+            port = port_of(first)
+        async with hosting(tmp_path, clock, port=port, key=SecretKey(b"x" * 32)) as second:
+            with anyio.fail_after(TIMEOUT), pytest.raises(BackendClosed, match=r"did not come back within 0\.5 s: WrongServer"):
+                await until(backend, lambda _: False)
+            assert second.connected == 0

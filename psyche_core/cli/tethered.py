@@ -1,0 +1,26 @@
+"""`python -m psyche_core.cli.tethered ARGUMENTS`: `psyche ARGUMENTS`, ended when whoever started it is gone.
+
+Whoever starts it keeps a pipe to its stdin open and writes nothing. The system closes that pipe when the starter ends, however it
+ends, kill -9 included; then this process kills itself. Works wherever there are pipes, unlike asking the kernel for a signal, and
+needs nobody to clean up. Refuses to end in good order: nobody is left to care for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from psyche_core.cli import main
+
+
+def _end_with_starter() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass  # not for us
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_starter, name="tether", daemon=True).start()
+    main()
