@@ -233,7 +233,7 @@ def _read_config(source: Path, *, required_type: str | None) -> Any:
 
     try:
         model_type = json.loads(path.read_text(encoding="utf-8"))["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         message = f"{path} is not a model configuration: expected a JSON object with a model_type"
         raise ModelError(message) from error
 

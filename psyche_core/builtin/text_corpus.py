@@ -189,7 +189,7 @@ def _already_there(folder: Path, source: _Source) -> PreparedText | None:
         ready = _prepared(folder, manifest["training_tokens"], manifest["validation_tokens"], written=False)
         sizes = (ready.training_tokens * source.token_size, ready.validation_tokens * source.token_size)
         found = tuple(_token_file(place).stat().st_size for place in (ready.training, ready.validation))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # absent, damaged or of another version: it is made again
 
     return ready if same and found == sizes else None

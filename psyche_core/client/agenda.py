@@ -87,7 +87,7 @@ def _fetch(
     repair = notes.repair
     voters = healthy - {notes.slot} if notes.slot is not None else healthy
     patient = state.run_state is not RunState.Warmup or now - repair.since <= patience.offers
-    choice = repair.choice(voters, settle_for_fewer=not patient)
+    choice = repair.choice(voters, now=now, settle_for_fewer=not patient)
     if choice is None:
         return None
 

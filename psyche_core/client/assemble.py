@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -27,6 +27,7 @@ from psyche_core.hookspecs import BackendContext, DataContext, TransportContext
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry, validate_settings
+from psyche_core.run_config import Choice, LLMConfig
 from psyche_core.settings import ClientSettings
 from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
 
 READ_TIMEOUT = 60.0
+_LEAVING = (signal.SIGINT, signal.SIGTERM)
 
 
 async def train_client(settings: ClientSettings, registry: PluginRegistry, tell: report.Report) -> report.Ended:
-    """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave.
+    """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
     Raises UserError for what the user can mend, BackendError, DataError and ModelError for what stops the client.
     """
@@ -48,7 +50,11 @@ async def train_client(settings: ClientSettings, registry: PluginRegistry, tell:
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(
-            create_backend(BackendContext(run_id=settings.run_id, address=settings.server_addr, key=key))
+            create_backend(
+                BackendContext(
+                    run_id=settings.run_id, address=settings.server_addr, key=key, retry_seconds=settings.reconnect_seconds
+                )
+            )
         )
         interface = settings.bind_p2p_interface
         if interface == "auto":
@@ -102,21 +108,26 @@ def bench_builder(
             cold_start_bounds=lambda: cold_start_bounds(latest()),
         )
 
+    opened: dict[tuple[Choice, int], DataProvider] = {}
+
+    async def provider(choice: Choice, llm: LLMConfig) -> DataProvider:
+        """Opened once, however often the model is built anew."""
+        known = opened.get((choice, llm.max_seq_len))
+        if known is None:
+            registration = await anyio.to_thread.run_sync(lambda: registry.load("data", choice.name))
+            checked = validate_settings(registration, choice.settings, where=f"model.LLM.data_location.{choice.name}")
+            context = DataContext(settings=checked, sequence_length=llm.max_seq_len, key=key, base=settings.base)
+            known = opened[choice, llm.max_seq_len] = await stack.enter_async_context(registration.create(context))
+        return known
+
     async def build(state: CoordinatorState) -> Bench:
         llm = state.model.LLM
         trainer = await anyio.to_thread.run_sync(open_trainer, state)
-
-        async def provider(name: str, table: dict[str, Any] | None, base: Path) -> DataProvider:
-            registration = await anyio.to_thread.run_sync(lambda: registry.load("data", name))
-            checked = validate_settings(registration, table, where=f"model.LLM.data_location.{name}")
-            context = DataContext(settings=checked, sequence_length=llm.max_seq_len, key=key, base=base)
-            return await stack.enter_async_context(registration.create(context))
-
-        data = await provider(llm.data_location.name, llm.data_location.settings, settings.base)
+        data = await provider(llm.data_location, llm)
         validation = None
         if settings.validation_data is not None:
             place = {"location": str(settings.validation_data.absolute()), "token_size": settings.validation_token_size}
-            held_out = await provider("Local", place, settings.base)
+            held_out = await provider(Choice("Local", place), llm)
             validation = await _first_samples(held_out, settings.validation_sequences)
         return Bench(
             trainer,
@@ -147,8 +158,8 @@ def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:
 
 
 def _interface_towards(address: str) -> str:
-    """The local address from which `host:port` is reached; loopback when that cannot be told. Sends nothing."""
-    host, _, port = address.rpartition(":")
+    """The local address from which `host:port#KEY` is reached; loopback when that cannot be told. Sends nothing."""
+    host, _, port = address.partition("#")[0].rpartition(":")
     try:
         family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -159,8 +170,13 @@ def _interface_towards(address: str) -> str:
 
 
 async def _leave_on_signal(runtime: ClientRuntime) -> None:
-    """Leave in order at the first SIGINT or SIGTERM; the second one ends the process the usual way."""
-    with contextlib.suppress(NotImplementedError), anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    """Leave in order at the first SIGINT or SIGTERM.
+
+    The second one ends the process at once, by the system's own hand: a KeyboardInterrupt would wait for the thread that trains.
+    """
+    with contextlib.suppress(NotImplementedError), anyio.open_signal_receiver(*_LEAVING) as signals:  # not on Windows
         async for _ in signals:
             runtime.leave()
-            return
+            for number in _LEAVING:
+                signal.signal(number, signal.SIG_DFL)
+            await anyio.sleep_forever()

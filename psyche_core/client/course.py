@@ -93,6 +93,8 @@ def leave(me: Standing) -> None:
         me.leaving = me.now
         if me.takes_part:
             me.do(Send(Withdraw(me.identity)))
+        if me.state is None:
+            me.stop("left before the coordinator was heard of", success=True)
 
 
 def _open_epoch(me: Standing, state: CoordinatorState) -> None:

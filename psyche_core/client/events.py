@@ -128,6 +128,14 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """Our masters after `step` cannot be offered; nothing must be announced. reason: one sentence, told to people already."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFetched:
     """Our masters are those after `step` now, every piece verified; all optimizer state is forgotten. digest: full digest."""
 
@@ -175,6 +183,7 @@ Event = (
     | Digested
     | EpochClosed
     | SnapshotTaken
+    | SnapshotFailed
     | ModelFetched
     | ModelFetchFailed
     | CommandAnswered
@@ -284,7 +293,7 @@ class CloseEpoch:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Work: publish the masters, which are those after `step` now, under `tag`; answered by SnapshotTaken."""
+    """Work: publish the masters, which are those after `step` now, under `tag`; answered by SnapshotTaken or SnapshotFailed."""
 
     step: int
     tag: int

@@ -39,7 +39,7 @@ def check_masters(me: Standing, state: CoordinatorState, notes: EpochNotes) -> N
     if repair.asks(due, me.now):
         me.do(Broadcast(ModelWanted(notes.number, due), notes.tag(max(notes.newest, 0))))
     waited = me.now - repair.since
-    if waited > me.patience.offers and me.work is None and not repair.untried:
+    if waited > me.patience.offers and me.work is None and not repair.untried(me.now):
         _without_offers(me, state, notes, waited=waited)
 
 
@@ -75,10 +75,10 @@ def model_fetched(me: Standing, event: ModelFetched) -> None:
 
 
 def model_fetch_failed(me: Standing, event: ModelFetchFailed) -> None:
-    """Nothing of ours has changed; that manifest is not tried again."""
+    """Nothing of ours has changed; that manifest may be tried again after a while."""
     me.tell(report.Problem("warning", event.reason))
-    if me.notes is not None and me.notes.repair.taken is not None:
-        me.notes.repair.refused.add(me.notes.repair.taken)
+    if me.notes is not None:
+        me.notes.repair.could_not_be_had(me.now + me.patience.answer)
 
 
 def _judge_digests(me: Standing, notes: EpochNotes) -> None:

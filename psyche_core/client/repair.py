@@ -5,7 +5,7 @@ offer them (ModelOffer); what most of them offer is fetched piece by piece, ever
 
 Decided here: an offer counts once per slot and step; it is believed when more than half of the other healthy members made it,
 or, before the first round of an epoch, when nobody else speaks up for a while and no other offer has as many voices (only those
-who took part before can offer anything then). A manifest that failed or led astray is never taken again. Refuses to fetch for
+who took part before can offer anything then). A manifest that led astray is never taken again, one that could not be had rests for a while. Refuses to fetch for
 ever: a bounded number of attempts per epoch.
 """
 
@@ -35,7 +35,8 @@ class Repair:
     """One epoch's efforts. reason: why our masters cannot be used, None while they can.
 
     astray: our masters are not what others have, so nothing may be built on them. wanted: the step last asked for; floor: the
-    first one asked for, from which on we know all rounds; since: when that was.
+    first one asked for, from which on we know all rounds; since: when that was. refused: manifests that led astray; resting:
+    those that could not be had, until when they are left alone.
     """
 
     reason: str | None = None
@@ -46,6 +47,7 @@ class Repair:
     attempts: int = 0
     offers: dict[int, list[ModelOffer]] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
+    resting: dict[bytes, float] = field(default_factory=dict)
     taken: bytes | None = None
 
     def begin(self, reason: str, *, astray: bool) -> bool:
@@ -84,7 +86,12 @@ class Repair:
             known.sort(key=lambda kept: kept.step)
             del known[:-MAX_OFFERS_PER_SLOT]
 
-    def choice(self, voters: Collection[int], *, settle_for_fewer: bool) -> Offered | None:
+    def could_not_be_had(self, until: float) -> None:
+        """The manifest taken last failed on the way; it may be tried again later, what was fetched of it is kept."""
+        if self.taken is not None:
+            self.resting[self.taken] = until
+
+    def choice(self, voters: Collection[int], *, now: float, settle_for_fewer: bool) -> Offered | None:
         """What to fetch, None to wait on. voters: the other healthy slots. settle_for_fewer: the most voices are enough."""
         if self.floor is None:
             return None
@@ -101,6 +108,9 @@ class Repair:
             return None
 
         best = ranked[0]
+        if now < self.resting.get(best[1], now):
+            return None
+
         agreed = len(voices[best]) * 2 > len(voters)
         rival = len(ranked) > 1 and len(voices[ranked[1]]) == len(voices[best]) and ranked[1][0] == best[0]
         if not agreed and (rival or not settle_for_fewer):
@@ -110,12 +120,14 @@ class Repair:
         length = max(offer.manifest_bytes for offer in voices[best])
         return Offered(best[0], best[1], length, tuple(sorted(slots[best])))
 
-    @property
-    def untried(self) -> bool:
-        """Whether there are offers that may still help."""
+    def untried(self, now: float) -> bool:
+        """Whether there are offers that may still help, now."""
         floor = -1 if self.floor is None else self.floor
         known = (offer for offers in self.offers.values() for offer in offers)
-        return any(offer.step >= floor and offer.manifest_hash not in self.refused for offer in known)
+        return any(
+            offer.step >= floor and offer.manifest_hash not in self.refused and now >= self.resting.get(offer.manifest_hash, now)
+            for offer in known
+        )
 
     @property
     def exhausted(self) -> bool:

@@ -1,11 +1,18 @@
 """The anyio shell around the client machine: turns I/O into events and actions into I/O, and decides nothing itself.
 
 One queue feeds the machine, so events are handled one at a time in one task; everything that waits runs in tasks of one task
-group. Cancelling `run` leaves without ceremony; `leave` asks the machine to withdraw first.
+group. Cancelling `run` leaves without ceremony; `leave` asks the machine to leave in order: it withdraws, serves its last results
+for a bounded moment (`Patience.leaving`) and stops, and we wait, bounded too, until the coordinator has acknowledged.
+
+Decided here: the queue is bounded and nothing that matters is ever dropped from it. Who brings a state, a message, a peer change
+or the outcome of work waits for room; only ticks and bandwidth figures are dropped when there is none. So a flood of messages
+holds back the flood: unread messages pile up in the transport, which bounds them per peer and cuts off who exceeds its share. A
+coordinator that does not answer is told to people once and waited for, until the backend says that it is gone for good.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -28,9 +35,12 @@ logger = logging.getLogger("psyche.client")
 
 COMMAND_TIMEOUT = 10.0
 FETCH_TIMEOUT = 30.0
+WITHDRAW_TIMEOUT = COMMAND_TIMEOUT / 2
 TICK_SECONDS = 0.25
 TOTALS_SECONDS = 1.0
 QUEUE_LENGTH = 4096
+PASSING_REFUSALS = ("ClientsFull", "Halted")
+"""Of a join: the machine asks again, or learns from the next state that the run is finished."""
 
 
 class ClientRuntime:
@@ -63,6 +73,10 @@ class ClientRuntime:
         self._addresses: Mapping[bytes, bytes] = {}
         self._members: tuple[NodeIdentity, ...] = ()
         self._failure: PsycheError | None = None
+        self._leave_asked = False
+        self._joining = False
+        self._silent = False
+        self._withdrawn: anyio.Event | None = None
 
     @property
     def state(self) -> CoordinatorState:
@@ -74,8 +88,9 @@ class ClientRuntime:
         return self._machine.state
 
     def leave(self) -> None:
-        """Ask the client to withdraw and end; safe to call from a signal handler of the loop."""
-        self._put(ev.LeaveAsked())
+        """Ask the client to leave in order; safe to call from a signal handler of the loop."""
+        self._leave_asked = True
+        self._wake()
 
     async def run(self) -> report.Ended:
         """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot go on."""
@@ -85,13 +100,19 @@ class ClientRuntime:
                 tasks.start_soon(watch)
             async for event in self._inbox:
                 actions = self._machine.handle(event, anyio.current_time())
+                if self._leave_asked:
+                    self._leave_asked = False
+                    actions = [*actions, *self._machine.handle(ev.LeaveAsked(), anyio.current_time())]
                 stop = await self._carry_out(actions, tasks)
                 if stop is not None or self._failure is not None:
                     break
 
+            self._inbox.close()  # who still waits for room in the queue goes on
+            if self._withdrawn is not None:
+                with anyio.move_on_after(WITHDRAW_TIMEOUT):
+                    await self._withdrawn.wait()
             tasks.cancel_scope.cancel()
         self._events.close()
-        self._inbox.close()
         if stop is None and self._failure is not None:
             self._report(report.Ended(str(self._failure), success=False))
             raise self._failure
@@ -101,17 +122,29 @@ class ClientRuntime:
         self._report(ended)
         return ended
 
-    def _put(self, event: ev.Event) -> None:
-        try:
+    async def _put(self, event: ev.Event) -> None:
+        """Hand an event to the machine, when there is room for it."""
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client has ended
+            await self._events.send(event)
+
+    def _put_or_drop(self, event: ev.Event) -> None:
+        """Hand an event to the machine unless it is busy; another of its kind follows soon."""
+        with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             self._events.send_nowait(event)
-        except anyio.WouldBlock:
-            logger.warning("the event queue is full; dropped %s", type(event).__name__)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # the client has ended
+
+    def _wake(self) -> None:
+        """See to it that `run` looks around; a full queue keeps it awake anyway."""
+        self._put_or_drop(ev.TimePassed())
 
     def _fail(self, error: PsycheError) -> None:
         self._failure = self._failure or error
-        self._put(ev.TimePassed())
+        self._wake()
+
+    def _note_silence(self) -> None:
+        """The coordinator did not answer in time: tell people, once until it is heard again."""
+        if not self._silent:
+            self._silent = True
+            self._report(report.Problem("warning", f"the coordinator has not answered for {COMMAND_TIMEOUT:g} s; still trying"))
 
     # -------------------------------------------------------------------------------------------- I/O into events
 
@@ -120,11 +153,12 @@ class ClientRuntime:
         try:
             while True:
                 update = await self._backend.next_state()
+                self._silent = False
                 finished = update.state.run_state is RunState.Finished
                 if dict(update.addresses) != self._addresses:
                     self._addresses = dict(update.addresses)
                     await self._set_peers()
-                await self._events.send(ev.StateSeen(update.state))
+                await self._put(ev.StateSeen(update.state))
         except BackendError as error:
             if not finished:  # a server may close once it has told the end
                 self._fail(error)
@@ -138,7 +172,7 @@ class ClientRuntime:
                 logger.warning("a message handed over by %s was refused: %s", incoming.via[:4].hex(), error)
                 continue
 
-            await self._events.send(ev.MessageSeen(origin, message))
+            await self._put(ev.MessageSeen(origin, message))
 
     async def _watch_time(self) -> None:
         peers: tuple[bytes, ...] = ()
@@ -149,12 +183,12 @@ class ClientRuntime:
             stats = self._transport.stats
             if stats.peers != peers:
                 peers = stats.peers
-                self._put(ev.PeersSeen(frozenset(peers)))
+                await self._put(ev.PeersSeen(frozenset(peers)))
             if now - told >= TOTALS_SECONDS:
-                self._put(ev.BandwidthSeen((stats.bytes_received - received) / (now - told)))
+                self._put_or_drop(ev.BandwidthSeen((stats.bytes_received - received) / (now - told)))
                 told, received = now, stats.bytes_received
                 self._report(self._totals())
-            self._put(ev.TimePassed())
+            self._put_or_drop(ev.TimePassed())
 
     def _totals(self) -> report.NetworkTotals:
         stats = self._transport.stats
@@ -167,9 +201,9 @@ class ClientRuntime:
             match action:
                 case ev.Stop():
                     return action
-                case ev.Send(command=Withdraw() as command):
-                    with anyio.move_on_after(COMMAND_TIMEOUT / 2):
-                        await self._send(command)
+                case ev.Send(command=Withdraw()):
+                    self._withdrawn = anyio.Event()
+                    tasks.start_soon(self._withdraw, action.command, self._withdrawn)
                 case ev.Send():
                     tasks.start_soon(self._send, action.command)
                 case ev.Join():
@@ -199,15 +233,39 @@ class ClientRuntime:
 
     async def _work(self, work: ev.Work) -> None:
         try:
-            self._put(await self._workshop.do(work))
+            await self._put(await self._workshop.do(work))
         except PsycheError as error:
             self._fail(error)
 
     async def _join(self) -> None:
+        """Join, however long the coordinator takes to answer; one request at a time."""
+        if self._joining:
+            return
+
+        self._joining = True
         try:
-            await self._backend.join(self._transport.address, timeout=COMMAND_TIMEOUT)
-        except (BackendError, TimeoutError) as error:
-            self._fail(error if isinstance(error, BackendError) else BackendError("the coordinator did not answer the join"))
+            while True:
+                try:
+                    await self._backend.join(self._transport.address, timeout=COMMAND_TIMEOUT)
+                except TimeoutError:
+                    self._note_silence()
+                else:
+                    self._silent = False
+                    return
+        except CommandRefused as refusal:
+            if refusal.code not in PASSING_REFUSALS:
+                self._fail(refusal)
+            logger.info("joining was refused: %s", refusal)
+        except BackendError as error:
+            self._fail(error)
+        finally:
+            self._joining = False
+
+    async def _withdraw(self, command: Command, answered: anyio.Event) -> None:
+        try:
+            await self._send(command)
+        finally:
+            answered.set()
 
     async def _send(self, command: Command) -> None:
         """Send a command; a time-out is tried again twice, since a lost statement costs the whole round its speed."""
@@ -217,14 +275,16 @@ class ClientRuntime:
             except CommandRefused as refusal:
                 level = logging.DEBUG if isinstance(command, Witness | WarmupWitness) else logging.INFO
                 logger.log(level, "%s was refused: %s", type(command).__name__, refusal)
-                self._put(ev.CommandAnswered(command, refusal.code))
+                await self._put(ev.CommandAnswered(command, refusal.code))
                 return
             except TimeoutError:
+                self._note_silence()
                 continue
             except BackendError:
                 return  # the state watcher says what is wrong
 
-            self._put(ev.CommandAnswered(command, None))
+            self._silent = False
+            await self._put(ev.CommandAnswered(command, None))
             return
 
     async def _fetch(self, action: ev.FetchPayload) -> None:
@@ -235,10 +295,10 @@ class ClientRuntime:
             )
         except BlobRejected as error:
             logger.warning("payload %s: %s", action.payload_hash[:4].hex(), error)
-            self._put(ev.PayloadMissing(action.payload_hash))
+            await self._put(ev.PayloadMissing(action.payload_hash))
         except (TransportError, TimeoutError) as error:
             logger.info("payload %s: %s", action.payload_hash[:4].hex(), error)
-            self._put(ev.PayloadMissing(action.payload_hash))
+            await self._put(ev.PayloadMissing(action.payload_hash))
         else:
             valid = await self._workshop.receive(action.payload_hash, payload, tag=action.tag)
-            self._put(ev.PayloadChecked(action.payload_hash, valid))
+            await self._put(ev.PayloadChecked(action.payload_hash, valid))

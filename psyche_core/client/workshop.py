@@ -25,17 +25,21 @@ from psyche_core.client.events import (
     Digested,
     EpochClosed,
     Event,
+    FetchModel,
     Load,
     ModelReady,
+    TakeSnapshot,
     Train,
     Trained,
     TrainFailed,
     Work,
 )
+from psyche_core.client.model_exchange import ModelExchange, ModelHolder
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import DataError, ModelError, NonFiniteError, PayloadRejected
 from psyche_core.interfaces import DataProvider, Transport
 from psyche_core.interfaces.data import Samples
+from psyche_core.training.checkpoint import checkpoint_path
 from psyche_core.types import BatchId
 
 DATA_TIMEOUT = 120.0
@@ -61,8 +65,8 @@ class TrainedShare(Protocol):
         """The encoded result."""
 
 
-class TrainerLike(Protocol):
-    """What the workshop needs of a trainer; psyche_core.training.trainer.Trainer is one, the simulator has a cheap one."""
+class TrainerLike(ModelHolder, Protocol):
+    """What the workshop needs of a trainer; psyche_core.training.trainer.Trainer is one."""
 
     @property
     def max_payload_bytes(self) -> int:
@@ -84,9 +88,6 @@ class TrainerLike(Protocol):
     def sampled_digest(self, seed: int) -> bytes:
         """SHA-256 over a seeded sample of the masters."""
 
-    def full_digest(self) -> bytes:
-        """SHA-256 over all masters."""
-
     def evaluate(self, samples: Samples) -> float:
         """Mean loss at the masters, in nats per token."""
 
@@ -96,7 +97,7 @@ class TrainerLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is needed to work on a run. checkpoints: folder for `{run_id}-step{step}`; None saves nothing."""
+    """What is needed to work on a run. checkpoints: folder that checkpoints go to; None saves nothing."""
 
     trainer: TrainerLike
     data: DataProvider
@@ -106,7 +107,7 @@ class Bench:
 
 
 class Workshop:
-    """Does work for the machine. build: opens everything for a run's state, called once, may take long."""
+    """Does work for the machine. build: opens everything for a run's state, called for each Load, may take long."""
 
     def __init__(
         self, build: Callable[[CoordinatorState], Awaitable[Bench]], *, transport: Transport, tell: Callable[[report.Event], None]
@@ -114,6 +115,7 @@ class Workshop:
         self._build = build
         self._transport = transport
         self._tell = tell
+        self._exchange = ModelExchange(transport, tell=tell)
         self._bench: Bench | None = None
         self._run_id = ""
         self._payloads: dict[bytes, tuple[int, bytes]] = {}
@@ -141,6 +143,10 @@ class Workshop:
                 return Digested(work.height, await anyio.to_thread.run_sync(self.bench.trainer.sampled_digest, work.seed))
             case CloseEpoch():
                 return await self._close(work)
+            case TakeSnapshot():
+                return await self._exchange.offer(self.bench.trainer, work, run_id=self._run_id)
+            case FetchModel():
+                return await self._exchange.fetch(self.bench.trainer, work, run_id=self._run_id)
 
     async def _load(self, work: Load) -> Event:
         started = perf_counter()
@@ -148,7 +154,8 @@ class Workshop:
         self._run_id = work.state.run_id
         digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
         self._tell(report.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started))
-        await self._validate(work.state.progress.step - 1)
+        if work.state.progress.step == 1:  # later these weights are a starting point that the run has left behind
+            await self._validate(0)
         return ModelReady(digest, bench.trainer.max_payload_bytes)
 
     async def prefetch(self, share: tuple[BatchId, ...]) -> None:
@@ -202,6 +209,7 @@ class Workshop:
 
     def expire(self, before: int) -> None:
         """Drop payloads with older tags."""
+        self._exchange.expire(before)
         for payload_hash in [known for known, (tag, _) in self._payloads.items() if tag < before]:
             del self._payloads[payload_hash]
 
@@ -220,7 +228,7 @@ class Workshop:
         await self._validate(work.step)
         bench = self.bench
         if bench.checkpoints is not None:
-            directory = bench.checkpoints / f"{self._run_id}-step{work.step}"
+            directory = checkpoint_path(bench.checkpoints, self._run_id, work.step)
             try:
                 await anyio.to_thread.run_sync(bench.trainer.save, directory)
                 if bench.keep_checkpoints is not None:

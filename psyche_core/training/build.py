@@ -1,7 +1,8 @@
 """Build a client's trainer from the run's `[model]` table and the registry of plugins.
 
 Decided here: every member of a run that starts from random weights draws them from SHA-256 of the run id. A checkpoint is read
-from a local directory only; nothing is downloaded.
+from a local directory only; nothing is downloaded. A checkpoint of kind P2P names the directory that says what the model is built
+like; its weights (or random ones) are a starting point only, which the client replaces by those of the other members.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def model_seed(run_id: str) -> bytes:
 
 def checkpoint_directory(checkpoint: Choice, *, base: Path) -> Path:
     """The local directory a run's checkpoint names. Raises ModelError where there is none."""
-    if checkpoint.name != "Hub":
+    if checkpoint.name not in ("Hub", "P2P"):
         message = (
             f"a checkpoint of kind {checkpoint.name} cannot be read in this version; "
             'write checkpoint = { Hub = { repo_id = "directory" } } with a local directory that holds config.json'

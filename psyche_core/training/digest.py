@@ -25,7 +25,7 @@ def full_digest(masters: Mapping[str, torch.Tensor]) -> bytes:
     digest = hashlib.sha256()
     for name in sorted(masters):
         digest.update(_label(name, masters[name]))
-        digest.update(_bytes(masters[name]))
+        digest.update(float32_bytes(masters[name]))
     return digest.digest()
 
 
@@ -46,7 +46,7 @@ def sampled_digest(masters: Mapping[str, torch.Tensor], seed: int) -> bytes:
         for block in picked[first // STRIDE : (first + count - 1) // STRIDE + 1]:
             if first <= block < first + count:
                 begin = (block - first) * BLOCK
-                digest.update(_bytes(flat[begin : begin + BLOCK]))
+                digest.update(float32_bytes(flat[begin : begin + BLOCK]))
         first += count
     return digest.digest()
 
@@ -64,10 +64,10 @@ def _label(name: str, tensor: torch.Tensor) -> bytes:
     return len(text).to_bytes(4, "little") + text + len(tensor.shape).to_bytes(4, "little") + shape
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview[Any]:
-    """A tensor's values as little-endian float32, without a copy where it is that already."""
+def float32_bytes(tensor: torch.Tensor) -> memoryview[Any]:
+    """A tensor's values as little-endian float32 bytes, without a copy where it is that already. Raises TypeError for others."""
     if tensor.dtype != torch.float32:
-        message = f"digests are over float32 masters, got {tensor.dtype}"
+        message = f"digests and pieces are of float32 masters, got {tensor.dtype}"
         raise TypeError(message)
     array: NDArray[Any] = tensor.detach().to("cpu").contiguous().numpy()
     return array.astype("<f4", copy=False).reshape(-1).view(np.uint8).data

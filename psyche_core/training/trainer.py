@@ -12,14 +12,16 @@ another.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.training import snapshot
 from psyche_core.training.digest import full_digest, sampled_digest
+from psyche_core.wire.manifest import Manifest, Piece, Table
 
 APPLY_DELAY = 2
 """Steps between training a result and applying it (protocol section 3)."""
@@ -99,6 +101,26 @@ class Trainer:
     def full_digest(self) -> bytes:
         """SHA-256 over all masters."""
         return full_digest(self._optimizer.masters)
+
+    @property
+    def table(self) -> Table:
+        """Names and shapes of the masters: what a manifest of this run's model must have."""
+        return snapshot.table_of(self._optimizer.masters)
+
+    def read_piece(self, piece: Piece) -> bytes:
+        """The bytes of one piece of the masters."""
+        return snapshot.read_piece(self._optimizer.masters, piece)
+
+    def differing(self, manifest: Manifest) -> tuple[int, ...]:
+        """Numbers of the pieces in which our masters differ from a manifest. Raises ModelError for another table."""
+        return snapshot.differing(self._optimizer.masters, manifest)
+
+    def install(self, manifest: Manifest, pieces: Mapping[int, bytes]) -> None:
+        """Replace the masters by those of a manifest and forget all optimizer state, or change nothing and raise ModelError.
+
+        pieces: fetched bytes by number of the piece, at least those of `differing`.
+        """
+        self._optimizer.load_parameters(snapshot.assemble(self._optimizer.masters, manifest, pieces))
 
     def save(self, directory: Path) -> None:
         """Write a self-contained checkpoint of the masters, atomically. Raises ModelError."""

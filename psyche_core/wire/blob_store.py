@@ -21,7 +21,7 @@ class _Kept:
 class BlobStore:
     """max_blobs, max_bytes: what is kept at most, in number and in bytes."""
 
-    def __init__(self, *, max_blobs: int = 1024, max_bytes: int = 2 * 2**30) -> None:
+    def __init__(self, *, max_blobs: int = 16_384, max_bytes: int = 2 * 2**30) -> None:
         self._max_blobs = max_blobs
         self._max_bytes = max_bytes
         self._kept: dict[bytes, _Kept] = {}

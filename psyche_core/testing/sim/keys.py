@@ -1,21 +1,27 @@
-"""Keys of the simulated members, and signatures that are real but made and checked once per process.
+"""Keys of the simulated members, and signatures that cost nothing until somebody wants proof.
 
-Ed25519 costs more than everything else a simulated member does; who signed what never changes, so a memory of the answers changes
-nothing but the speed.
+Ed25519 costs more than everything else a simulated member does. Decided: a member signs a commitment with a token that only the
+owner of its number can make here (liars included: their lies go through the same door), and evidence of equivocation, which the
+coordinator checks for real, carries real signatures of the same commitments.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
+from dataclasses import replace
 from functools import lru_cache
 
+from psyche_core.coordinator.commands import Equivocation, SignedResult
 from psyche_core.types import NodeIdentity
-from psyche_core.wire.messages import Result, is_commitment_of, sign_commitment
+from psyche_core.wire.messages import Result, sign_commitment
 from psyche_core.wire.signing import SecretKey
 
 RUN_ID = "simulated"
 REMEMBERED = 16_384
-"""Signatures kept: more than a run makes."""
+"""Tokens kept: more than a run makes."""
+
+_made: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
 
 
 @lru_cache(maxsize=512)
@@ -31,17 +37,29 @@ def identity_of(index: int) -> NodeIdentity:
     return NodeIdentity(public, public)
 
 
-@lru_cache(maxsize=REMEMBERED)
+def _token(public: bytes, commitment: bytes) -> bytes:
+    return hashlib.sha512(public + commitment).digest()
+
+
 def signed_by(index: int, commitment: bytes) -> bytes:
-    """The real signature of a commitment by that member."""
-    return sign_commitment(key_of(index), RUN_ID, commitment)
+    """The token (64 bytes) that stands for that member's signature of a commitment."""
+    token = _token(identity_of(index).p2p, commitment)
+    _made[token] = (index, commitment)
+    if len(_made) > REMEMBERED:
+        _made.popitem(last=False)
+    return token
 
 
 def verified(result: Result, p2p: bytes) -> bool:
-    """Whether a result's commitment carries that key's real signature; each signature is looked at once."""
-    return _verified(p2p, result.commitment, result.signature)
+    """Whether a result carries that key's token for its commitment."""
+    return result.signature == _token(p2p, result.commitment)
 
 
-@lru_cache(maxsize=REMEMBERED)
-def _verified(p2p: bytes, commitment: bytes, signature: bytes) -> bool:
-    return is_commitment_of(p2p, commitment, signature, run_id=RUN_ID)
+def with_real_signatures(evidence: Equivocation) -> Equivocation:
+    """The same evidence as a coordinator can check it; what is no token of anybody stays as it is."""
+
+    def real(half: SignedResult) -> SignedResult:
+        made = _made.get(half.signature)
+        return half if made is None else replace(half, signature=sign_commitment(key_of(made[0]), RUN_ID, made[1]))
+
+    return replace(evidence, first=real(evidence.first), second=real(evidence.second))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from psyche_core.client import events as ev
 from psyche_core.client.machine import ClientMachine, Patience
-from psyche_core.coordinator.commands import Join, Withdraw
+from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
 from psyche_core.testing.sim.failure import Broken
-from psyche_core.testing.sim.keys import RUN_ID, identity_of, key_of, signed_by, verified
+from psyche_core.testing.sim.keys import RUN_ID, identity_of, key_of, signed_by, verified, with_real_signatures
 from psyche_core.testing.sim.ledger import bits
 from psyche_core.testing.sim.replica import Payload, Replica
 from psyche_core.testing.sim.replica_watch import check_sizes
@@ -208,6 +208,8 @@ class Node:
         command = action.command
         if isinstance(command, Withdraw):
             self.joined = False
+        elif isinstance(command, Equivocation):
+            command = with_real_signatures(command)
         if self.lies:
             self._world.lies.send(self, command)
         else:

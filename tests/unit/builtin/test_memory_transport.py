@@ -69,3 +69,26 @@ async def test_a_flood_from_one_member_does_not_crowd_out_another():
             await flooder.broadcast(bytes([n]), tag=1)
         await honest.broadcast(b"honest", tag=1)
         assert [incoming.message for incoming in await received(reader, 4)] == [b"\0", b"\1", b"\2", b"honest"]
+
+
+async def test_a_message_is_announced_again_only_to_who_lacks_it():
+    """Links that come back and members that come late cost one message for each that lacks it, whoever asks and how often."""
+    network = MemoryNetwork()
+    async with (
+        MemoryTransport(network, b"a" * 32) as author,
+        MemoryTransport(network, b"b" * 32) as holder,
+        MemoryTransport(network, b"c" * 32) as late,
+    ):
+        everybody = {endpoint.peer_id: b"" for endpoint in (author, holder, late)}
+        for endpoint in (author, holder):
+            await endpoint.set_peers({author.peer_id: b"", holder.peer_id: b""})
+        await author.broadcast(b"m" * 1000, tag=1)
+        for _ in range(3):
+            network.disconnect(author.peer_id, holder.peer_id)
+            network.reconnect(author.peer_id, holder.peer_id)
+            await author.broadcast(b"m" * 1000, tag=1)
+        assert author.stats.bytes_sent == 1000
+
+        for endpoint in (author, holder, late):
+            await endpoint.set_peers(everybody)
+        assert author.stats.bytes_sent + holder.stats.bytes_sent == 2000

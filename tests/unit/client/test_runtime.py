@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,12 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_backend import MemoryBackend, MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.client import events as ev
 from psyche_core.client import report
 from psyche_core.client import runtime as runtime_module
 from psyche_core.client.machine import Patience
@@ -110,6 +111,7 @@ class Party:
         self.trainers = trainers
         self.backend = backend
         self.patience = Patience(peers=2.0)
+        self.runtime = ClientRuntime
         self.events: list[list[report.Event]] = [[] for _ in trainers]
         self.runtimes: dict[int, ClientRuntime] = {}
         self.failures: dict[int, Exception] = {}
@@ -128,7 +130,7 @@ class Party:
             DummyData(sequence_length=16) as data,
         ):
             self.transports[index] = transport
-            runtime = self.runtimes[index] = ClientRuntime(
+            runtime = self.runtimes[index] = self.runtime(
                 run_id="world",
                 key=key,
                 backend=backend,
@@ -360,30 +362,38 @@ async def test_who_leaves_loses_nothing_it_trained() -> None:
     assert {trainer.weights for trainer in staying} == {staying[0].weights}
 
 
-async def test_in_a_flood_nothing_that_matters_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for one event and a peer that never stops talking, states, work and answers all arrive."""
+class Ponderous(ClientRuntime):
+    """Takes its time over every event, so that the queue is full whenever anything arrives."""
+
+    async def _carry_out(self, actions: list[ev.Action], tasks: TaskGroup) -> ev.Stop | None:
+        await anyio.sleep(0.005)
+        return await super()._carry_out(actions, tasks)
+
+
+async def test_when_the_queue_is_full_nothing_that_matters_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for one event, ticks that fill it faster than it is emptied, and a talkative peer: all the same all arrives."""
     monkeypatch.setattr(runtime_module, "QUEUE_LENGTH", 1)
+    monkeypatch.setattr(runtime_module, "TICK_SECONDS", 0.002)
     party = Party(trainers(2), total_steps=3, rounds_per_epoch=3)
+    party.runtime = Ponderous
     talker = SecretKey(hashlib.sha256(b"party\x01").digest())
 
-    async def talk(scope: anyio.CancelScope) -> None:
-        with scope:
-            while 1 not in party.transports or not party.transports[1].stats.peers:
-                await anyio.sleep(0.01)
-            for number in itertools.count():
-                message = seal(talker, "world", Finished(0, 1_000_000 + number))
-                await party.transports[1].broadcast(message, tag=2**40)
-                await anyio.sleep(0)
+    async def talk() -> None:
+        while 1 not in party.transports or not party.transports[1].stats.peers:
+            await anyio.sleep(0.01)
+        for number in range(200):
+            await party.transports[1].broadcast(seal(talker, "world", Finished(0, 10**6 + number)), tag=2**40)
+            await anyio.sleep(0)
 
-    flood = anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(talk, flood)
+        tasks.start_soon(talk)
         await party.play()
-        flood.cancel()
 
     assert party.failures == {}
     assert [trainer.applied for trainer in party.trainers] == [[(step, 2) for step in (1, 2, 3)]] * 2
     assert all(party.ended(index).success for index in range(2))
+    for told in party.events[:2]:
+        assert [event.height for event in told if isinstance(event, report.WitnessSent)] == [0, 1, 2, 3]
 
 
 class SlowToTakeIn(MemoryBackend):

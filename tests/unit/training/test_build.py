@@ -102,12 +102,26 @@ def test_relative_checkpoints_start_at_base_and_absolute_ones_do_not(base: Path,
     assert checkpoint_directory(absolute, base=tmp_path / "elsewhere") == base / "model"
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_late_joiner_builds_the_skeleton_of_a_run_that_shares_its_model(base: Path, weights: bool) -> None:
+    """A run's checkpoint turns from Hub to P2P after its first epoch: same directory, same starting point."""
+    if weights:
+        build(base, run_id="other").save(base / "saved")
+        (base / "model").rename(base / "bare")
+        (base / "saved").rename(base / "model")
+    hub, p2p = (build(base, config(checkpoint={kind: {"repo_id": "model"}})) for kind in ("Hub", "P2P"))
+    assert p2p.full_digest() == hub.full_digest()
+    assert p2p.table == hub.table
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "sentence"),
     [
         ({"Hub": {"repo_id": "owner/name"}}, "only local directories can be read in this version; download"),
         ({"Hub": {"repo_id": "model", "revision": "main"}}, "has no revision"),
+        ({"P2P": {"repo_id": "owner/name"}}, "only local directories can be read in this version; download"),
         ({"Gcs": {"bucket": "b"}}, "kind Gcs cannot be read in this version"),
+        ({"P2PGcs": {"bucket": "b"}}, "kind P2PGcs cannot be read in this version"),
         ("Ephemeral", "kind Ephemeral cannot be read"),
     ],
 )

@@ -1,0 +1,197 @@
+"""Real optimizers, real runtimes, one process: a member goes astray, another comes late, and all end with the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+import torch
+from blockbuster import BlockBuster, blockbuster_ctx
+
+from psyche_core.builtin.adamw import AdamW
+from psyche_core.builtin.adamw_settings import AdamWSettings
+from psyche_core.builtin.dummy_data import DummyData
+from psyche_core.builtin.memory_backend import MemoryCoordinator
+from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.client import report
+from psyche_core.client.machine import Patience
+from psyche_core.client.runtime import ClientRuntime
+from psyche_core.client.workshop import Bench
+from psyche_core.coordinator import new_state
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.run_config import parse_run_file
+from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
+from psyche_core.training.trainer import Trainer
+from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.signing import SecretKey
+from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.settings import DistroSettings
+
+Kind = TypeVar("Kind")
+
+RUN = """
+run_id = "repair"
+[config]
+warmup_time = 20
+cooldown_time = 1
+max_round_train_time = 10
+round_witness_time = 2
+epoch_time = 400
+rounds_per_epoch = 10
+total_steps = 14
+init_min_clients = 3
+min_clients = 2
+witness_nodes = 0
+global_batch_size_start = 12
+global_batch_size_end = 12
+global_batch_size_warmup_tokens = 0
+verification_percent = 0
+waiting_for_members_extra_time = 1
+[model.LLM]
+max_seq_len = 16
+cold_start_warmup_steps = 0
+architecture = "HfLlama"
+data_type = "Pretraining"
+data_location = "Dummy"
+checkpoint = { Hub = { repo_id = "model" } }
+lr_schedule = { Constant = { base_lr = 0.01, warmup_init_lr = 0.0, warmup_steps = 0 } }
+optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }
+"""
+
+OPTIMIZERS: dict[str, Callable[[ToyModel], Any]] = {
+    "AdamW": lambda model: AdamW(AdamWSettings(), model),
+    "Distro": lambda model: DistroOptimizer(
+        DistroSettings(compression_decay=0.99, compression_topk=8, compression_chunk=32, quantize_1bit=True), model
+    ),
+}
+
+
+class Trained(Trainer):
+    """A trainer of the toy model. spoil_at: after applying this step the parameters named in `spoilt` are wrong, once."""
+
+    def __init__(
+        self, optimizer: str, *, seed: int = 0, spoil_at: int | None = None, spoilt: Collection[str] = TOY_SHAPES
+    ) -> None:
+        model = ToyModel(seed=seed)
+        self.optimizer = OPTIMIZERS[optimizer](model)
+        self.spoil_at = spoil_at
+        self.spoilt = spoilt
+        super().__init__(model=model, optimizer=self.optimizer, learning_rate=lambda _: 0.01, micro_batch_size=4)
+
+    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool) -> None:
+        super().apply(step, payloads, own_accepted=own_accepted)
+        if step == self.spoil_at:
+            self.spoil_at = None
+            for name in self.spoilt:
+                self.optimizer.masters[name].add_(0.25)
+
+
+class Run:
+    """A coordinator, a network, and members that come when they are told to."""
+
+    def __init__(self) -> None:
+        run = parse_run_file(RUN, source="repair")
+        self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model))
+        self.network = MemoryNetwork()
+        self.told: dict[str, list[report.Event]] = {}
+
+    async def member(self, name: str, trainer: Trained) -> None:
+        key = SecretKey(hashlib.sha256(name.encode()).digest())
+        told = self.told[name] = []
+
+        async def build(_: CoordinatorState) -> Bench:
+            return Bench(trainer, data)
+
+        async with (
+            self.coordinator.backend(NodeIdentity(key.public, key.public)) as backend,
+            MemoryTransport(self.network, key.public) as transport,
+            DummyData(sequence_length=16) as data,
+        ):
+            runtime = ClientRuntime(
+                run_id="repair",
+                key=key,
+                backend=backend,
+                transport=transport,
+                build=build,
+                report=report.Report(told.append),
+                patience=Patience(payload=10.0, peers=2.0, offers=3.0),
+            )
+            await runtime.run()
+
+    async def step(self, number: int) -> None:
+        """Wait until the run has come to a step."""
+        while self.coordinator.state.progress.step < number:
+            await anyio.sleep(0.02)
+
+    async def play(self, *parts: Callable[[], Any]) -> None:
+        async with anyio.create_task_group() as clock:
+            clock.start_soon(self.coordinator.run)
+            async with anyio.create_task_group() as members:
+                for part in parts:
+                    members.start_soon(part)
+            clock.cancel_scope.cancel()
+
+    def of(self, name: str, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.told[name] if isinstance(event, kind)]
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking() -> Iterator[BlockBuster]:
+    """Fail on blocking calls made from the event loop by our code."""
+    torch.set_num_threads(1)
+    with blockbuster_ctx("psyche_core") as guard:
+        yield guard
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+async def test_a_member_astray_and_a_late_one_get_the_others_model(optimizer: str) -> None:
+    """Weights go wrong after step 2; the fourth member, with weights of its own, comes at step 3. Nobody restarts anything."""
+    run = Run()
+    trainers = {
+        "one": Trained(optimizer),
+        "two": Trained(optimizer),
+        "astray": Trained(optimizer, spoil_at=2),
+        "late": Trained(optimizer, seed=99),
+    }
+
+    async def late() -> None:
+        await run.step(3)
+        await run.member("late", trainers["late"])
+
+    await run.play(*(lambda name=name: run.member(name, trainers[name]) for name in ("one", "two", "astray")), late)
+
+    assert run.coordinator.state.run_state is RunState.Finished
+    for name in trainers:
+        assert run.of(name, report.Ended)[-1].success, run.of(name, report.Ended)
+    assert len({trainer.full_digest() for trainer in trainers.values()}) == 1
+    assert len({run.of(name, report.EpochDigest)[-1].sha256 for name in trainers}) == 1
+
+    assert not run.of("one", report.Resynced)
+    assert not run.of("two", report.Resynced)
+    assert run.of("astray", report.Resynced)[0].epoch == 0, "it did not come back in the same epoch"
+    assert run.of("late", report.ModelSync)[0].pieces_total == len(TOY_SHAPES)
+    for name in ("astray", "late"):
+        resynced = run.of(name, report.Resynced)[0].step
+        assert any(event.step > resynced for event in run.of(name, report.StepTrained)), f"{name} never trained again"
+    applied = [event.step for event in run.of("one", report.StepApplied) if event.trained]
+    assert applied == list(range(1, 15))
+
+
+@pytest.mark.slow
+async def test_at_an_epochs_end_one_wrong_weight_costs_one_piece() -> None:
+    """Too little for the sample of a round to meet; the full digest finds it, and only its piece is fetched."""
+    run = Run()
+    trainers = {name: Trained("AdamW") for name in ("one", "two")}
+    trainers["astray"] = Trained("AdamW", spoil_at=10, spoilt=("odd.bias",))
+    await run.play(*(lambda name=name: run.member(name, trainers[name]) for name in trainers))
+
+    assert len({trainer.full_digest() for trainer in trainers.values()}) == 1
+    assert all(run.of(name, report.Ended)[-1].success for name in trainers)
+    assert [event.step for event in run.of("astray", report.Resynced)] == [10]
+    synced = run.of("astray", report.ModelSync)
+    assert (synced[-1].pieces_done, synced[-1].pieces_total, synced[-1].bytes_received) == (1, 1, 20)
+    assert not run.of("one", report.ModelSync)

@@ -1,0 +1,229 @@
+"""Snapshots with real optimizers: the bits that arrive are the bits that were sent, or nothing changes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche_core.builtin.adamw import AdamW
+from psyche_core.builtin.adamw_settings import AdamWSettings
+from psyche_core.errors import ModelError
+from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
+from psyche_core.training.snapshot import assemble, differing, read_piece, table_of
+from psyche_core.training.trainer import Trainer
+from psyche_core.wire import manifest as wire
+from psyche_core.wire.manifest import PIECE_BYTES, Manifest, cut
+from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.settings import DistroSettings
+
+VALUES = PIECE_BYTES // 4
+SHAPES = {**TOY_SHAPES, "big.weight": (3, VALUES // 2 + 5), "empty": (0, 4), "scalar": ()}
+"""With a parameter of two pieces, one without values, and a single value."""
+
+
+def adamw(model: ToyModel) -> AdamW:
+    return AdamW(AdamWSettings(weight_decay=0.1), model)
+
+
+def distro(model: ToyModel, *, one_bit: bool) -> DistroOptimizer:
+    settings = DistroSettings(
+        clip_grad_norm=1.0,
+        compression_decay=0.99,
+        compression_topk=8,
+        compression_chunk=16,
+        quantize_1bit=one_bit,
+        weight_decay=0.1,
+    )
+    return DistroOptimizer(settings, model)
+
+
+OPTIMIZERS: dict[str, Callable[[ToyModel], Any]] = {
+    "AdamW": adamw,
+    "Distro, signs": lambda model: distro(model, one_bit=True),
+    "Distro, values": lambda model: distro(model, one_bit=False),
+}
+
+
+def build(optimizer: str, *, seed: int = 0, shapes: Mapping[str, tuple[int, ...]] = TOY_SHAPES) -> Trainer:
+    model = ToyModel(shapes, seed=seed)
+    return Trainer(
+        model=model, optimizer=OPTIMIZERS[optimizer](model), learning_rate=lambda step: 0.01 / (1 + step), micro_batch_size=1
+    )
+
+
+def manifest_of(masters: Mapping[str, torch.Tensor], *, step: int = 4) -> Manifest:
+    table = table_of(masters)
+    return Manifest("run", step, table, tuple(hashlib.sha256(read_piece(masters, piece)).digest() for piece in cut(table)))
+
+
+def pieces_of(masters: Mapping[str, torch.Tensor]) -> dict[int, bytes]:
+    return {piece.number: read_piece(masters, piece) for piece in cut(table_of(masters))}
+
+
+def masters(seed: int = 0, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().numpy().tobytes())
+
+
+# ------------------------------------------------------------------------------------------------ tensors and pieces
+
+
+def test_pieces_are_the_little_endian_values_in_order() -> None:
+    ours = masters()
+    table = table_of(ours)
+    assert [parameter.name for parameter in table] == sorted(SHAPES)
+    joined: dict[str, bytes] = dict.fromkeys(SHAPES, b"")
+    for piece in cut(table):
+        joined[piece.name] += read_piece(ours, piece)
+    assert joined == {name: np.asarray(ours[name].numpy(), dtype="<f4").tobytes() for name in SHAPES}
+
+
+def test_special_values_arrive_bit_by_bit() -> None:
+    """Negative zero, the smallest denormals and the largest value; a comparison of values would not tell the first."""
+    special = torch.tensor([-0.0, 0.0, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, -3.4028235e38])
+    theirs = {"a": special}
+    built = assemble({"a": torch.zeros(7)}, manifest_of(theirs), pieces_of(theirs))
+    assert bits(built["a"]) == bits(special)
+
+
+@given(st.sets(st.tuples(st.sampled_from(sorted(SHAPES)), st.integers(0, 2 * VALUES)), max_size=4))
+def test_exactly_the_pieces_that_hold_another_value_differ(poked: set[tuple[str, int]]) -> None:
+    ours = masters(shapes={**SHAPES, "big.weight": (VALUES + 3,)})
+    theirs = {name: tensor.clone() for name, tensor in ours.items()}
+    expected = set()
+    for name, position in poked:
+        flat = theirs[name].view(-1)
+        if len(flat):
+            place = position % len(flat)
+            flat[place] = float(ours[name].view(-1)[place]) + 1.0
+            expected.add(next(p.number for p in cut(table_of(ours)) if p.name == name and 0 <= 4 * place - p.first < PIECE_BYTES))
+    assert differing(ours, manifest_of(theirs)) == tuple(sorted(expected))
+
+
+def test_a_negative_zero_differs_from_zero() -> None:
+    assert differing({"a": torch.zeros(3)}, manifest_of({"a": torch.tensor([0.0, -0.0, 0.0])})) == (0,)
+
+
+def test_only_parameters_that_differ_are_copied() -> None:
+    ours = masters()
+    theirs = {name: tensor.clone() for name, tensor in ours.items()}
+    theirs["big.weight"][2, -1] = 9.0
+    manifest = manifest_of(theirs)
+    wanted = differing(ours, manifest)
+    built = assemble(ours, manifest, {number: pieces_of(theirs)[number] for number in wanted})
+    assert len(wanted) == 1
+    assert [name for name in SHAPES if built[name] is not ours[name]] == ["big.weight"]
+    assert bits(built["big.weight"]) == bits(theirs["big.weight"])
+    assert float(ours["big.weight"][2, -1]) != 9.0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_values_that_are_not_finite_are_refused_whatever_their_hash(value: float) -> None:
+    theirs = masters(1)
+    theirs["odd.bias"][2] = value
+    with pytest.raises(ModelError, match=r"odd\.bias.*not finite"):
+        assemble(masters(), manifest_of(theirs), pieces_of(theirs))
+
+
+def test_a_manifest_of_another_table_is_refused() -> None:
+    with pytest.raises(ModelError, match="not of our parameters"):
+        differing(masters(), manifest_of({"a": torch.zeros(3)}))
+    with pytest.raises(ModelError, match="not of our parameters"):
+        assemble(masters(), manifest_of({"a": torch.zeros(3)}), {})
+
+
+# ------------------------------------------------------------------------------------------------ trainers
+
+
+def train(trainer: Trainer, step: int, *, sample: int) -> bytes:
+    return trainer.train(step, toy_samples(sample)).payload
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_replica_that_installs_a_snapshot_is_bit_for_bit_its_maker(optimizer: str) -> None:
+    """And stays so: both train on with results of their own, and apply the same."""
+    maker, taker = build(optimizer, seed=1), build(optimizer, seed=2)
+    for step in (1, 2, 3):
+        payloads = [train(maker, step, sample=step), train(taker, step, sample=90 + step)]
+        maker.apply(step, payloads, own_accepted=True)
+        taker.apply(step, payloads[:1], own_accepted=False)
+    assert maker.full_digest() != taker.full_digest()
+
+    manifest = manifest_of(maker._optimizer.masters, step=3)
+    wanted = taker.differing(manifest)
+    assert wanted
+    taker.install(manifest, {number: maker.read_piece(cut(maker.table)[number]) for number in wanted})
+
+    assert taker.full_digest() == maker.full_digest()
+    assert taker.differing(manifest) == ()
+    for step in range(4, 9):
+        payloads = [train(maker, step, sample=step), train(taker, step, sample=90 + step)]
+        maker.apply(step, payloads, own_accepted=True)
+        taker.apply(step, payloads[::-1], own_accepted=True)
+        assert taker.full_digest() == maker.full_digest()
+        assert taker.sampled_digest(step) == maker.sampled_digest(step)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizer_state_is_forgotten(optimizer: str) -> None:
+    """After an install a replica trains like one that started at these masters: nothing of its wrong past is sent."""
+    maker, taker = build(optimizer, seed=1), build(optimizer, seed=2)
+    for step in (1, 2):
+        train(taker, step, sample=step)
+    manifest = manifest_of(maker._optimizer.masters)
+    taker.install(manifest, {piece.number: maker.read_piece(piece) for piece in cut(maker.table)})
+    assert train(taker, 3, sample=7) == train(maker, 3, sample=7)
+
+
+def spoilt(pieces: dict[int, bytes], how: str) -> dict[int, bytes]:
+    number = max(pieces)
+    if how == "missing":
+        return {key: piece for key, piece in pieces.items() if key != number}
+    if how == "false":
+        return {**pieces, number: pieces[number][:-1] + bytes((pieces[number][-1] ^ 1,))}
+    if how == "short":
+        return {**pieces, number: pieces[number][:-4]}
+    assert how == "long"
+    return {**pieces, number: pieces[number] + bytes(4)}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("how", ["missing", "false", "short", "long"])
+def test_a_bad_piece_changes_nothing(optimizer: str, how: str) -> None:
+    maker, taker, twin = (build(optimizer, seed=seed) for seed in (1, 2, 2))
+    manifest = manifest_of(maker._optimizer.masters)
+    pieces = {piece.number: maker.read_piece(piece) for piece in cut(maker.table)}
+    before = taker.full_digest()
+    with pytest.raises(ModelError, match="piece"):
+        taker.install(manifest, spoilt(pieces, how))
+
+    assert taker.full_digest() == before
+    assert train(taker, 1, sample=3) == train(twin, 1, sample=3)  # not even optimizer state was forgotten
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_a_manifest_that_names_bytes_of_another_length_is_refused(count: int) -> None:
+    """The hash is right, the length is not that of our parameter: a lying manifest, not a broken transfer."""
+    theirs, ours = masters(1), masters(0)
+    lie = torch.zeros(count).numpy().tobytes()
+    own = manifest_of(theirs)
+    number = next(piece.number for piece in cut(own.table) if piece.name == "odd.bias")
+    hashes = (*own.hashes[:number], hashlib.sha256(lie).digest(), *own.hashes[number + 1 :])
+    with pytest.raises(ModelError, match=r"odd\.bias"):
+        assemble(ours, Manifest("run", 4, own.table, hashes), {**pieces_of(theirs), number: lie})
+
+
+def test_equal_replicas_have_equal_manifests() -> None:
+    encoded = {wire.encode(manifest_of(build("AdamW", seed=seed)._optimizer.masters)) for seed in (1, 1, 2)}
+    assert len(encoded) == 2
