@@ -23,7 +23,7 @@ from psyche_core.client.rounds import RoundRecord
 from psyche_core.client.standing import Standing
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import NodeIdentity, RunState
-from psyche_core.wire.messages import Result
+from psyche_core.wire.messages import Finished, Result
 
 __all__ = ["ClientMachine", "Patience"]
 
@@ -89,9 +89,13 @@ class ClientMachine:
         me.actions = []
         me.now = now
         self._take(me, event)
-        # An announcement by itself makes nothing due but asking for its payload, and there are many of them.
-        announcement = isinstance(event, ev.MessageSeen) and isinstance(event.message, Result)
-        if me.state is not None and not announcement:
+        if me.state is None or isinstance(event, ev.CommandAnswered):
+            return me.actions
+
+        message = event.message if isinstance(event, ev.MessageSeen) else None
+        if isinstance(message, Finished):
+            _speak_in_round(me, me.state)  # most events are these two, and nothing else can be due after them
+        elif not isinstance(message, Result):
             _advance(me, me.state)
         return me.actions
 
@@ -144,6 +148,14 @@ def _advance(me: Standing, state: CoordinatorState) -> None:
         _choose_work(me, state, notes)
     if state.run_state is RunState.Finished and me.work is None and _nothing_left(me, notes):
         me.stop(f"the run finished after {state.progress.step - 1} steps", success=True)
+
+
+def _speak_in_round(me: Standing, state: CoordinatorState) -> None:
+    notes = me.notes
+    if notes is None or not me.model_ready or state.run_state not in PLAYING or notes.slot not in me.healthy:
+        return
+    if notes.describes(state):
+        me.do(*speech.in_round(me.identity, state, notes, me.figures, healthy=me.healthy))
 
 
 def _speak(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:

@@ -5,8 +5,8 @@ offer them (ModelOffer); what most of them offer is fetched piece by piece, ever
 
 Decided here: an offer counts once per slot and step; it is believed when more than half of the other healthy members made it,
 or, before the first round of an epoch, when nobody else speaks up for a while and no other offer has as many voices (only those
-who took part before can offer anything then). A manifest that led astray is never taken again, one that could not be had rests for a while. Refuses to fetch for
-ever: a bounded number of attempts per epoch.
+who took part before can offer anything then). A manifest that led astray is never taken again, one that could not be had rests
+for a while. Refuses to fetch for ever: a bounded number of attempts per epoch.
 """
 
 from __future__ import annotations

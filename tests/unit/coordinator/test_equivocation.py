@@ -100,16 +100,17 @@ def test_the_ejected_cannot_come_back_in_this_epoch_but_may_wait_for_the_next(pl
     assert members(2) in [client.id for client in run.state.epoch.clients]
 
 
-def test_a_share_not_yet_settled_is_judged_by_the_witnesses_like_any_other(play: Any) -> None:
+def test_all_shares_not_yet_settled_are_void_and_trained_again(play: Any) -> None:
+    """Also the one of the round before the proven one: who signed twice once may have done so there."""
     run = play(4, rounds_per_epoch=2)
     run.play_round()
     run.do(run.evidence(2, 1, by=0))
-    share = run.shares(1)[2]
+    void = {*run.shares(0)[2], *run.shares(1)[2]}
     run.play_round()
-    run.play_round(seen=[0, 1, 3])
+    run.play_round(seen=[0, 1, 2, 3])
     assert run.phase == "Cooldown"
-    assert set(share) <= set(run.state.requeue)
-    assert run.state.epoch.clients[2].accepted_rounds == 1
+    assert void <= set(run.state.requeue)
+    assert run.state.epoch.clients[2].accepted_rounds == 0
 
 
 def wrong_evidence(run: Any) -> dict[str, Equivocation]:
@@ -142,6 +143,10 @@ def wrong_evidence(run: Any) -> dict[str, Equivocation]:
         "signed for another step": signed(step=1),
         "signed for another share": signed(share=(BatchId(share[0].first, share[-1].last + 1),)),
         "signed in another's name": signed(trainer=bytes(32)),
+        "both signed for another epoch": replace(
+            good, epoch=1, first=run.signed(2, 1, "one", epoch=1), second=run.signed(2, 1, "another", epoch=1)
+        ),
+        "a signed hash too short": replace(good, first=replace(run.signed(2, 1, "one", payload_hash=b"x"), payload_hash=b"x")),
     }
 
 
