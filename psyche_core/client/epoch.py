@@ -17,6 +17,9 @@ PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 ENTERABLE = (RunState.Warmup, *PLAYING)
 """States in which an epoch is entered by who has not entered it yet."""
 
+ENTERABLE_OR_OVER = (*ENTERABLE, RunState.Finished)
+"""Those, and the end of the run, whose last epoch may still give us its model."""
+
 
 def epoch_key(state: CoordinatorState) -> tuple[int, int]:
     """Tells epochs apart, abandoned ones included: their number does not grow."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from psyche_core.client import agenda, course, hearing, outcomes, recovery, speech
 from psyche_core.client import events as ev
-from psyche_core.client.epoch import ENTERABLE, PLAYING, EpochNotes, masters_due
+from psyche_core.client.epoch import ENTERABLE, ENTERABLE_OR_OVER, PLAYING, EpochNotes, masters_due
 from psyche_core.client.patience import Patience
 from psyche_core.client.results import ResultDesk, Verify
 from psyche_core.client.rounds import RoundRecord
@@ -129,7 +129,7 @@ def _advance(me: Standing, state: CoordinatorState) -> None:
     """Do what is due after an event: mend our masters, speak, leave, work, end."""
     notes = me.notes
     described = notes is not None and notes.describes(state)
-    if notes is not None and not described and state.run_state in (*ENTERABLE, RunState.Finished):
+    if notes is not None and not described and state.run_state in ENTERABLE_OR_OVER:
         course.follow(me, state)  # something kept us in the last epoch
         notes = me.notes
         described = notes is not None and notes.describes(state)

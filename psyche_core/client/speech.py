@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psyche_core.client.epoch import PLAYING, EpochNotes
+from psyche_core.client.epoch import ENTERABLE, PLAYING, EpochNotes
 from psyche_core.client.events import Action, Broadcast, Send
 from psyche_core.client.patience import Patience
 from psyche_core.client.rounds import NO_DIGEST, RoundRecord, statement_about
@@ -55,7 +55,7 @@ def coming_back(
     identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, *, now: float, patience: Patience
 ) -> list[Action]:
     """Ask to be healthy again in an epoch that went on without us: we joined again and our masters are up to date."""
-    if notes.slot is None or notes.rejoin_refused or state.run_state not in (RunState.Warmup, *PLAYING):
+    if notes.slot is None or notes.rejoin_refused or state.run_state not in ENTERABLE:
         return []
 
     ours = state.epoch.clients[notes.slot]

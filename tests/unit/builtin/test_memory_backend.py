@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from psyche_core.builtin.memory_backend import MemoryCoordinator
-from psyche_core.coordinator.commands import Event, Pause, Resume
+from psyche_core.coordinator.commands import Event, Pause, Resume, WarmupWitness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.testing.backend import START_TIME, BackendArena, BackendConformance, small_state
 from psyche_core.types import NodeIdentity, RunState
@@ -53,6 +53,9 @@ class TestMemoryBackend(BackendConformance):
             for _ in range(30):
                 clock.now += 10
                 coordinator.tick()
+                if coordinator.state.run_state is RunState.Warmup:
+                    for slot, client in enumerate(coordinator.state.epoch.clients):
+                        coordinator.submit(WarmupWitness(client.id, coordinator.state.progress.epoch, slot, bytes(32)))
             states.append(coordinator.state)
         assert states[0] == states[1]
         assert states[0].current_round is not None
