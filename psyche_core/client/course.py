@@ -99,6 +99,8 @@ def leave(me: Standing) -> None:
 
 def _open_epoch(me: Standing, state: CoordinatorState) -> None:
     old = me.notes
+    if old is not None and me.work is not None:
+        return  # work is answered in the epoch it was begun in
     if old is not None and old.slot is not None and not old.done and me.model_ready:
         _see_how_it_ended(me, state, old)
     if old is not None and old.slot is not None and not old.done and old.decided and me.model_ready:

@@ -47,7 +47,7 @@ class ResultDesk:
     def announced(self, notes: EpochNotes, *, slot: int, result: Result) -> list[Action]:
         """Take in an announcement of a slot; what it lacks makes it vanish without a trace."""
         record = notes.records[result.height]
-        if record.applied or record.shares.get(slot) != result.share or result.step != record.round.step:
+        if record.shares.get(slot) != result.share or result.step != record.round.step:
             return []
 
         client = notes.clients[slot]
@@ -61,7 +61,7 @@ class ResultDesk:
         if self.max_payload_bytes is not None and result.payload_bytes > self.max_payload_bytes:
             return proof
 
-        if record.add(slot, result) and first:
+        if record.add(slot, result) and first and not record.applied:
             return self.fetch(notes, record, result, client.p2p)
 
         return proof

@@ -54,8 +54,8 @@ def _seen_by(needed: int, bitmaps: Iterable[bytes]) -> int:
 
 
 def tolerated(elected: int) -> int:
-    """Lying witnesses a draw of `elected` can bear: fewer than a third."""
-    return max(elected - 1, 0) // 3
+    """Lying witnesses a draw of `elected` can bear: as many as leave a quorum of others."""
+    return elected - quorum(elected)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,8 +199,11 @@ class Network:
             self._clock.after(2 * seconds, self._arrive_again, letter, target, target.life)
 
     def _arrive(self, letter: Letter, source: Node, target: Node, life: int) -> None:
-        if target.life != life or letter.number in target.seen or target.index not in source.out:
-            return  # it is told again when they meet again
+        if target.life != life or letter.number in target.seen:
+            return
+        if target.index not in source.out:
+            self._pass_on(letter, target)
+            return
 
         if letter.tag < target.expired_before:
             return
@@ -211,6 +214,15 @@ class Network:
         if self._cuts:
             for other in target.out:
                 self._post(letter, target, self.nodes[other])
+
+    def _pass_on(self, letter: Letter, target: Node) -> None:
+        """Its sender is out of reach: another member that has it passes it on; else it is told when they meet again."""
+        for other in sorted(target.out):
+            holder = self.nodes[other]
+            if letter.number in holder.letters and target.index in holder.out:
+                seconds = self.delay(holder.index, target.index)
+                self._clock.after(seconds, self._arrive, letter, holder, target, target.life)
+                return
 
     def _arrive_again(self, letter: Letter, target: Node, life: int) -> None:
         """Harder than the contract: the same message twice to one process, as when its memory of old ones was full."""
