@@ -69,7 +69,7 @@ def test_there_are_the_two_commands() -> None:
 
 
 def test_the_demo_of_the_readme_is_the_one_of_the_makefile() -> None:
-    (ours,) = [command for command in COMMANDS if "testnet start" in command]
+    ours, *_ = [command for command in COMMANDS if "testnet start" in command]
     assert ours in (REPOSITORY / "Makefile").read_text().replace("$(BIN)/", "").replace("\\\n", "")
 
 
@@ -96,4 +96,4 @@ def test_the_extras_are_all_there_and_no_others() -> None:
 
 
 def test_it_fits_on_a_page_or_two() -> None:
-    assert len(README.splitlines()) < 110
+    assert len(README.splitlines()) < 135
