@@ -1,8 +1,6 @@
 """Defects of the reference's client that ours must not have, by their number in its list (client facts, section 9).
 
-Here are those that the machine decides. Elsewhere: 1, 7, 8, 31 in test_machine_runs; 14, 18, 19, 23 in test_machine_adversaries;
-13 and 12 in the DisTrO plugin; 15 and 28 with manifests and the workshop; 16 in the data server; 17, 30, 32 with the coordinator;
-25-27, 40, 41, 48 with the TCP and QUIC plugins; 37, 54-58 with data and training. 11 (verification) is not built yet.
+Here are those that the machine decides; docs/explanation/reference-defects.md and threat-model.md say where the others are.
 """
 
 from __future__ import annotations
