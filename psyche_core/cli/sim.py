@@ -66,7 +66,7 @@ def sim(
     shrink: bool,
     as_json: bool,
 ) -> int:
-    """Attack the protocol in virtual time and check its invariants after every event.
+    """Attack the protocol with faults and lies, in virtual time. Its invariants are checked after every event.
 
     Each seed is one whole run: a real coordinator and real client machines, with a simulated network, clock, disk and model.
     The seed decides everything: the run's shape, which faults befall it, every delay and every lie. A failure is
