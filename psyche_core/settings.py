@@ -156,6 +156,9 @@ class TestnetSettings(_ProgramSettings):
         gt=0,
         description="Seconds between kills; longer where too few clients have come back for the run to go on.",
     )
+    random_kill_seconds: float | None = Field(
+        default=None, gt=0, description="Seconds after the first step in which clients are killed; to the end when not given."
+    )
     random_kill_seed: int | None = Field(
         default=None, description="Seed of the choice of victims; drawn and told when not given."
     )

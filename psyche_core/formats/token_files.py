@@ -166,6 +166,9 @@ def token_paths(location: Path) -> list[Path]:
     except OSError as error:
         message = f"cannot look for token files in {location}: {error.strerror}"
         raise DataError(message) from error
+    except ValueError as error:  # a NUL character
+        message = f"cannot look for token files in {str(location)!r}: it is not a path"
+        raise DataError(message) from error
 
     if not found:
         message = f"{location} has no token files; expected files named *{', *'.join(EXTENSIONS)}"
@@ -197,8 +200,9 @@ def npy_data_start(head: bytes, *, token_size: int, name: str) -> int:
         raise DataError(message) from error
 
     if dtype != f"<u{token_size}":
+        got = repr(dtype) if isinstance(dtype, str) else f"of a {type(dtype).__name__}"  # repr of a number may raise
         message = (
-            f"{name} holds numpy type {dtype!r}, expected '<u{token_size}' (little-endian unsigned, {token_size} bytes); "
+            f"{name} holds numpy type {got}, expected '<u{token_size}' (little-endian unsigned, {token_size} bytes); "
             "convert it or change the token size"
         )
         raise DataError(message)

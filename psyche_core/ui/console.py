@@ -11,10 +11,12 @@ from psyche_core.client.report import (
     EpochDigest,
     Event,
     ModelLoaded,
+    ModelSync,
     NetworkTotals,
     PhaseChanged,
     Problem,
     ReplicasDiffer,
+    Resynced,
     Sink,
     Started,
     StepApplied,
@@ -59,6 +61,11 @@ def describe(event: Event) -> str:
             return f"validation after step {event.step}: loss {event.loss:.4f}"
         case CheckpointSaved():
             return f"checkpoint of step {event.step} saved in {event.path}"
+        case Resynced():
+            return f"epoch {event.epoch}: our model is that of the other members after step {event.step} now"
+        case ModelSync():
+            pieces = f"{event.pieces_done} of {event.pieces_total} pieces"
+            return f"fetching the model after step {event.step}: {pieces}, {bytes_text(event.bytes_received)}"
         case Problem():
             return f"{event.level}: {event.message}"
         case Ended():

@@ -1,14 +1,18 @@
 """What is known of a run from the events of its members, and which promises were broken.
 
 Pure: events in, figures out; no processes, files or clock, so that the display, the report and the checks all read the same book.
-A broken promise (replicas that differ, a trained round lost) is noted the moment its event arrives and never forgotten.
+A broken promise (replicas that differ, accepted work lost) is noted the moment its event arrives and never forgotten.
+
+Decided: masters are followed step by step. A client applies one step after the other, or takes over the others' masters, and
+must hold an epoch's last step when it closes it; so nothing accepted can be left out or applied twice unseen. A share that was
+not accepted is a broken promise too, until a member is known to have been disturbed: from then on such shares are counted, since
+their samples are handed out again (protocol F14). Who is disturbed need not close every epoch, but each one it closes must be
+the others'.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import deque
-from dataclasses import dataclass, field
 
 from psyche_core.client.report import (
     CheckpointSaved,
@@ -20,57 +24,20 @@ from psyche_core.client.report import (
     PhaseChanged,
     Problem,
     ReplicasDiffer,
+    Resynced,
     Started,
     StepApplied,
     StepTrained,
     Validated,
 )
-
-RATE_WINDOW = 20
-"""Newest steps over which tokens per second are taken."""
-
-
-@dataclass(slots=True)
-class ClientPage:
-    """What one client told. losses: (step, nats per token); trained: step -> epoch; digests: epoch -> hex."""
-
-    name: str
-    id: str = ""
-    parameters: int = 0
-    losses: list[tuple[int, float]] = field(default_factory=list)
-    payload_bytes: list[int] = field(default_factory=list)
-    trained: dict[int, int] = field(default_factory=dict)
-    applied: set[int] = field(default_factory=set)
-    digests: dict[int, str] = field(default_factory=dict)
-    network: NetworkTotals = field(default_factory=lambda: NetworkTotals(0, 0, 0))
-    ended: Ended | None = None
-    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens of our shares per second of wall time, over the newest steps; 0 before the second step."""
-        if len(self._recent) < 2:
-            return 0.0
-
-        elapsed = self._recent[-1][0] - self._recent[0][0]
-        return sum(tokens for _, tokens in list(self._recent)[1:]) / elapsed if elapsed > 0 else 0.0
-
-    def note_trained(self, time: float, event: StepTrained) -> None:
-        """Enter a trained step."""
-        self.losses.append((event.step, event.loss))
-        self.payload_bytes.append(event.payload_bytes)
-        self.trained[event.step] = event.epoch
-        self._recent.append((time, event.tokens))
-
-    def unapplied(self, epoch: int | None = None) -> list[int]:
-        """Steps trained (in that epoch) and not applied, ascending."""
-        return sorted(step for step, of in self.trained.items() if step not in self.applied and epoch in (None, of))
+from psyche_core.ui.ledger_page import ClientPage
 
 
 class RunLedger:
     """All members' pages, and the run's.
 
     violations: sentences about broken promises, in the order they were seen. problems: what members complained about.
+    requeued: by epoch and step, shares that were not accepted. resyncs: how often masters were taken over, late starts included.
     """
 
     def __init__(self, *, run_id: str, total_steps: int | None = None) -> None:
@@ -83,22 +50,47 @@ class RunLedger:
         self.checkpoints: list[CheckpointSaved] = []
         self.problems: list[tuple[str, Problem]] = []
         self.violations: list[str] = []
+        self.requeued: dict[tuple[int, int], int] = {}
         self.server_ended: Ended | None = None
         self.train_started: float | None = None
         self.train_ended: float | None = None
         self._server: str | None = None
+        self._accepted: dict[tuple[int, int], int] = {}
+        self._first_step: int | None = None
+        self._steps: set[int] = set()
+        self._meddled = False
 
     def expect(self, source: str) -> None:
         """Count on a client from the beginning, so that one that stays silent is missed and rows keep their order."""
         self._page(source)
 
+    def disturb(self, source: str) -> None:
+        """Somebody meddled with a client, for instance cut it off for a while: it may miss epochs and leave shares undone."""
+        self._page(source).disturbed = self._meddled = True
+
+    def asked_to_leave(self, source: str) -> None:
+        """Somebody asked a client to leave in order: it owes nothing from now on but a good end."""
+        self.disturb(source)
+        self._page(source).leaving = True
+
+    def killed(self, source: str) -> None:
+        """A client's process was killed: it owes nothing any more, and starts from nothing when it is started again.
+
+        What it had said and we had not read yet is not entered: nobody can tell what became of it.
+        """
+        self.disturb(source)
+        self._page(source).die()
+
     def handle(self, source: str, time: float, event: Event) -> None:
         """Enter an event. source: name of the member's process; time: unix seconds, as its process saw it."""
+        if source in self.clients and self.clients[source].dead and not isinstance(event, Started):
+            return
+
         match event:
             case Started(role="server"):
                 self._server = source
             case Started():
-                self._page(source).id = event.id
+                self._page(source).start(event, late=self._first_step is not None)
             case PhaseChanged():
                 if self._server is None or source == self._server:
                     self.phase = event
@@ -111,7 +103,7 @@ class RunLedger:
             case StepApplied():
                 self._note_applied(self._page(source), time, event)
             case NetworkTotals():
-                self._page(source).network = event
+                self._page(source).note_network(event)
             case EpochDigest():
                 self._note_digest(self._page(source), event)
             case ReplicasDiffer():
@@ -119,6 +111,8 @@ class RunLedger:
                     f"replicas differ at the end of epoch {event.epoch}: {source} has {event.ours[:16]}…, "
                     f"{event.peer} told it {event.theirs[:16]}…"
                 )
+            case Resynced():
+                self._page(source).note_resynced(event, excused=self._meddled)
             case Validated():
                 self.validation.append((event.step, event.loss))
             case CheckpointSaved():
@@ -130,22 +124,30 @@ class RunLedger:
 
     @property
     def steps(self) -> int:
-        """Steps whose results were applied by anybody."""
-        return len(set[int]().union(*(page.applied for page in self.clients.values())))
+        """Steps that anybody applied."""
+        return len(self._steps)
 
     @property
     def epochs(self) -> int:
-        """Epochs whose end every client reached."""
-        return sum(all(epoch in page.digests for page in self.clients.values()) for epoch in self.epoch_ends)
+        """Epochs whose end every client reached that nobody disturbed."""
+        return sum(self._closed_by_all(epoch) for epoch in self.epoch_ends)
 
     @property
     def identical(self) -> bool:
-        """Whether every client gave the same digest at every epoch's end, and at one at least."""
-        pages = self.clients.values()
+        """Whether all undisturbed clients, and two at least, closed every epoch with one digest; and there was an epoch."""
         return bool(self.epoch_ends) and all(
-            len({page.digests.get(epoch) for page in pages}) == 1 and all(epoch in page.digests for page in pages)
-            for epoch in self.epoch_ends
+            self._closed_by_all(epoch) and len(set(self._digests(epoch))) == 1 for epoch in self.epoch_ends
         )
+
+    @property
+    def kills(self) -> int:
+        """Processes of clients that were killed."""
+        return sum(page.kills for page in self.clients.values())
+
+    @property
+    def resyncs(self) -> int:
+        """Times a client took over the others' masters."""
+        return sum(page.resyncs for page in self.clients.values())
 
     @property
     def train_seconds(self) -> float:
@@ -164,6 +166,13 @@ class RunLedger:
                 by_step.setdefault(step, []).append(loss)
         return [(step, statistics.fmean(losses)) for step, losses in sorted(by_step.items())]
 
+    def remaining_seconds(self, now: float) -> float | None:
+        """To the last step at the pace so far, None before there is a pace. now: unix seconds."""
+        if not self.total_steps or not self.steps or self.train_started is None:
+            return None
+
+        return max(0.0, now - self.train_started) / self.steps * max(0, self.total_steps - self.steps)
+
     def unfinished(self) -> list[str]:
         """Promises that can only be judged when everybody has ended: sentences, none when all were kept."""
         found = []
@@ -172,38 +181,66 @@ class RunLedger:
         if self._server is not None and self.server_ended is None:
             found.append("the server never said that the run finished")
         for page in self.clients.values():
-            if page.ended is None:
+            if page.ended is None and page.whole:
                 found.append(f"{page.name} never said that it ended")
             left = page.unapplied()
             if left:
                 found.append(f"{page.name} trained {_steps(left)} that it never applied")
-            missing = [epoch for epoch in self.epoch_ends if epoch not in page.digests]
+            missing = page.missing(self.epoch_ends)
             if missing:
                 found.append(f"{page.name} gave no digest for epoch {', '.join(map(str, missing))}")
+        if not found:
+            found += [f"too few clients closed epoch {epoch}" for epoch in self.epoch_ends if not self._closed_by_all(epoch)]
         return found
 
     def _page(self, source: str) -> ClientPage:
         return self.clients.setdefault(source, ClientPage(source))
+
+    def _digests(self, epoch: int) -> list[str]:
+        return [page.digests[epoch] for page in self.clients.values() if epoch in page.digests]
+
+    def _closed_by_all(self, epoch: int) -> bool:
+        enough = len(self._digests(epoch)) >= min(2, len(self.clients))
+        return enough and all(page.disturbed or epoch in page.digests for page in self.clients.values())
 
     def _note_applied(self, page: ClientPage, time: float, event: StepApplied) -> None:
         if event.trained == 0:
             return  # a drain round has nothing to lose
 
         self.train_ended = time if self.train_ended is None else max(time, self.train_ended)
-        if event.accepted < event.trained:
+        self._steps.add(event.step)
+        self._first_step = event.step if self._first_step is None else min(event.step, self._first_step)
+        short = event.trained - event.accepted
+        if short and not self._meddled:
             self.violations.append(
                 f"a trained round was lost: of step {event.step}, {page.name} applied {event.accepted} of {event.trained} shares"
             )
-        if event.step in page.applied:
-            self.violations.append(f"{page.name} applied step {event.step} twice")
-        page.applied.add(event.step)
+        elif short:
+            self.requeued[event.epoch, event.step] = short
+        if event.accepted:
+            theirs = self._accepted.setdefault((event.epoch, event.step), event.accepted)
+            if theirs != event.accepted:
+                self.violations.append(
+                    f"accepted work was lost: of step {event.step}, {page.name} applied {event.accepted} shares, "
+                    f"another client {theirs}"
+                )
+        complaint = page.apply(event, first_step=self._first_step)
+        if complaint is not None:
+            self.violations.append(complaint)
 
     def _note_digest(self, page: ClientPage, event: EpochDigest) -> None:
-        page.digests[event.epoch] = event.sha256
-        self.epoch_ends.setdefault(event.epoch, event.step)
-        left = page.unapplied(event.epoch)
+        end = self.epoch_ends.setdefault(event.epoch, event.step)
+        if end != event.step:
+            self.violations.append(
+                f"{page.name} ended epoch {event.epoch} after step {event.step}, another client after step {end}"
+            )
+        left = page.close(event)
         if left:
             self.violations.append(f"{page.name} ended epoch {event.epoch} without applying {_steps(left)}, which it trained")
+        elif not page.holds(event.step):
+            self.violations.append(
+                f"{page.name} ended epoch {event.epoch} after step {event.step}, but its masters are {page.standing}"
+            )
         for other in self.clients.values():
             theirs = other.digests.get(event.epoch, event.sha256)
             if theirs != event.sha256:
@@ -216,7 +253,10 @@ class RunLedger:
         if source == self._server:
             self.server_ended = event
         else:
-            self._page(source).ended = event
+            page = self._page(source)
+            page.ended = event
+            if not page.whole:
+                return  # killed, and the run was over before it was back
         if not event.success:
             self.violations.append(f"{source} ended without success: {event.reason}")
 

@@ -18,10 +18,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from psyche_core.client.report import CheckpointSaved, Ended, EpochDigest, Event, Problem, ReplicasDiffer, Started, Validated
+from psyche_core.client.report import (
+    CheckpointSaved,
+    Ended,
+    EpochDigest,
+    Event,
+    ModelSync,
+    Problem,
+    ReplicasDiffer,
+    Started,
+    Validated,
+)
 from psyche_core.ui.console import describe
 from psyche_core.ui.figures import bytes_text, count_text, duration_text, sparkline
-from psyche_core.ui.ledger import ClientPage, RunLedger
+from psyche_core.ui.ledger import RunLedger
+from psyche_core.ui.ledger_page import ClientPage
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
@@ -91,7 +102,7 @@ class LineDisplay(Display):
 
     def show(self, source: str, event: Event | None = None) -> None:
         """Write the event if it is worth a line, and the figures if it is time."""
-        if isinstance(event, _WORTH_A_LINE):
+        if isinstance(event, _WORTH_A_LINE) or (isinstance(event, ModelSync) and event.pieces_done in (0, event.pieces_total)):
             self._write(f"{source}: {describe(event)}")
         if self.ledger.phase is not None and self._due(LINE_SECONDS):
             self._write(figures_line(self.ledger, now=self._clock()))
@@ -127,7 +138,9 @@ def figures_line(ledger: RunLedger, *, now: float) -> str:
         f"received {bytes_text(sum(page.network.bytes_received for page in pages))}",
         f"{ledger.phase.clients} clients",
     ]
-    remaining = _remaining(ledger, now)
+    if ledger.kills:
+        figures.append(_faults(ledger))
+    remaining = ledger.remaining_seconds(now)
     if remaining is not None:
         figures.append(f"{duration_text(remaining)} left")
     return " · ".join(figures)
@@ -139,8 +152,14 @@ def _headline(ledger: RunLedger) -> Text:
 
     phase = ledger.phase
     return Text.assemble(
-        (phase.phase, "bold green"), f"  epoch {phase.epoch}  step {_step_text(ledger)}  {phase.clients} clients"
+        (phase.phase, "bold green"),
+        f"  epoch {phase.epoch}  step {_step_text(ledger)}  {phase.clients} clients",
+        f"  {_faults(ledger)}" if ledger.kills else "",
     )
+
+
+def _faults(ledger: RunLedger) -> str:
+    return f"{ledger.kills} kills, {ledger.resyncs} resyncs"
 
 
 def _step_text(ledger: RunLedger) -> str:
@@ -151,20 +170,12 @@ def _progress(ledger: RunLedger, now: float) -> RenderableType:
     line = Table.grid(padding=(0, 1), expand=True)
     line.add_column(ratio=1)
     line.add_column(justify="right", no_wrap=True)
-    remaining = _remaining(ledger, now)
+    remaining = ledger.remaining_seconds(now)
     line.add_row(
         ProgressBar(total=ledger.total_steps, completed=ledger.steps, animation_time=now, pulse=not ledger.total_steps),
         "" if remaining is None else f"{duration_text(remaining)} left",
     )
     return line
-
-
-def _remaining(ledger: RunLedger, now: float) -> float | None:
-    """Seconds to the last step at the pace so far, None before there is a pace."""
-    if not ledger.total_steps or not ledger.steps or ledger.train_started is None:
-        return None
-
-    return max(0.0, now - ledger.train_started) / ledger.steps * max(0, ledger.total_steps - ledger.steps)
 
 
 def _clients_table(ledger: RunLedger) -> Table:

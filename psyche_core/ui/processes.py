@@ -1,7 +1,8 @@
 """Child processes that speak JSON lines, started and stopped as one.
 
 Each child leads its own process group, so that stopping reaches whatever it started, and Ctrl-C reaches us alone and we decide.
-Stopping is SIGTERM, some seconds of grace, then SIGKILL; leaving the context always stops everybody, also when cancelled.
+Stopping is SIGTERM, some seconds of grace, then SIGKILL; leaving the context always stops everybody, also when cancelled. Where
+we are killed ourselves, the children end at once (psyche_core.cli.tethered): their stdin is a pipe that closes with us.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ _ERROR_PREFIX = "Error: "
 
 
 class Child:
-    """A running `psyche` program. log: file with its stderr, and whatever it printed that is no event."""
+    """A running `psyche` program.
+
+    log: file with its stderr, and whatever it printed that is no event. killed: whether we killed it on purpose.
+    """
 
     def __init__(self, name: str, process: Process, log: Path) -> None:
         self.name = name
         self.log = log
         self.process = process
+        self.killed = False
 
     async def events(self) -> AsyncIterator[tuple[float, Event]]:
         """(unix seconds, event) as they come, until the child closes its stdout."""
@@ -66,6 +71,11 @@ class Child:
         except OSError:
             return []
 
+    def kill(self) -> None:
+        """SIGKILL, on purpose: it is not expected to end well."""
+        self.killed = True
+        self.signal(signal.SIGKILL)
+
     def signal(self, number: int) -> None:
         """Send a signal to the child's whole group, unless the child has ended."""
         if self.process.returncode is None:
@@ -83,12 +93,12 @@ class Children:
         self._children: list[Child] = []
 
     async def start(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> Child:
-        """Start `python -m psyche_core ARGUMENTS` of this very interpreter."""
+        """Start `psyche ARGUMENTS` with this very interpreter. A name started again goes on in its log."""
         log = self._logs / f"{name}.log"
-        with log.open("wb") as stderr:
+        with log.open("ab") as stderr:
             process = await anyio.open_process(
-                [sys.executable, "-m", "psyche_core", *arguments],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", "psyche_core.cli.tethered", *arguments],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env=environment,

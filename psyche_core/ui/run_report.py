@@ -16,8 +16,12 @@ from psyche_core.ui.ledger import RunLedger
 
 
 def make_report(ledger: RunLedger, *, wall_seconds: float) -> dict[str, Any]:
-    """run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds. Losses in nats per token."""
-    return {
+    """run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds. Losses in nats per token.
+
+    Where clients were killed also `faults`: kills, resyncs, and shares that were not accepted and were handed out again.
+    """
+    faults = {"kills": ledger.kills, "resyncs": ledger.resyncs, "requeued_shares": sum(ledger.requeued.values())}
+    report = {
         "run_id": ledger.run_id,
         "steps": ledger.steps,
         "epochs": ledger.epochs,
@@ -35,6 +39,7 @@ def make_report(ledger: RunLedger, *, wall_seconds: float) -> dict[str, Any]:
         "wall_seconds": round(wall_seconds, 3),
         "train_seconds": round(ledger.train_seconds, 3),
     }
+    return report | {"faults": faults} if ledger.kills else report
 
 
 def unmet(report: dict[str, Any], *, steps: int, epochs: int, loss_drop: float) -> Iterator[str]:

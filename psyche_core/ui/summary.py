@@ -22,6 +22,10 @@ def summary(ledger: RunLedger, report: dict[str, Any], *, files: list[Path]) -> 
     figures.add_row("run", ledger.run_id)
     figures.add_row("steps", f"{report['steps']} in {report['epochs']} epochs")
     figures.add_row("replicas", "identical, bit for bit" if report["identical"] else "NOT shown to be identical")
+    faults = report.get("faults")
+    if faults is not None:
+        text = f"{faults['kills']} kills, {faults['resyncs']} resyncs, {faults['requeued_shares']} shares handed out again"
+        figures.add_row("faults", text)
     validation = report["validation"]
     if validation:
         (first_step, first), (last_step, last) = validation[0], validation[-1]

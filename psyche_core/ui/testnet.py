@@ -1,13 +1,15 @@
 """A whole run on this machine: a server and N clients, each a process of its own, watched to the end.
 
 Decided: the members are started exactly as a user would start them and are known only by the events they print; the first broken
-promise (replicas that differ, a trained round lost, a member that dies) ends everything at once with a failure; the report is
-written in any case, so that a failed run can be looked at.
+promise (replicas that differ, accepted work lost, a member that dies) ends everything at once with a failure; the report is
+written in any case, so that a failed run can be looked at. Where asked to, clients are killed at random (`kills`) and started
+again with the identity they had; a client that is killed so late that the run is over before it is back breaks no promise.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import socket
 import sys
@@ -22,10 +24,12 @@ from rich.console import Console
 
 from psyche_core.__about__ import __version__
 from psyche_core.builtin.text_corpus import VALIDATION_FOLDER
-from psyche_core.client.report import Started
+from psyche_core.client.report import Problem, Started
+from psyche_core.coordinator import witness
 from psyche_core.errors import UserError
 from psyche_core.run_config import DataFile, RunFile
 from psyche_core.settings import TestnetSettings
+from psyche_core.ui.kills import RandomKills
 from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
@@ -44,6 +48,12 @@ START_SECONDS = 900.0
 ENDING_SECONDS = 120.0
 """Longest wait for the others once one member has ended; the last checkpoint is written then."""
 
+RESTART_SECONDS = 1.0
+"""Pause between a kill and the next process of the same client."""
+
+LAST_KILL_SECONDS = 15.0
+"""Nobody is killed when the run is expected to be over this soon: a client needs that long to come back and be of use."""
+
 TICK_SECONDS = 0.25
 SHOWN_LOG_LINES = 15
 _OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", MARKER)
@@ -55,13 +65,14 @@ async def run_testnet(settings: TestnetSettings, run: RunFile, data: DataFile | 
     run, data: the checked files of settings.config_path. Raises UserError for what the user can mend.
     """
     check_port(settings.server_port)
+    kills = plan_kills(settings, run)
     out = settings.out if settings.out is not None else Path("runs") / run.run_id
     prepare_folder(out, settings, run)
     ledger = RunLedger(run_id=run.run_id, total_steps=run.config.total_steps)
     console = Console()
     started = time.monotonic()
     with _display(settings.logs, ledger, console) as display:
-        testnet = _Testnet(settings, run, data, out=out, display=display)
+        testnet = _Testnet(settings, run, data, kills=kills, out=out, display=display)
         failures = await testnet.play()
 
     if not failures:
@@ -83,6 +94,32 @@ async def run_testnet(settings: TestnetSettings, run: RunFile, data: DataFile | 
     for failure in dict.fromkeys(failures):
         print(f"Error: {failure}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def client_names(settings: TestnetSettings) -> list[str]:
+    """Names of the client processes, in the order of their numbers."""
+    return [f"client-{number}" for number in range(1, settings.num_clients + 1)]
+
+
+def plan_kills(settings: TestnetSettings, run: RunFile) -> RandomKills | None:
+    """What --random-kill-num and the options beside it ask for; None where nobody is to be killed. Raises UserError."""
+    if settings.random_kill_num == 0:
+        return None
+
+    seed = settings.random_kill_seed
+    if seed is None:
+        seed = random.SystemRandom().randrange(1 << 32)
+        print(f"killing clients at random; to have the same ones killed again: --random-kill-seed {seed}", file=sys.stderr)
+    return RandomKills(
+        client_names(settings),
+        number=settings.random_kill_num,
+        interval=settings.random_kill_interval,
+        seconds=settings.random_kill_seconds,
+        seed=seed,
+        keep=run.config.min_clients,
+        quorum=witness.quorum(settings.num_clients),
+        allowed=settings.mortal,
+    )
 
 
 def check_port(port: int) -> None:
@@ -120,14 +157,26 @@ def prepare_folder(out: Path, settings: TestnetSettings, run: RunFile) -> None:
 class _Testnet:
     """One run of the processes. failures: why it was ended early, if it was."""
 
-    def __init__(self, settings: TestnetSettings, run: RunFile, data: DataFile | None, *, out: Path, display: Display) -> None:
+    def __init__(
+        self,
+        settings: TestnetSettings,
+        run: RunFile,
+        data: DataFile | None,
+        *,
+        kills: RandomKills | None,
+        out: Path,
+        display: Display,
+    ) -> None:
         self._settings = settings
+        self._kills = kills
         self._run = run
         self._data = data
         self._out = out.absolute()
         self._display = display
         self._ledger = display.ledger
         self._environment = child_environment(threads=settings.torch_threads)
+        self._children = Children(self._out / "logs")
+        self._clients: dict[str, Child] = {}
         self._address = ""
         self._listening = anyio.Event()
         self._over = anyio.Event()
@@ -138,9 +187,9 @@ class _Testnet:
     async def play(self) -> list[str]:
         """Start everybody, watch until all have ended or one has failed, stop everybody. Returns the failures."""
         async with AsyncExitStack() as stack:
-            children = await stack.enter_async_context(Children(self._out / "logs"))
+            await stack.enter_async_context(self._children)
             async with anyio.create_task_group() as tasks:
-                server = await children.start("server", self._server_arguments(), environment=self._environment)
+                server = await self._children.start("server", self._server_arguments(), environment=self._environment)
                 self._running = 1 + self._settings.num_clients
                 tasks.start_soon(self._follow, server)
                 with anyio.move_on_after(START_SECONDS):
@@ -149,21 +198,31 @@ class _Testnet:
                     message = f"the server could not start: {self._cause(server)}"
                     raise UserError(message)
 
-                names = [f"client-{number}" for number in range(1, self._settings.num_clients + 1)]
+                names = client_names(self._settings)
                 for name in names:
                     self._ledger.expect(name)
                 for name in names:
-                    arguments = await anyio.to_thread.run_sync(self._client_arguments, name, name == names[0])
-                    client = await children.start(name, arguments, environment=self._environment)
-                    tasks.start_soon(self._follow, client)
+                    await anyio.to_thread.run_sync(SecretKey.generate().save, self._key(name))
+                    tasks.start_soon(self._keep_running, name, self._client_arguments(name, measures=name == names[0]))
                 tasks.start_soon(self._watch_clock)
                 await self._over.wait()
                 tasks.cancel_scope.cancel()
 
         return self._failures
 
-    async def _follow(self, child: Child) -> None:
-        """Enter a child's events until it ends; judge how it ended."""
+    async def _keep_running(self, name: str, arguments: list[str]) -> None:
+        """Start a client, and start it again each time we have killed it."""
+        while True:
+            client = self._clients[name] = await self._children.start(name, arguments, environment=self._environment)
+            killed = await self._follow(client)
+            if not killed:
+                return
+
+            await anyio.sleep(RESTART_SECONDS)
+            self._say(f"starting {name} again")
+
+    async def _follow(self, child: Child) -> bool:
+        """Enter a child's events until it ends; judge how it ended. Returns whether it is to be started again."""
         async for moment, event in child.events():
             self._ledger.handle(child.name, moment, event)
             self._display.show(child.name, event)
@@ -175,12 +234,19 @@ class _Testnet:
 
         code = await child.process.wait()
         self._listening.set()
+        over = self._ledger.server_ended is not None
+        if child.killed and not over:
+            return True
+
         self._running -= 1
         self._first_end = self._first_end or time.monotonic()
-        if code != 0:
+        page = self._ledger.clients.get(child.name)
+        too_late = over and page is not None and not page.whole
+        if code != 0 and not too_late:
             self._fail(f"{child.name} ended with exit code {code}: {self._cause(child)}")
         elif self._running == 0:
             self._over.set()
+        return False
 
     async def _watch_clock(self) -> None:
         """Keep the display moving and the time limits held."""
@@ -190,10 +256,26 @@ class _Testnet:
             await anyio.sleep(TICK_SECONDS)
             self._display.show("testnet")
             now = time.monotonic()
+            self._kill_some(now)
             if limit is not None and now - began > limit:
                 self._fail(f"the run took longer than {limit:g} s")
             if self._first_end is not None and now - self._first_end > ENDING_SECONDS:
                 self._fail(f"{self._running} processes still ran {ENDING_SECONDS:g} s after the first had ended")
+
+    def _kill_some(self, now: float) -> None:
+        """Kill whom the plan names, if it names anybody now."""
+        remaining = self._ledger.remaining_seconds(time.time())
+        if self._kills is None or remaining is None or remaining < LAST_KILL_SECONDS or self._first_end is not None:
+            return
+
+        whole = [page.name for page in self._ledger.clients.values() if page.whole and page.losses]
+        for name in self._kills.victims(now, whole=whole):
+            self._ledger.killed(name)
+            self._clients[name].kill()
+            self._say(f"killed {name}, kill {self._ledger.kills} of this run")
+
+    def _say(self, sentence: str) -> None:
+        self._display.show("testnet", Problem("warning", sentence))
 
     def _fail(self, *sentences: str) -> None:
         if not self._over.is_set():
@@ -217,11 +299,12 @@ class _Testnet:
             *("--logs", "json", "--events-file", str(self._out / "events" / "server.jsonl")),
         ]
 
-    def _client_arguments(self, name: str, measures: bool) -> list[str]:
-        """Arguments of a client, its new key written. One of them also measures validation loss and keeps checkpoints."""
+    def _key(self, name: str) -> Path:
+        return self._out / "keys" / f"{name}.key"
+
+    def _client_arguments(self, name: str, *, measures: bool) -> list[str]:
+        """Arguments of a client. measures: it also measures validation loss and keeps checkpoints."""
         settings = self._settings
-        key = self._out / "keys" / f"{name}.key"
-        SecretKey.generate().save(key)
         more: list[str] = []
         if measures:
             more = ["--checkpoint-dir", str(self._out / "checkpoint")]
@@ -233,7 +316,7 @@ class _Testnet:
                     more += ["--validation-token-size", self._data.token_size]
         return [
             *("client", "train", "--run-id", self._run.run_id, "--server-addr", self._address),
-            *("--identity-secret-key-path", str(key), "--bind-p2p-interface", HOST),
+            *("--identity-secret-key-path", str(self._key(name)), "--bind-p2p-interface", HOST),
             *("--device", settings.device, "--torch-threads", str(settings.torch_threads)),
             *("--micro-batch-size", str(settings.micro_batch_size)),
             *("--logs", "json", "--events-file", str(self._out / "events" / f"{name}.jsonl"), *more),

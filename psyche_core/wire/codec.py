@@ -1,8 +1,9 @@
 """Canonical CBOR with limits, the only encoding of messages between machines.
 
 `decode` walks the bytes once *before* a decoder sees them and refuses what is too long, too deep, has too many items, an
-indefinite length, a tag, a float that is not finite, a duplicate or unordered map key, or trailing bytes: what passes is
-canonical (decode then encode gives the same bytes), so signatures over encodings are unambiguous. Tensors never go through here.
+indefinite length, a tag, a float that is not finite, a map key that is neither text nor integer, a duplicate or unordered one, or
+trailing bytes: what passes is canonical (decode then encode gives the same bytes), so signatures over encodings are unambiguous.
+`encode` refuses every value that `decode` would refuse for what it is. Tensors never go through here.
 """
 
 from __future__ import annotations
@@ -18,10 +19,46 @@ from psyche_core.errors import WireError
 MAX_DEPTH = 16
 MAX_ITEMS = 100_000
 
+_WELCOME = frozenset({type(None), bool, str, bytes})
+"""Types of which every value may travel; looked at first, because most values are of these."""
+
 
 def encode(value: Any) -> bytes:
-    """Canonical CBOR of None, bool, int, finite float, str, bytes, list/tuple and str- or int-keyed dict."""
+    """Canonical CBOR of None, bool, int of 64 bits and a sign, finite float, str, bytes, list/tuple and str- or int-keyed dict.
+
+    Raises ValueError for a number that is not finite or too large, or text with surrogates, and TypeError for anything else.
+    """
+    _check(value)
     return bytes(cbor2.dumps(value, canonical=True))
+
+
+def _check(value: Any) -> None:
+    """Refuse what `decode` would: a message nobody can read must fail where it is made."""
+    if type(value) in _WELCOME:
+        return
+
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                message = f"a map key on the wire is a str or an int, got {type(key).__name__}"
+                raise TypeError(message)
+
+            _check(key)
+            _check(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check(item)
+    elif isinstance(value, int):
+        if not -(2**64) <= value < 2**64:
+            message = f"an integer on the wire is from -2**64 to 2**64 - 1, got one of {value.bit_length()} bits"
+            raise ValueError(message)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            message = f"a float on the wire must be finite, got {value}"
+            raise ValueError(message)
+    elif not isinstance(value, str | bytes):
+        message = f"only None, bool, int, float, str, bytes, list, tuple and dict go over the wire, got {type(value).__name__}"
+        raise TypeError(message)
 
 
 def decode(data: bytes, *, max_bytes: int, max_depth: int = MAX_DEPTH, max_items: int = MAX_ITEMS) -> Any:
@@ -33,7 +70,7 @@ def decode(data: bytes, *, max_bytes: int, max_depth: int = MAX_DEPTH, max_items
     _Scan(data, max_depth=max_depth, max_items=max_items).run()
     try:
         value = cbor2.loads(data)
-        again = encode(value)
+        again = cbor2.dumps(value, canonical=True)
     except Exception as error:  # cbor2 raises several families; all mean the same to us
         message = f"not valid CBOR: {type(error).__name__}"
         raise WireError(message) from error
@@ -101,11 +138,19 @@ class _Scan:
                     message = "CBOR announces more items than it has bytes"
                     raise WireError(message)
 
-                for _ in range(count):
+                for position in range(count):
+                    if major == 5 and position % 2 == 0:
+                        self._key()
                     self._item(depth + 1)
             case _:
                 message = "CBOR tags are refused"
                 raise WireError(message)
+
+    def _key(self) -> None:
+        """Look at the head of a map's key."""
+        if self._at < len(self._data) and self._data[self._at] >> 5 not in (0, 1, 3):
+            message = "CBOR map keys other than integers and text are refused"
+            raise WireError(message)
 
     def _simple(self, low: int) -> None:
         if low in (20, 21, 22):

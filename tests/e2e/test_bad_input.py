@@ -135,7 +135,7 @@ def test_a_setting_out_of_range(start) -> None:
 
 def test_a_garbage_peer_does_not_disturb_the_server(start, server_address: str, client) -> None:
     """Its connection is closed; the next one is served."""
-    host, _, port = server_address.rpartition(":")
+    host, _, port = server_address.partition("#")[0].rpartition(":")
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, os.urandom(64)):
         with socket.create_connection((host, int(port)), timeout=10) as connection:
             connection.settimeout(30)

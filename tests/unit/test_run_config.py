@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import typing
 from pathlib import Path
@@ -114,6 +115,50 @@ def test_progress_and_our_addition_are_read() -> None:
 
     assert run.config.rounds_per_epoch == 12
     assert (run.progress.epoch, run.progress.step, run.progress.epoch_start_data_index) == (2, 9, 64)
+
+
+KEYS = ["ab" * 32, "0f" * 32]
+
+
+def with_checkpointers(keys: Any) -> str:
+    return changed(("\nwitness_nodes", f"\ncheckpointers = {json.dumps(keys)}\nwitness_nodes"))
+
+
+def test_checkpointers_are_read_and_survive_the_wire() -> None:
+    run = parse_run_file(with_checkpointers(KEYS), source="state.toml")
+
+    assert run.config.checkpointers == tuple(KEYS)
+    over_the_wire = decode(encode(to_plain(run.config)), max_bytes=10_000)
+    assert over_the_wire["checkpointers"] == KEYS
+    assert from_plain(CoordinatorConfig, over_the_wire) == run.config
+    assert parse_run_file(GOOD, source="state.toml").config.checkpointers == ()
+
+
+@pytest.mark.parametrize(("keys", "sentence"), [
+    ([KEYS[0], KEYS[1], KEYS[0]], f'config.checkpointers.2 = "{KEYS[0]}": must be a key that is not in the list yet'),
+    (["AB" * 32], f'config.checkpointers.0 = "{"AB" * 32}": must be an Ed25519 public key, written as 64 lower-case hex digits'),
+    (["ab" * 31], f'config.checkpointers.0 = "{"ab" * 31}": must be an Ed25519 public key, written as 64 lower-case hex digits'),
+    ([KEYS[0], 5], "config.checkpointers.1 = 5: must be a valid string"),
+    (KEYS[0], f'config.checkpointers = "{KEYS[0]}": must be a valid tuple'),
+    ([f"{number:064x}" for number in range(17)], "must have at most 16 items, got 17"),
+])  # fmt: skip
+def test_a_wrong_list_of_checkpointers_is_refused(keys: Any, sentence: str) -> None:
+    (got,) = refusal(with_checkpointers(keys))
+
+    assert got.endswith(sentence)
+
+
+def test_sixteen_checkpointers_are_the_most() -> None:
+    keys = [f"{number:064x}" for number in range(16)]
+
+    assert parse_run_file(with_checkpointers(keys), source="state.toml").config.checkpointers == tuple(keys)
+
+
+def test_a_first_sample_near_the_end_of_the_numbers_is_refused() -> None:
+    (sentence,) = refusal(GOOD + f"[progress]\nepoch_start_data_index = {2**62 + 1}\n")
+
+    assert sentence.startswith(f"progress.epoch_start_data_index = {2**62 + 1}: must be at most 2**62")
+    assert parse_run_file(GOOD + f"[progress]\nepoch_start_data_index = {2**62}\n", source="s").progress.step == 1
 
 
 def test_what_the_reference_server_saves_is_ignored() -> None:
@@ -277,7 +322,7 @@ def test_a_bad_type_in_one_table_does_not_hide_a_broken_rule_in_another() -> Non
     (("base_lr = 4", "bas_lr = 4"), "model.LLM.lr_schedule.Cosine.bas_lr: unknown key; did you mean base_lr?"),
     (("repo_id = ", "repo = "), "model.LLM.checkpoint.Hub.repo: unknown key; did you mean repo_id?"),
     (("run_id = ", "runid = "), "runid: unknown key; did you mean run_id?"),
-    (("[config]\n", "[config]\nzzz = 1\n"), ("config.zzz: unknown key; known: cooldown_time, epoch_time, "
+    (("[config]\n", "[config]\nzzz = 1\n"), ("config.zzz: unknown key; known: checkpointers, cooldown_time, epoch_time, "
      "global_batch_size_end, global_batch_size_start, global_batch_size_warmup_tokens, init_min_clients, max_round_train_time, "
      "min_clients, round_witness_time, rounds_per_epoch, total_steps, verification_percent, waiting_for_members_extra_time, "
      "warmup_time, witness_nodes")),
@@ -449,7 +494,7 @@ def test_from_plain_refuses_anything_else_with_a_config_error(value: Any) -> Non
             from_plain(table, value)
 
 
-@given(st.sampled_from(sorted(CoordinatorConfig.model_fields)), plain_values)
+@given(st.sampled_from(sorted(CoordinatorConfig.model_fields.keys() - {"checkpointers"})), plain_values)
 def test_a_strange_value_is_refused_with_its_key_or_accepted_unchanged(key: str, value: Any) -> None:
     plain = to_plain(parse_run_file(GOOD, source="s").config)
     try:

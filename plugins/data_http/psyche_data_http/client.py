@@ -30,7 +30,10 @@ CONNECT_SECONDS = 10.0
 
 _PASSING = frozenset({408, 425, 429})
 _NO_HEAD = frozenset({403, 405, 501})
-_CONTENT_RANGE = re.compile(r"^bytes (\d+)-(\d+)/(\d+|\*)$")
+_NUMBER = re.compile(r"[0-9]{1,19}")
+"""A size or a place; longer ones are nobody's, and from 4301 digits on Python refuses to read them."""
+
+_CONTENT_RANGE = re.compile(rf"bytes ({_NUMBER.pattern})-({_NUMBER.pattern})/({_NUMBER.pattern}|\*)")
 _IDENTITY = {"Accept-Encoding": "identity"}
 
 _Result = TypeVar("_Result")
@@ -134,7 +137,7 @@ class RangeClient:
     async def _find(self, url: str) -> RemoteFile:
         answer = await self._client.head(url, headers=_IDENTITY)
         size = answer.headers.get("Content-Length", "")
-        if answer.status_code in _NO_HEAD or (answer.is_success and (not size.isdecimal() or _encoded(answer))):
+        if answer.status_code in _NO_HEAD or (answer.is_success and (not _NUMBER.fullmatch(size) or _encoded(answer))):
             return await self._find_by_range(url)
 
         _refuse_failure(answer, url)
@@ -149,12 +152,12 @@ class RangeClient:
             _refuse_failure(answer, url)
             _refuse_encoding(answer, url)
             if answer.status_code == 206:
-                match = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
+                match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
                 size = match.group(3) if match else ""
             else:
                 size = answer.headers.get("Content-Length", "")
 
-            if not size.isdecimal():
+            if not _NUMBER.fullmatch(size):
                 message = f"{shown(url)} does not say how long it is; put the file on a server that sends Content-Length"
                 raise DataError(message)
 
@@ -263,7 +266,7 @@ def _changed(file: RemoteFile, how: str) -> DataError:
 def _sent_bytes(answer: httpx.Response, file: RemoteFile, start: int, wanted: int) -> int:
     """How many bytes a 206 brings; it may be fewer than wanted. Raises DataError unless they are the right ones."""
     content_range = answer.headers.get("Content-Range", "")
-    match = _CONTENT_RANGE.match(content_range)
+    match = _CONTENT_RANGE.fullmatch(content_range)
     if match is None:
         message = f"{shown(file.url)} answered 206 with Content-Range {content_range!r}; expected 'bytes first-last/size'"
         raise DataError(message)

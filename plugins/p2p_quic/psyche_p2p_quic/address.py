@@ -35,7 +35,9 @@ class PeerAddress:
     def decode(cls, data: bytes) -> PeerAddress:
         """Read such bytes. Raises WireError and nothing else."""
         match codec.decode(data, max_bytes=MAX_ADDRESS_BYTES, max_depth=3, max_items=4 * MAX_SOCKETS):
-            case [1, list() as sockets, None as relay] if len(sockets) <= MAX_SOCKETS:
+            case [int() as version, list() as sockets, None as relay] if (
+                type(version) is int and version == VERSION and len(sockets) <= MAX_SOCKETS
+            ):
                 return cls(tuple(_socket(pair) for pair in sockets), relay)
             case [int() as version, *_] if version != VERSION:
                 message = f"a peer address of version {version} was given, this program reads version {VERSION}; update it"
@@ -58,7 +60,8 @@ def _socket(pair: object) -> tuple[str, int]:
                 pass
             else:
                 zoned = ip.version == 6 and ip.scope_id is not None
-                if not (zoned or ip.is_multicast or ip.is_unspecified):
+                mapped = ip.ipv4_mapped if ip.version == 6 else None
+                if not zoned and not any(host.is_multicast or host.is_unspecified for host in (ip, mapped or ip)):
                     return str(ip), port
 
     message = f"a peer address holds {pair!r}, expected [ip, port] of one host"

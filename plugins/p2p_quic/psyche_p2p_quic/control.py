@@ -85,7 +85,12 @@ def encode(frame: Frame) -> bytes:
 
 def decode(data: bytes, *, max_bytes: int) -> Frame:
     """Read a frame. Raises WireError and nothing else."""
-    match codec.decode(data, max_bytes=max_bytes, max_depth=1, max_items=8):
+    fields = codec.decode(data, max_bytes=max_bytes, max_depth=1, max_items=8)
+    if isinstance(fields, list) and any(isinstance(field, bool | float) for field in fields[:2]):
+        message = "a control frame begins with integers"  # the patterns below would match True and 1.0 too
+        raise WireError(message)
+
+    match fields:
         case [0, int() as version, *_] if version != VERSION:
             message = f"the peer speaks version {version} of the transport, this program version {VERSION}; update the older one"
             raise WireError(message)

@@ -50,7 +50,7 @@ class QuicSettings:
     stall_seconds: float = 10.0
     streams_served: int = 48
     streams_asked: int = 16
-    store_blobs: int = 1024
+    store_blobs: int = 16_384
     store_bytes: int = 2 * 2**30
     close_seconds: float = 0.5
 

@@ -32,6 +32,8 @@ EVENTS: list[tuple[report.Event, str]] = [
     ),
     (report.Validated(60, 3.5), "validation after step 60: loss 3.5000"),
     (report.CheckpointSaved(60, "out/c"), "checkpoint of step 60 saved in out/c"),
+    (report.ModelSync(60, 3, 12, 4_000_000), "fetching the model after step 60: 3 of 12 pieces, 4.0 MB"),
+    (report.Resynced(2, 60), "epoch 2: our model is that of the other members after step 60 now"),
     (report.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
     (report.Ended("the run finished", success=True), "the run finished"),
 ]

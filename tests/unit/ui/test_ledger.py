@@ -11,6 +11,7 @@ from psyche_core.client.report import (
     NetworkTotals,
     PhaseChanged,
     ReplicasDiffer,
+    Resynced,
     Started,
     StepApplied,
     StepTrained,
@@ -171,3 +172,145 @@ def test_a_client_that_was_expected_and_never_spoke_is_missed() -> None:
 def test_a_server_that_stops_without_a_word_is_missed() -> None:
     ledger = play(*perfect_run()[:-1])
     assert ledger.unfinished() == ["the server never said that the run finished"]
+
+
+# ------------------------------------------------------------------------------------------------ members that are meddled with
+
+
+def with_death(*after: tuple[str, Event], steps: int = 2) -> RunLedger:
+    """A run of a, b and c in which c is killed after step 1 and its share of step 2 is not accepted; then `after`."""
+    ledger = RunLedger(run_id="r", total_steps=steps)
+    ledger.handle("server", 0.0, Started("server", "", "r", "x"))
+    for name in "abc":
+        ledger.handle(name, 1.0, Started("client", name, "r", "x"))
+    for name in "abc":
+        play((name, trained(1)), (name, applied(1, accepted=3, of=3)), (name, trained(2)), ledger=ledger)
+    ledger.killed("c")
+    for name in "ab":
+        play((name, applied(2, accepted=2, of=3)), ledger=ledger)
+    return play(*after, ledger=ledger)
+
+
+def closing(*names: str, epoch: int = 0, step: int = 2) -> list[tuple[str, Event]]:
+    return [(name, EpochDigest(epoch, step, GOOD)) for name in names]
+
+
+def ending(*names: str) -> list[tuple[str, Event]]:
+    return [(name, Ended("done", success=True)) for name in names]
+
+
+STARTED_AGAIN = ("c", Started("client", "c", "r", "x"))
+
+
+def test_a_share_of_a_killed_client_is_handed_out_again_not_lost() -> None:
+    ledger = with_death(*closing("a", "b"), *ending("a", "b", "server"))
+    assert (ledger.violations, ledger.unfinished()) == ([], [])
+    assert ledger.requeued == {(0, 2): 1}
+    assert (ledger.kills, ledger.identical, ledger.epochs) == (1, True, 1)
+
+
+def test_what_the_dead_said_last_is_not_entered() -> None:
+    ledger = with_death(("c", applied(2, accepted=3, of=3)))
+    assert ledger.violations == []
+    assert not ledger.clients["c"].whole
+
+
+def test_a_client_that_comes_back_with_the_others_model_goes_on_from_there() -> None:
+    ledger = with_death(STARTED_AGAIN, ("c", Resynced(0, 2)), *closing("a", "b", "c"), *ending("a", "b", "c", "server"))
+    assert (ledger.violations, ledger.unfinished()) == ([], [])
+    assert ledger.resyncs == 1
+    assert ledger.clients["c"].whole
+
+
+def test_one_that_comes_back_and_skips_a_step_is_noted() -> None:
+    ledger = with_death(STARTED_AGAIN, ("c", Resynced(0, 2)), ("c", applied(4, accepted=3, of=3)), steps=4)
+    assert ledger.violations == ["c applied step 4, but its masters were those after step 2"]
+
+
+def test_one_that_comes_back_without_the_others_model_is_noted() -> None:
+    ledger = with_death(STARTED_AGAIN, ("c", applied(2, accepted=2, of=3)))
+    assert ledger.violations == ["c came late and applied step 2 without the others' masters"]
+
+
+def test_one_that_begins_again_with_the_first_step_has_lost_nothing() -> None:
+    ledger = with_death(STARTED_AGAIN, ("c", applied(1, accepted=3, of=3)), ("c", applied(2, accepted=2, of=3)))
+    assert ledger.violations == []
+
+
+def test_clients_that_apply_different_shares_of_a_step_are_noted() -> None:
+    ledger = with_death(("a", applied(3, accepted=3, of=3)), ("b", applied(3, accepted=2, of=3)), steps=3)
+    assert ledger.violations == ["accepted work was lost: of step 3, b applied 2 shares, another client 3"]
+
+
+def test_an_epoch_closed_with_old_masters_is_noted() -> None:
+    ledger = with_death(STARTED_AGAIN, ("c", Resynced(0, 1)), *closing("a", "b", "c"))
+    assert ledger.violations == ["c ended epoch 0 after step 2, but its masters are those after step 1"]
+
+
+def test_an_epoch_that_ends_after_different_steps_is_noted() -> None:
+    ledger = with_death(*closing("a"), *closing("b", step=3))
+    assert any("b ended epoch 0 after step 3, another client after step 2" in violation for violation in ledger.violations)
+
+
+def test_a_step_of_a_cut_epoch_is_trained_again_under_its_number() -> None:
+    cut = [(name, applied(3, accepted=0, of=2)) for name in "ab"]
+    again = [(name, applied(3, epoch=1, accepted=2, of=2)) for name in "ab"]
+    ledger = with_death(*cut, *closing("a", "b"), *again, *closing("a", "b", epoch=1, step=3), *ending("a", "b", "server"))
+    assert (ledger.violations, ledger.unfinished()) == ([], [])
+    assert ledger.steps == 3
+
+
+def test_others_still_owe_every_epoch_when_one_is_killed() -> None:
+    ledger = with_death(*closing("a"), *ending("a", "b", "server"))
+    assert ledger.unfinished() == ["b gave no digest for epoch 0"]
+    assert not ledger.identical
+
+
+def test_an_epoch_that_only_one_of_several_closed_shows_nothing() -> None:
+    ledger = with_death()
+    ledger.killed("b")
+    play(*closing("a"), *ending("a", "server"), ledger=ledger)
+    assert ledger.unfinished() == ["too few clients closed epoch 0"]
+    assert not ledger.identical
+
+
+def test_one_that_came_back_owes_the_epoch_it_trains_in() -> None:
+    back = [STARTED_AGAIN, ("c", Resynced(0, 2)), ("c", trained(3, epoch=0))]
+    others = [(name, applied(3, accepted=3, of=3)) for name in "abc"]
+    ledger = with_death(*back, *others, *closing("a", "b", step=3), *ending("a", "b", "c", "server"))
+    assert ledger.unfinished() == ["c gave no digest for epoch 0"]
+
+
+def test_a_client_killed_so_late_that_the_run_is_over_breaks_no_promise() -> None:
+    ledger = with_death(*closing("a", "b"), *ending("a", "b", "server"), STARTED_AGAIN, ("c", Ended("too late", success=False)))
+    assert (ledger.violations, ledger.unfinished()) == ([], [])
+
+
+def test_one_that_was_asked_to_leave_owes_nothing_but_a_good_end() -> None:
+    ledger = play(*perfect_run()[:-6])
+    ledger.asked_to_leave("b")
+    play(("b", trained(3)), ("b", Ended("left the run as asked", success=True)), ledger=ledger)
+    assert ledger.clients["b"].missing([0, 1]) == []
+    assert ledger.clients["b"].unapplied() == []
+    play(("b", Ended("lost the server", success=False)), ledger=ledger)
+    assert ledger.violations == ["b ended without success: lost the server"]
+
+
+def test_network_totals_add_up_over_all_processes_of_a_client() -> None:
+    ledger = with_death()
+    ledger = play(("a", NetworkTotals(5, 7, 2)), ("c", NetworkTotals(1, 1, 1)), ledger=ledger)
+    play(STARTED_AGAIN, ("c", NetworkTotals(10, 20, 2)), STARTED_AGAIN, ("c", NetworkTotals(1, 2, 2)), ledger=ledger)
+    assert ledger.clients["a"].network == NetworkTotals(5, 7, 2)
+    assert ledger.clients["c"].network == NetworkTotals(11, 22, 2)
+
+
+def test_without_meddling_a_resync_excuses_nothing() -> None:
+    instead = ("b", Resynced(1, 2))
+    entries = [instead if entry == ("b", EpochDigest(0, 2, GOOD)) else entry for entry in perfect_run()]
+    assert play(*entries).unfinished() == ["b gave no digest for epoch 0"]
+
+
+def test_the_time_to_the_last_step_is_at_the_pace_so_far() -> None:
+    ledger = play(("a", trained(1)), ("a", applied(1)))
+    assert ledger.remaining_seconds(101.5) == pytest.approx(2.0)  # begun at 99.5; one step of two done
+    assert RunLedger(run_id="r", total_steps=2).remaining_seconds(5.0) is None

@@ -8,16 +8,18 @@ from rich.console import Console
 
 from psyche_core.client.report import (
     EpochDigest,
+    ModelSync,
     NetworkTotals,
     PhaseChanged,
     Problem,
+    Resynced,
     Started,
     StepApplied,
     StepTrained,
     Validated,
 )
 from psyche_core.ui.ledger import RunLedger
-from psyche_core.ui.live import LINE_SECONDS, LineDisplay, LiveDisplay, dashboard
+from psyche_core.ui.live import LINE_SECONDS, LineDisplay, LiveDisplay, dashboard, figures_line
 
 
 def a_ledger() -> RunLedger:
@@ -50,6 +52,27 @@ def test_the_panel_says_all_that_was_promised() -> None:
         "client-1", "client-2", "0fedcba9", "1.5 k", "1.5 MB", "2.5 MB", "0: abcdabcd =",  # rows
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_kills_and_resyncs_are_counted_where_there_are_any() -> None:
+    ledger = a_ledger()
+    assert "kills" not in drawn(ledger) + figures_line(ledger, now=5.0)
+    ledger.killed("client-2")
+    ledger.handle("client-2", 6.0, Started("client", "x", "first-light", "x"))
+    ledger.handle("client-2", 7.0, Resynced(1, 2))
+    assert "1 kills, 1 resyncs" in drawn(ledger)
+    assert " · 1 kills, 1 resyncs · " in figures_line(ledger, now=7.0)
+
+
+def test_of_a_model_being_fetched_only_begin_and_end_are_worth_a_line() -> None:
+    stream = io.StringIO()
+    ledger = RunLedger(run_id="r")
+    display = LineDisplay(ledger, Console(file=stream, width=80))
+    for pieces in range(5):
+        display.show("client-1", ModelSync(3, pieces, 4, 10 * pieces))
+    first, last = stream.getvalue().splitlines()
+    assert "0 of 4 pieces" in first
+    assert "4 of 4 pieces" in last
 
 
 def test_replicas_that_differ_are_shown_as_such() -> None:

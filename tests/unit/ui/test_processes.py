@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -113,6 +116,38 @@ async def test_cancelling_stops_the_children_too(tmp_path: Path, own_tokens, env
                     scope.cancel()
     assert scope.cancelled_caught
     assert child.process.returncode is not None
+
+
+async def test_children_end_with_us_however_we_end(tmp_path: Path, own_tokens) -> None:
+    """The starter is a process of its own here, and it is killed: it has no chance to stop anybody."""
+    script = (
+        "import anyio, sys\n"
+        "from pathlib import Path\n"
+        "from psyche_core.client.report import Started\n"
+        "from psyche_core.ui.processes import Children, child_environment\n"
+        "async def main():\n"
+        "    async with Children(Path(sys.argv[1])) as children:\n"
+        "        child = await children.start('server', sys.argv[2:], environment=child_environment(threads=1))\n"
+        "        async for _, event in child.events():\n"
+        "            if isinstance(event, Started):\n"
+        "                print(child.process.pid, flush=True)\n"
+        "anyio.run(main)\n"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path), *server_arguments(own_tokens)], stdout=subprocess.PIPE, text=True
+    )
+    with starter:
+        assert starter.stdout is not None
+        child = int(starter.stdout.readline())
+        os.kill(child, 0)
+        starter.kill()
+    try:
+        with anyio.fail_after(20):
+            while Path(f"/proc/{child}").exists() and "\nState:\tZ" not in Path(f"/proc/{child}/status").read_text():
+                await anyio.sleep(0.02)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 def test_children_do_not_inherit_our_settings(monkeypatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.client.report import Ended, EpochDigest, Started, StepApplied, StepTrained, Validated
+from psyche_core.client.report import Ended, EpochDigest, Resynced, Started, StepApplied, StepTrained, Validated
 from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.run_report import make_report, unmet, write_report
 
@@ -40,6 +40,14 @@ def test_the_report_has_exactly_the_agreed_keys_and_values(ledger: RunLedger) ->
         "wall_seconds": 20.123,
         "train_seconds": 2.0,
     }
+
+
+def test_kills_are_reported_where_there_were_any(ledger: RunLedger) -> None:
+    ledger.killed("client-2")
+    ledger.handle("client-2", 20.0, Started("client", "client-2", "first-light", "x"))
+    ledger.handle("client-2", 21.0, Resynced(0, 1))
+    ledger.handle("client-1", 22.0, StepApplied(1, 2, 1, 2, 0.1))
+    assert make_report(ledger, wall_seconds=1)["faults"] == {"kills": 1, "resyncs": 1, "requeued_shares": 1}
 
 
 def test_what_was_reached_is_not_complained_about(ledger: RunLedger) -> None:

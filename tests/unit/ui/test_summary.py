@@ -41,6 +41,14 @@ def test_a_finished_run_in_eighty_columns() -> None:
     assert "…" not in text, "nothing is cut"
 
 
+def test_kills_and_what_came_of_them_are_told() -> None:
+    ledger = RunLedger(run_id="r")
+    ledger.handle("client-1", 0.0, Started("client", "ab" * 32, "r", "x"))
+    assert "kills" not in printed(ledger)
+    ledger.killed("client-1")
+    assert "1 kills, 0 resyncs, 0 shares handed out again" in printed(ledger)
+
+
 def test_a_run_of_which_nothing_is_known_claims_nothing() -> None:
     ledger = RunLedger(run_id="r")
     ledger.expect("client-1")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.errors import UserError
+from psyche_core.errors import ConfigError, UserError
 from psyche_core.run_config import RunFile, load_data_file, load_run_file
 from psyche_core.settings import TestnetSettings, load_settings
-from psyche_core.ui.testnet import MARKER, check_port, held_out, prepare_folder
+from psyche_core.ui.testnet import MARKER, check_port, held_out, plan_kills, prepare_folder
 
 
 @pytest.fixture
@@ -60,6 +60,35 @@ def test_a_port_in_use_is_a_sentence() -> None:
         with pytest.raises(UserError, match=rf"cannot use port {port} on 127\.0\.0\.1: .*--server-port"):
             check_port(port)
     check_port(port)
+
+
+def test_without_kills_asked_for_nobody_is_killed(settings, run) -> None:
+    assert plan_kills(settings, run) is None
+
+
+def test_a_plan_of_kills_keeps_what_the_run_needs(settings, run) -> None:
+    asked = settings.model_copy(
+        update={"random_kill_num": 1, "random_kill_seed": 3, "random_kill_interval": 1.0, "allowed_to_kill": "2"}
+    )
+    kills = plan_kills(asked, run)
+    assert kills is not None
+    names = ["client-1", "client-2", "client-3"]
+    assert kills.victims(0.0, whole=names) == []
+    assert kills.victims(1.0, whole=names) == ["client-2"]
+    assert kills.victims(9.0, whole=names[:2]) == [], "two have to stay"
+    with pytest.raises(UserError, match="at most 1 can be killed"):
+        plan_kills(asked.model_copy(update={"random_kill_num": 2, "allowed_to_kill": None}), run)
+
+
+def test_a_seed_that_was_not_given_is_told(settings, run, capsys) -> None:
+    plan_kills(settings.model_copy(update={"random_kill_num": 1}), run)
+    assert "--random-kill-seed " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["", "1,", "one", "1;2"])
+def test_numbers_of_clients_that_are_none_are_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"--allowed-to-kill: got .*; must be numbers of clients"):
+        load_settings(TestnetSettings, {"config_path": Path("x"), "num_clients": 3, "allowed_to_kill": given})
 
 
 def test_held_out_text_is_where_the_server_keeps_it(local_testnet) -> None:

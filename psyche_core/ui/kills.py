@@ -1,0 +1,73 @@
+"""Which clients of a testnet are killed, and when: seeded, and never so many that the run could not go on.
+
+Pure: told the time and who takes part, says who is to die. Decided: a kill waits until enough clients take part again; victims
+are drawn from a shuffled list of all that may be killed, so that the choice hardly depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+
+from psyche_core.errors import UserError
+
+
+class RandomKills:
+    """A plan of kills. number: clients killed at a time; interval: seconds between; keep: clients that always stay.
+
+    quorum: clients that stay where `number` allows it: with fewer witnesses no work is accepted, and epoch after epoch is cut.
+    clients: all names, in order; allowed: numbers (from 1) of those that may be killed, None for all. seconds: from when they
+    have come up until nobody is killed any more; None to go on to the end.
+    Raises UserError when there are too few clients for that.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[str],
+        *,
+        number: int,
+        interval: float,
+        seed: int,
+        keep: int,
+        quorum: int = 0,
+        seconds: float | None = None,
+        allowed: Collection[int] | None = None,
+    ) -> None:
+        unknown = [given for given in sorted(allowed or ()) if not 1 <= given <= len(clients)]
+        if unknown:
+            message = f"--allowed-to-kill: there is no client {unknown[0]}; they are numbered from 1 to {len(clients)}"
+            raise UserError(message)
+
+        self._mortal = [name for place, name in enumerate(clients, start=1) if allowed is None or place in allowed]
+        if number > len(self._mortal):
+            message = f"--random-kill-num: got {number}, but only {len(self._mortal)} clients may be killed"
+            raise UserError(message)
+        if len(clients) - number < keep:
+            message = (
+                f"--random-kill-num: got {number}; of {len(clients)} clients, {keep} have to stay for the run to go on "
+                f"(min_clients), so at most {max(0, len(clients) - keep)} can be killed at a time"
+            )
+            raise UserError(message)
+
+        self._number = number
+        self._interval = interval
+        self._keep = max(keep, min(quorum, len(clients) - number))
+        self._random = random.Random(seed)
+        self._seconds = seconds
+        self._began: float | None = None
+        self._last = 0.0
+
+    def victims(self, now: float, *, whole: Collection[str]) -> list[str]:
+        """Who is to be killed now; mostly nobody. now: seconds of any clock; whole: names of the clients that take part."""
+        able = len(whole) - self._number >= self._keep
+        if self._began is None and able:
+            self._began = self._last = now  # they have come up: the first interval begins
+        if self._began is None or not able or now - self._last < self._interval:
+            return []
+        if self._seconds is not None and now - self._began > self._seconds:
+            return []
+
+        chosen = [name for name in self._random.sample(self._mortal, len(self._mortal)) if name in whole][: self._number]
+        if chosen:
+            self._last = now
+        return chosen

@@ -1,0 +1,153 @@
+"""One client's page of the run's book: what it told, what it holds, what it still owes.
+
+A page outlives its client's processes: figures add up over all of them, obligations end with each. Refuses to compare clients;
+that is the ledger's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from psyche_core.client.report import Ended, EpochDigest, NetworkTotals, Resynced, Started, StepApplied, StepTrained
+
+RATE_WINDOW = 20
+"""Newest steps over which tokens per second are taken."""
+
+_NOTHING = NetworkTotals(0, 0, 0)
+
+
+@dataclass(slots=True)
+class ClientPage:
+    """What one client told. losses: (step, nats per token); trained: step -> epoch; digests: epoch -> hex.
+
+    disturbed: somebody meddled with it, or it came late. leaving: somebody asked it to. dead: killed and not started again.
+    whole: it takes part; False from a kill until it trains again or closes an epoch. masters: the steps its masters may be at,
+    None while that is unknown (more than one after a step of which nothing was accepted: it counts, or the epoch was cut and it
+    is trained again). network: over all its processes. trained, applied: by its newest process.
+    """
+
+    name: str
+    id: str = ""
+    parameters: int = 0
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    payload_bytes: list[int] = field(default_factory=list)
+    trained: dict[int, int] = field(default_factory=dict)
+    applied: set[int] = field(default_factory=set)
+    digests: dict[int, str] = field(default_factory=dict)
+    network: NetworkTotals = field(default_factory=lambda: _NOTHING)
+    ended: Ended | None = None
+    disturbed: bool = False
+    leaving: bool = False
+    dead: bool = False
+    whole: bool = True
+    kills: int = 0
+    resyncs: int = 0
+    masters: set[int] | None = None
+    _late: bool = False
+    _open_epochs: set[int] = field(default_factory=set)
+    _network_before: NetworkTotals = field(default_factory=lambda: _NOTHING)
+    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of our shares per second of wall time, over the newest steps; 0 before the second step."""
+        if len(self._recent) < 2:
+            return 0.0
+
+        elapsed = self._recent[-1][0] - self._recent[0][0]
+        return sum(tokens for _, tokens in list(self._recent)[1:]) / elapsed if elapsed > 0 else 0.0
+
+    @property
+    def standing(self) -> str:
+        """In words: the step its masters are at."""
+        return "unknown" if self.masters is None else "those after step " + " or ".join(map(str, sorted(self.masters)))
+
+    def start(self, event: Started, *, late: bool) -> None:
+        """A process of it is up. late: the run has trained already."""
+        self.id = event.id
+        self.disturbed = self.disturbed or late
+        self._late = late
+        self.dead = self.leaving = False
+        self._network_before = self.network
+        self.ended = None
+
+    def die(self) -> None:
+        """Its process was killed: what it knew is gone, and so is what it owed."""
+        self.kills += 1
+        self.dead = True
+        self.whole = False
+        self.masters = None
+        for known in (self.trained, self.applied, self._open_epochs, self._recent):
+            known.clear()
+
+    def note_trained(self, time: float, event: StepTrained) -> None:
+        """Enter a trained step."""
+        self.whole = True
+        self.losses.append((event.step, event.loss))
+        self.payload_bytes.append(event.payload_bytes)
+        self.trained[event.step] = event.epoch
+        self._open_epochs.add(event.epoch)
+        self._recent.append((time, event.tokens))
+
+    def note_network(self, event: NetworkTotals) -> None:
+        """Enter the newest totals of its process."""
+        before = self._network_before
+        sent, received = before.bytes_sent + event.bytes_sent, before.bytes_received + event.bytes_received
+        self.network = NetworkTotals(sent, received, event.peers)
+
+    def apply(self, event: StepApplied, *, first_step: int) -> str | None:
+        """Enter an applied step. first_step: the run's first. Returns a sentence when it cannot follow what came before."""
+        step, complaint = event.step, None
+        if step in self.applied:
+            complaint = f"{self.name} applied step {step} twice"
+        elif self.masters is None and self._late and step > first_step:
+            complaint = f"{self.name} came late and applied step {step} without the others' masters"
+        elif self.masters is not None and step - 1 not in self.masters:
+            complaint = f"{self.name} applied step {step}, but its masters were {self.standing}"
+        self._open_epochs.add(event.epoch)
+        if event.accepted:
+            self.masters = {step}
+            self.applied.add(step)
+        else:
+            self.masters = {step} | (self.masters or {step - 1})
+            self.trained.pop(step, None)
+        return complaint
+
+    def note_resynced(self, event: Resynced, *, excused: bool) -> None:
+        """Its masters are the others' after a step: what it trained up to there is in them, what it applied beyond is undone.
+
+        excused: somebody meddled with the run, so that it may have missed the end of an epoch.
+        """
+        self.resyncs += 1
+        self.disturbed = self.disturbed or excused
+        self.masters = {event.step}
+        self.applied = {step for step in self.applied if step <= event.step}
+        self.applied |= {step for step in self.trained if step <= event.step}
+        self._open_epochs = {epoch for epoch in self._open_epochs if epoch >= event.epoch}
+
+    def close(self, event: EpochDigest) -> list[int]:
+        """Enter an epoch's end. Returns steps it trained in that epoch and never applied, ascending."""
+        self.whole = True
+        self.digests[event.epoch] = event.sha256
+        self._open_epochs.discard(event.epoch)
+        return self.unapplied(event.epoch)
+
+    def holds(self, step: int) -> bool:
+        """Whether its masters may be those after a step."""
+        return self.masters is None or step in self.masters
+
+    def unapplied(self, epoch: int | None = None) -> list[int]:
+        """Steps trained (in that epoch) and not applied, ascending; none are owed once it was asked to leave."""
+        if self.leaving:
+            return []
+
+        return sorted(step for step, of in self.trained.items() if step not in self.applied and epoch in (None, of))
+
+    def missing(self, epochs: Iterable[int]) -> list[int]:
+        """Epochs it should have closed and did not: all of the run's, or only those it took part in once it was disturbed."""
+        if not self.disturbed:
+            return [epoch for epoch in epochs if epoch not in self.digests]
+
+        return [] if self.leaving else sorted(self._open_epochs)

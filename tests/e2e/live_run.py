@@ -1,0 +1,228 @@
+"""A run of real processes in a folder: started, meddled with, waited for by what they tell, and judged by the run's ledger.
+
+Every member writes its events to `NAME.jsonl` and everything else to `NAME.log`. What is done to members is noted with its time,
+so that the ledger, which is filled afterwards from all files in the order of time, knows who was killed, disturbed or asked to
+leave, and holds everybody to the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors.torch import load_file
+
+from psyche_core.client.report import Event, PhaseChanged, Started, StepTrained, WitnessSent, from_json
+from psyche_core.training.checkpoint import checkpoints
+from psyche_core.training.digest import full_digest
+from psyche_core.ui.ledger import RunLedger
+from psyche_core.wire.signing import SecretKey
+
+RUN_ID = "local-testnet"
+WAIT_SECONDS = 120.0
+POLL_SECONDS = 0.05
+
+_Found = TypeVar("_Found")
+_Told = TypeVar("_Told", bound=Event)
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What was done to a member, and when (unix seconds). what: a method of RunLedger."""
+
+    time: float
+    what: str
+    name: str
+
+
+class LiveRun:
+    """See the module.
+
+    config: folder with state.toml and data.toml, two below the folder in which the processes run. port: the server's.
+    host: address the server listens on.
+    """
+
+    def __init__(self, config: Path, *, port: int, host: str = "127.0.0.1") -> None:
+        self.config = config
+        self.folder = config.parents[1]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._host = host
+        self._port = port
+        self._commands: dict[str, list[str]] = {}
+        self._deeds: list[Deed] = []
+        self._leaving: set[str] = set()
+        self._read: dict[str, tuple[int, list[tuple[float, Event]]]] = {}
+
+    # ------------------------------------------------------------------------------------------------ members
+
+    def start_server(self, *options: object) -> None:
+        """Start the server and wait until it listens."""
+        files = ("--state", self.config / "state.toml", "--data-config", self.config / "data.toml")
+        self._start("server", ("server", "run", *files, "--host", self._host, "--server-port", self._port, *options))
+        self.wait(lambda: self.told("server", Started))
+
+    def start_client(self, name: str, *options: object, inside: Sequence[object] = ()) -> None:
+        """Start a client of that name, with a key and a checkpoint folder of its own. inside: a command that runs it."""
+        key = self.folder / f"{name}.key"
+        SecretKey.generate().save(key)
+        address = self.told("server", Started)[-1].address
+        train = ("client", "train", "--run-id", RUN_ID, "--server-addr", address, "-i", key, "--torch-threads", 1)
+        self._start(name, (*train, "--checkpoint-dir", self.folder / f"{name}-checkpoints", *options), inside=inside)
+
+    def start_again(self, name: str) -> None:
+        """Start a member that has ended with the very command it had."""
+        self._run(name, self._commands[name])
+
+    def _start(self, name: str, arguments: Sequence[object], *, inside: Sequence[object] = ()) -> None:
+        log = ("--logs", "none", "--events-file", self.folder / f"{name}.jsonl")
+        words = [*inside, sys.executable, "-m", "psyche_core", *arguments, *log]
+        self._commands[name] = [str(word) for word in words]
+        self._run(name, self._commands[name])
+
+    def _run(self, name: str, command: list[str]) -> None:
+        self._leaving.discard(name)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PSYCHE_")}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=environment | {"OMP_NUM_THREADS": "1"},
+            )
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL, to all at once."""
+        for name in names:
+            if name != "server":
+                self.note("killed", name)
+        for name in names:
+            self.processes[name].kill()
+        for name in names:
+            self.processes[name].wait()
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal. Those that ask to leave, and stops, are noted."""
+        if number in (signal.SIGINT, signal.SIGTERM):
+            self.note("asked_to_leave", name)
+            self._leaving.add(name)
+        elif number == signal.SIGSTOP:
+            self.note("disturb", name)
+        self.processes[name].send_signal(number)
+
+    def note(self, what: str, name: str) -> None:
+        """Note a deed for the ledger: the name of one of its methods."""
+        self._deeds.append(Deed(time.time(), what, name))
+
+    def close(self) -> None:
+        """Kill whatever still runs."""
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    # ------------------------------------------------------------------------------------------------ what they tell
+
+    def events(self, name: str) -> list[tuple[float, Event]]:
+        """(unix seconds, event), in the order told, by all processes of that name."""
+        path = self.folder / f"{name}.jsonl"
+        position, known = self._read.setdefault(name, (0, []))
+        if path.exists():
+            with path.open("rb") as stream:
+                stream.seek(position)
+                for line in stream:
+                    if not line.endswith(b"\n"):
+                        break  # still being written, or cut off by a kill
+                    position += len(line)
+                    parsed = from_json(line.decode())
+                    if parsed is not None:
+                        known.append(parsed)
+        self._read[name] = (position, known)
+        return known
+
+    def told(self, name: str, kind: type[_Told], *, after: float = 0.0) -> list[_Told]:
+        """Events of one kind, told later than `after` (unix seconds)."""
+        return [event for moment, event in self.events(name) if isinstance(event, kind) and moment > after]
+
+    def wait(self, found: Callable[[], _Found], *, seconds: float = WAIT_SECONDS) -> _Found:
+        """Wait until `found` returns something true. Fails when a member ends before, or when it takes too long."""
+        end = time.monotonic() + seconds
+        while not (result := found()):
+            for name, process in self.processes.items():
+                expected = (None, 0) if name in self._leaving else (None, -signal.SIGKILL)
+                assert process.poll() in expected, f"{name} ended early\n{self.log(name)}"
+            assert time.monotonic() < end, f"it did not happen in {seconds:g} s\n" + "\n".join(map(self.log, self.processes))
+            time.sleep(POLL_SECONDS)
+        return result
+
+    def wait_for_steps(self, name: str, count: int, *, after: float = 0.0) -> None:
+        """Wait until a client has trained that many steps after a moment."""
+        self.wait(lambda: len(self.told(name, StepTrained, after=after)) >= count)
+
+    def is_witness(self, name: str) -> bool:
+        """Whether the client's newest word about the current round is that it witnessed it."""
+        said = [event for _, event in self.events(name) if isinstance(event, PhaseChanged | WitnessSent)]
+        return bool(said) and isinstance(said[-1], WitnessSent)
+
+    def log(self, name: str) -> str:
+        """The end of a member's log, with its newest events, for people."""
+        path = self.folder / f"{name}.log"
+        lines = path.read_text(errors="replace").splitlines()[-15:] if path.exists() else []
+        newest = [str(event) for _, event in self.events(name)[-4:]]
+        return "\n  ".join([f"--- {name}", *lines, *newest])
+
+    # ------------------------------------------------------------------------------------------------ how it ended
+
+    def wait_for_end(self, *, seconds: float = WAIT_SECONDS) -> None:
+        """Wait until everybody that was not killed for good has ended, with exit code 0."""
+        end = time.monotonic() + seconds
+        for name, process in self.processes.items():
+            if process.poll() != -signal.SIGKILL:
+                try:
+                    code = process.wait(timeout=max(0.0, end - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    raise AssertionError(f"{name} still runs\n" + "\n".join(map(self.log, self.processes))) from None
+                assert code == 0, f"{name} ended with {code}\n{self.log(name)}"
+
+    def ledger(self, *, total_steps: int | None = None) -> RunLedger:
+        """The book of the whole run, filled in the order of time."""
+        entries: list[tuple[float, str, Event | Deed]] = [(deed.time, deed.name, deed) for deed in self._deeds]
+        for name in self.processes:
+            entries += [(moment, name, event) for moment, event in self.events(name)]
+        ledger = RunLedger(run_id=RUN_ID, total_steps=total_steps)
+        for moment, name, entry in sorted(entries, key=lambda entry: entry[0]):
+            if isinstance(entry, Deed):
+                getattr(ledger, entry.what)(name)
+            else:
+                ledger.handle(name, moment, entry)
+        return ledger
+
+    def assert_kept_its_promises(self, *, steps: int, finishers: Sequence[str]) -> RunLedger:
+        """The run was finished; nothing accepted was lost; all replicas were equal at each epoch's end and in the checkpoints.
+
+        finishers: clients that saw the end of the last epoch.
+        """
+        ledger = self.ledger(total_steps=steps)
+        assert ledger.violations == []
+        assert ledger.unfinished() == []
+        assert ledger.identical
+        assert ledger.steps == steps
+        last = max(ledger.epoch_ends)
+        final = {name: ledger.clients[name].digests.get(last) for name in finishers}
+        assert None not in final.values(), final
+        assert len(set(final.values())) == 1
+        for name in finishers:
+            newest = checkpoints(self.folder / f"{name}-checkpoints", RUN_ID)[-1]
+            assert full_digest(load_file(newest / "model.safetensors")).hex() == final[name], (
+                f"{name}'s checkpoint is another model"
+            )
+        strays = [name for name, process in self.processes.items() if process.poll() is None]
+        assert strays == []
+        return ledger

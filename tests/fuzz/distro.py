@@ -1,0 +1,61 @@
+"""What both targets of DisTrO's payload codec share."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from psyche_optim_distro import codec
+from psyche_optim_distro.layout import build_layout
+from psyche_optim_distro.selection import Selection
+from tests.fuzz.mutation import change_bytes
+
+_HEADER_BYTES = 22
+_SHAPES = {"embed": (20, 12), "norm": (12,), "stack": (2, 4, 6)}
+
+
+class Payloads:
+    """Payloads for one small table with chunks of several sizes. seeds: full, sparse and empty ones."""
+
+    def __init__(self, *, one_bit: bool) -> None:
+        self.layout = build_layout(_SHAPES, chunk=6, topk=5)
+        self.one_bit = one_bit
+        self.max_bytes = codec.max_payload_bytes(self.layout, one_bit=one_bit)
+
+        self.seeds = [
+            codec.encode(self.layout, self._selection(fill, np.random.default_rng(3)), one_bit=one_bit)
+            for fill in (1.0, 0.8, 0.1, 0.0)
+        ]
+        self._bodies = [seed[_HEADER_BYTES:] for seed in self.seeds]
+
+    def changed(self, data: bytes, random: Random) -> bytes:
+        """A change behind the header."""
+        header, body = data[:_HEADER_BYTES], data[_HEADER_BYTES:]
+        return header + change_bytes(body, random, others=self._bodies)
+
+    def check(self, data: bytes) -> None:
+        """Decode, and assert what aggregation relies on."""
+        selection = codec.decode(self.layout, data, one_bit=self.one_bit)
+        size = selection.chunks.size
+        assert selection.indices.shape == selection.values.shape == (size,)
+        assert selection.values.dtype == np.float32
+        assert bool(np.isfinite(selection.values).all())
+        assert bool((selection.values != 0).all())
+        assert float(np.abs(selection.values).max(initial=0)) <= (1.0 if self.one_bit else codec.MAX_VALUE)
+        slots = self.layout.slots(selection.chunks, selection.indices)
+        assert np.unique(slots).size == size
+        assert size == 0 or (int(slots.min()) >= 0 and int(slots.max()) < self.layout.total)
+        again = codec.decode(self.layout, codec.encode(self.layout, selection, one_bit=self.one_bit), one_bit=self.one_bit)
+        np.testing.assert_array_equal(again.indices, selection.indices)
+        np.testing.assert_array_equal(again.values, selection.values)
+
+    def _selection(self, fill: float, generator: np.random.Generator) -> Selection:
+        chunks, indices = [], []
+        for entry in self.layout.classes:
+            for chunk in entry.chunks.tolist():
+                count = int(generator.binomial(entry.keep, fill))
+                chunks += [chunk] * count
+                indices += sorted(generator.permutation(entry.size)[:count].tolist())
+        values = generator.standard_normal(len(chunks)).astype(np.float32)
+        return Selection(np.array(chunks, np.int64), np.array(indices, np.int64), np.where(values == 0, np.float32(1), values))

@@ -1,0 +1,1 @@
+"""One decoder each; what a target is says `tests.fuzz.harness`."""

@@ -1,0 +1,46 @@
+"""Signed envelopes from strangers: only bytes that the key's owner sealed are accepted, and in one form only."""
+
+from __future__ import annotations
+
+from psyche_core.errors import WireError
+from psyche_core.types import BatchId
+from psyche_core.wire.messages import (
+    Finished,
+    Message,
+    ModelDigest,
+    ModelOffer,
+    ModelWanted,
+    Result,
+    seal,
+    unseal,
+)
+from psyche_core.wire.signing import SecretKey
+from tests.fuzz.mutation import change_cbor as mutate
+
+__all__ = ["DOCUMENTED", "KEY", "MAX_BYTES", "MEMORY", "MESSAGES", "RUN_ID", "TARGET", "mutate", "seeds"]
+
+DOCUMENTED = (WireError,)
+MAX_BYTES = 1024
+MEMORY = (160, 65_536)
+
+RUN_ID = "fuzz"
+KEY = SecretKey(b"k" * 32)
+MESSAGES: tuple[Message, ...] = (
+    Result(1, 2, 3, (BatchId(0, 7), BatchId(100, 100)), b"h" * 32, 2**30, b"c" * 32, b"s" * 64),
+    Result(0, 0, 1, tuple(BatchId(2 * n, 2 * n) for n in range(40)), b"h" * 32, 0, b"c" * 32, b"s" * 64),
+    Finished(0, 2**32 - 1),
+    ModelDigest(7, True, b"d" * 32),
+    ModelWanted(3, 0),
+    ModelOffer(3, 9, b"m" * 32, 12_345),
+)
+_SEALED = {seal(KEY, RUN_ID, message): message for message in MESSAGES}
+
+
+def seeds() -> list[bytes]:
+    return list(_SEALED)
+
+
+def TARGET(data: bytes) -> None:
+    origin, message = unseal(data, run_id=RUN_ID)
+    assert origin == KEY.public, "nobody else signed anything"
+    assert _SEALED.get(data) == message, "an envelope that was never sealed is accepted"
