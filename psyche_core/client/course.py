@@ -135,10 +135,11 @@ def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> Non
     over = state.run_state not in PLAYING
     for record in notes.records.values():
         if record.settled_by is None and not record.lost and (over or record.height + 2 <= current.height):
-            if record.height < current.height and state.round_at(record.height + 1) is None:
-                record.lost = True
+            decided, attesting = state.round_at(record.height), state.round_at(record.height + 1)
+            if decided is None or (record.height < current.height and attesting is None):
+                record.lost = True  # what was attested to, or which shares were voided, is no longer stored
             else:
-                record.settle(state)
+                record.settle(decided, state)
 
 
 def _open_round(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:

@@ -128,10 +128,12 @@ class RoundRecord:
             self.judgements[slot] = "void"
         return self.judgements.get(slot)
 
-    def settle(self, state: CoordinatorState) -> None:
-        """Everything that will be said about the round is in `state`: fix which shares are accepted."""
+    def settle(self, decided: Round, state: CoordinatorState) -> None:
+        """Everything that will be said about the round is in `state`: fix which shares are accepted.
+
+        decided: the round as `state` stores it: shares may have been voided since we first saw it.
+        """
         self.settled_by = state
-        decided = state.round_at(self.height) or self.round  # as it is stored now: shares may have been voided since we saw it
         if state.round_at(self.height + 1) is not None:
             self.accepted = witness.accepted_slots(state, decided) & frozenset(self.shares)
 

@@ -25,12 +25,14 @@ def bits(batches: Iterable[BatchId]) -> int:
 class Ledger:
     """What became of the samples. honest: signers of members that never lie.
 
-    accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them of liars.
+    accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them of liars. last:
+    rounds settled when their epoch ended: evidence about them is heard in the cooldown only.
     """
 
     def __init__(self, *, honest: frozenset[bytes]) -> None:
         self.accepted: dict[tuple[int, int], list[int]] = {}
         self.of_liars: dict[tuple[int, int], int] = {}
+        self.last: set[tuple[int, int]] = set()
         self._honest = honest
         self._accepted_ever = 0
         self._settled_height = -1
@@ -68,6 +70,8 @@ class Ledger:
         key = (event.height, event.step)
         self.accepted.setdefault(key, []).append(taken)
         self.of_liars[key] = self.of_liars.get(key, 0) | of_liars
+        if state.run_state is RunState.Cooldown:
+            self.last.add(key)
         self._epoch, self._settled_height = event.epoch, event.height
 
     def evidence(self, old: CoordinatorState, new: CoordinatorState, command: Equivocation) -> None:

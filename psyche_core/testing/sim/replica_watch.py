@@ -82,9 +82,14 @@ class ReplicaWatch:
         raise Broken("accepted-is-applied", sentence)
 
     def over(self) -> None:
-        """The run is over: what was in doubt must be settled."""
+        """The run is over: what was in doubt must be settled.
+
+        But for liars' shares of an epoch's last round, which a liar can reveal as void after the cooldown: all left them out
+        alike, and nobody can tell the coordinator any more (docs/explanation/simulator.md).
+        """
         for name, key, taken in self._doubtful:
-            self._compare(name, key, taken, final=True)
+            if key not in self._ledger.last:
+                self._compare(name, key, taken, final=True)
 
     def fetched(self, name: str, *, step: int, masters: object) -> None:
         """A member replaced its masters by others'."""
