@@ -29,17 +29,18 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
 
     masters_at: the step whose results they include. Source: protocol F11 and section 5.
     """
-    behind = f"this client has to begin with the model after step {state.epoch.start_step - 1} and holds "
-    behind += "another one" if masters_at is None else f"that after step {masters_at}"
     record = notes.next_to_apply()
+    start = state.epoch.start_step - 1
     if masters_at is None:
-        return behind
+        return f"this client has to begin with the model after step {start} and holds another one"
+    if masters_at < start and (record is None or record.round.step > masters_at + 1):
+        return f"this client has to begin with the model after step {start} and holds that after step {masters_at}"
     if record is None:
-        return behind if masters_at < state.epoch.start_step - 1 else None
+        return None
     if record.lost:
         return f"what was decided about step {record.round.step} was missed"
     if record.round.step > masters_at + 1:
-        return behind if masters_at < state.epoch.start_step - 1 else f"the rounds after step {masters_at} were missed"
+        return f"the rounds after step {masters_at} were missed"
     if record.waiting_since is not None and now - record.waiting_since > patience.payload:
         return f"nobody could give us an accepted result of step {record.round.step}"
 

@@ -6,6 +6,7 @@ bounded. Refuses to act on what it hears beyond asking for payloads and reportin
 
 from __future__ import annotations
 
+from psyche_core.client.inbox import ABOUT_A_ROUND
 from psyche_core.client.standing import Standing
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
@@ -13,7 +14,7 @@ from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer
 def hear(me: Standing, origin: bytes, message: Message) -> None:
     """Take in a message whose envelope was verified. origin: p2p key of who signed it."""
     notes = me.notes
-    height = message.height if isinstance(message, Result | Finished) else None
+    height = message.height if isinstance(message, ABOUT_A_ROUND) else None
     known = notes is not None and message.epoch == notes.number
     if notes is None or not known or (height is not None and height not in notes.records):
         # A peer may hear of a round or an epoch before we do; transports deliver a message once, so it is kept.

@@ -11,6 +11,9 @@ from psyche_core.wire.messages import Finished, Message, Result
 MAX_EARLY_PER_SENDER = 24
 MAX_EARLY_SENDERS = 512
 
+ABOUT_A_ROUND = (Result, Finished)
+"""Messages that belong to a round; the others belong to an epoch."""
+
 
 class Inbox:
     """One epoch's payload bookkeeping."""
@@ -70,4 +73,4 @@ class EarlyMessages:
 
 
 def _place(message: Message) -> tuple[int, int | None]:
-    return message.epoch, message.height if isinstance(message, Result | Finished) else None
+    return message.epoch, message.height if isinstance(message, ABOUT_A_ROUND) else None

@@ -118,8 +118,7 @@ class CommitteeSelection:
 
 def witness_slots(state: CoordinatorState, round_: Round) -> tuple[int, ...]:
     """Slots elected to witness in a round, ascending."""
-    limit = min(state.config.witness_nodes or MAX_WITNESSES, len(round_.slots))
-    return tuple(sorted(drawn_order(round_.slots, round_.seed)[:limit]))
+    return witnesses(round_.slots, round_.seed, state.config.witness_nodes or MAX_WITNESSES)
 
 
 def trainer_slots(state: CoordinatorState, round_: Round) -> tuple[int, ...]:
@@ -132,6 +131,12 @@ def drawn_order(slots: tuple[int, ...], seed: int) -> tuple[int, ...]:
     """The slots in order of the draw of witnesses with this seed (u64)."""
     draw = CommitteeSelection(tie_breaker_nodes=0, witness_nodes=0, verification_percent=0, total_nodes=len(slots), seed=seed)
     return tuple(slots[rank] for rank in draw.witness_order())
+
+
+@lru_cache(maxsize=REMEMBERED)
+def witnesses(slots: tuple[int, ...], seed: int, at_most: int) -> tuple[int, ...]:
+    """The slots that witness, ascending."""
+    return tuple(sorted(drawn_order(slots, seed)[:at_most]))
 
 
 @lru_cache(maxsize=REMEMBERED)
