@@ -36,6 +36,7 @@ from psyche_core.types import BatchId, total_samples
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 2.0
+SILENCE_SECONDS = 10.0
 
 
 class ServerSettings(BaseModel):
@@ -193,7 +194,7 @@ class ServerData(DataProvider):
         tokens = bytearray()
         announced = False
         while not announced or len(tokens) < expected:
-            message = decode_data(await link.frames.receive())
+            message = decode_data(await self._frame(link))
             if isinstance(message, DataBye):
                 text = f"the data server at {self._location} closed the connection: {message.code}: {message.sentence}"
                 raise DataError(text)
@@ -219,6 +220,15 @@ class ServerData(DataProvider):
                     raise DataError(text)
 
         return bytes(tokens)
+
+    async def _frame(self, link: Link) -> bytes:
+        """The next frame. A link that was cut for a while may stay half open: silence is a lost connection, not patience."""
+        try:
+            with anyio.fail_after(SILENCE_SECONDS):
+                return await link.frames.receive()
+        except TimeoutError as error:
+            message = f"the data server said nothing for {SILENCE_SECONDS:g} s"
+            raise ConnectionError(message) from error
 
     async def _drop(self) -> None:
         link, self._link = self._link, None
