@@ -93,8 +93,8 @@ def quorum_of_one(patch: Patch) -> None:
 def participants_are_ignored(patch: Patch) -> None:
     """F6: a client applies whatever was announced, not what the witnesses accepted."""
 
-    def settle(record, state):
-        original(record, state)
+    def settle(record, decided, state):
+        original(record, decided, state)
         record.accepted = frozenset(record.verified) & frozenset(record.shares)
 
     original = RoundRecord.settle
