@@ -33,6 +33,8 @@ def see_state(me: Standing, state: CoordinatorState) -> None:
         members = tuple(client.id for client in state.epoch.clients if client.state is not ClientState.Ejected)
         if members != me.members:
             me.members = members
+            if me.notes is not None:
+                me.notes.judge = True  # how many are a majority has changed
             me.do(SetPeers(members))
     _tell_phase(me, previous, state)
     follow(me, state)
@@ -55,7 +57,6 @@ def follow(me: Standing, state: CoordinatorState) -> None:
         _open_epoch(me, state)
     notes = me.notes
     if notes is not None and notes.slot is not None and notes.describes(state):
-        notes.judge = True
         if state.epoch.clients[notes.slot].state is ClientState.Ejected:
             me.stop(_EJECTED, success=False)
             return
@@ -140,6 +141,7 @@ def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> Non
                 record.lost = True  # what was attested to, or which shares were voided, is no longer stored
             else:
                 record.settle(decided, state)
+                notes.judge = True
 
 
 def _open_round(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:

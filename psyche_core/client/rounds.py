@@ -28,7 +28,8 @@ class RoundRecord:
 
     candidates: results by slot and commitment; announced: commitments by payload hash and slot; verified: commitment by slot of
     the first payload that arrived and fits. settled_by: the state in which everything about the round has been said; lost: we
-    missed it. digest: of our masters during the round, taken once its applies are done.
+    missed it. all_said: nothing is left for us to say in this round. digest: of our masters during the round, taken once its
+    applies are done.
     """
 
     epoch: int
@@ -45,6 +46,7 @@ class RoundRecord:
     finished_sent: bool = False
     statement_sent: bool = False
     health_sent: bool = False
+    all_said: bool = False
     applied: bool = False
     digest: bytes = NO_DIGEST
     digest_asked: bool = False

@@ -74,7 +74,7 @@ def in_round(
     """Everything that is due in the current round. healthy: the slots healthy in `state`."""
     current = state.current_round
     record = notes.records.get(current.height) if current is not None else None
-    if record is None or notes.slot is None or state.run_state not in PLAYING:
+    if record is None or record.all_said or notes.slot is None or state.run_state not in PLAYING:
         return []
 
     said: list[Action] = []
@@ -93,6 +93,9 @@ def in_round(
 
     if not record.health_sent:
         said += _health(identity, notes, record, healthy=healthy)
+    record.all_said = (
+        record.finished_sent and record.health_sent and (record.statement_sent or notes.slot not in record.witnesses)
+    )
     return said
 
 
@@ -124,7 +127,10 @@ def _complete(notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]
 def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> list[Action]:
     """As a witness of the last round, report trainers of the round before it whose work no quorum saw."""
     last, judged = notes.records.get(record.height - 1), notes.records.get(record.height - 2)
-    if last is None or judged is None or judged.settled_by is None or notes.slot not in last.witnesses:
+    if last is None or judged is None or notes.slot not in last.witnesses:
+        record.health_sent = True  # never ours to say: rounds are seen in order of height
+        return []
+    if judged.settled_by is None:
         return []
 
     record.health_sent = True

@@ -8,11 +8,12 @@ that breaks a rule. Not the canonical image.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
@@ -30,6 +31,7 @@ VERSION = 2
 _LIMIT = 2**32
 _MAX_ROUND_SAMPLES = 2**16
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
+_Conversion = Callable[[Any], Any]
 _STATEMENT_BYTES = {"participants": MAX_CLIENTS // 8, "broadcast_bloom": BLOOM_BYTES, "merkle_root": 32, "model_digest": 32}
 
 
@@ -53,64 +55,134 @@ def from_plain(plain: Any) -> CoordinatorState:
 
 
 def _written(value: Any) -> Any:
-    if isinstance(value, run_config.CoordinatorConfig | run_config.ModelConfig):
-        return run_config.to_plain(value)
-    if isinstance(value, IntEnum):
-        return int(value)
-    if dataclasses.is_dataclass(value):
-        return {field.name: _written(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [_written(item) for item in value]
-
-    return value
+    return _writer(type(value))(value)  # type: ignore[arg-type]  # typeshed: type[Any] is not Hashable, which it is
 
 
 @cache
-def _hints(table: type) -> dict[str, Any]:
-    return get_type_hints(table)
+def _writer(kind: Any) -> _Conversion:
+    """Turns values of a type into plain ones. Made once for each type: a state of 256 members has thousands of values."""
+    if issubclass(kind, run_config.CoordinatorConfig | run_config.ModelConfig):
+        return run_config.to_plain
+    if issubclass(kind, IntEnum):
+        return int
+    if dataclasses.is_dataclass(kind):
+        names = tuple(field.name for field in dataclasses.fields(kind))
+        return lambda value: {name: _written(getattr(value, name)) for name in names}
+    if issubclass(kind, tuple):
+        return lambda value: [_written(item) for item in value]
+
+    return lambda value: value
+
+
+class _UnlikeError(Exception):
+    """What was read is not what was expected. path: where it stands, innermost first."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.path: list[str] = []
 
 
 def _read(hint: Any, value: Any, *, at: str) -> Any:
     """`value` as the type `hint` says. at: where it stands, for messages."""
+    try:
+        return _reader(hint)(value)
+    except _UnlikeError as error:
+        message = f"{at}{''.join(reversed(error.path))}{error.sentence}"
+        raise WireError(message) from error
+
+
+@cache
+def _reader(hint: Any) -> _Conversion:
+    """Reads values of a type, made once for each. What it returns raises _UnlikeError."""
     if isinstance(hint, UnionType):
         (present,) = (option for option in get_args(hint) if option is not NoneType)
-        return None if value is None else _read(present, value, at=at)
+        of_present = _reader(present)
+        return lambda value: None if value is None else of_present(value)
     if get_origin(hint) is tuple:
-        _expect(isinstance(value, list), at, "a list", value)
-        return tuple(_read(get_args(hint)[0], item, at=f"{at}[{place}]") for place, item in enumerate(value))
+        return _list_reader(_reader(get_args(hint)[0]))
     if issubclass(hint, BaseModel):
-        try:
-            return run_config.from_plain(hint, value)
-        except ConfigError as error:
-            message = f"{at} is not a valid configuration: {error}"
-            raise WireError(message) from error
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _read_fields(hint, value, at=at)
+        return partial(_read_table, hint)
+    if dataclasses.is_dataclass(hint):
+        return _fields_reader(hint)
     if issubclass(hint, IntEnum):
-        _expect(type(value) is int and value in hint.__members__.values(), at, f"a number of {hint.__name__}", value)
-        return hint(value)
-
-    _expect(type(value) is hint, at, hint.__name__, value)
+        members = {int(member): member for member in hint}
+        return lambda value: (
+            members[value] if type(value) is int and value in members else _unlike(f"a number of {hint.__name__}", value)
+        )
     if hint is int:
-        _expect(0 <= value < 2**64, at, "a number of 64 bits", value)
-    return value
+        return _read_int
+
+    return lambda value: value if type(value) is hint else _unlike(hint.__name__, value)
 
 
-def _read_fields(table: type, value: Any, *, at: str) -> Any:
-    hints = _hints(table)
-    _expect(isinstance(value, dict) and value.keys() == hints.keys(), at, f"the fields {', '.join(hints)}", value)
-    fields = {name: _read(hint, value[name], at=f"{at}.{name}") for name, hint in hints.items()}
+def _read_int(value: Any) -> Any:
+    if type(value) is not int:
+        _unlike("int", value)
+    return value if 0 <= value < 2**64 else _unlike("a number of 64 bits", value)
+
+
+def _read_table(table: type[BaseModel], value: Any) -> Any:
     try:
-        return table(**fields)
-    except ValueError as error:
-        message = f"{at}: {error}"
-        raise WireError(message) from error
+        return run_config.from_plain(table, value)
+    except ConfigError as error:
+        sentence = f" is not a valid configuration: {error}"
+        raise _UnlikeError(sentence) from error
+
+
+def _list_reader(item_reader: _Conversion) -> _Conversion:
+    def read(value: Any) -> Any:
+        if not isinstance(value, list):
+            _unlike("a list", value)
+        items: list[Any] = []
+        try:
+            for item in value:
+                items.append(item_reader(item))  # noqa: PERF401 - their number says where it went wrong
+        except _UnlikeError as error:
+            error.path.append(f"[{len(items)}]")
+            raise
+        return tuple(items)
+
+    return read
+
+
+def _fields_reader(table: Any) -> _Conversion:
+    readers = {name: _reader(hint) for name, hint in get_type_hints(table).items()}
+    names = readers.keys()
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict) or value.keys() != names:
+            _unlike(f"the fields {', '.join(names)}", value)
+        fields: dict[str, Any] = {}
+        name = ""
+        try:
+            for name, reader in readers.items():
+                fields[name] = reader(value[name])
+        except _UnlikeError as error:
+            error.path.append(f".{name}")
+            raise
+        try:
+            return table(**fields)
+        except ValueError as error:
+            sentence = f": {error}"
+            raise _UnlikeError(sentence) from error
+
+    return read
+
+
+def _unlike(expected: str, got: Any) -> NoReturn:
+    sentence = f": {_expected(expected, got)}"
+    raise _UnlikeError(sentence)
+
+
+def _expected(expected: str, got: Any) -> str:
+    text = repr(got)
+    return f"expected {expected}, got {text if len(text) <= 80 else text[:80] + '…'}"
 
 
 def _expect(condition: bool, at: str, expected: str, got: Any) -> None:
     if not condition:
-        text = repr(got)
-        message = f"{at}: expected {expected}, got {text if len(text) <= 80 else text[:80] + '…'}"
+        message = f"{at}: {_expected(expected, got)}"
         raise WireError(message)
 
 

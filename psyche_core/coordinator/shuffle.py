@@ -11,6 +11,7 @@ from typing import TypeVar
 
 ROUNDS = 90
 _BLOCK_POSITIONS = 256
+_NUMBERS = [bytes([number]) for number in range(ROUNDS)]
 _MASK = 2**64 - 1
 _MULTIPLIER = 6364136223846793005
 _INCREMENT = 1442695040888963407
@@ -41,15 +42,22 @@ def shuffled_order(count: int, seed: bytes) -> list[int]:
     Each of the shuffle's rounds pairs positions and swaps some pairs, so each block is hashed and each pair visited once.
     """
     order = list(range(count))
+    last = count - 1
     for number in range(ROUNDS if count else 0):
         pivot = _pivot(seed, number, count)
-        blocks = (_block(seed, number, block) for block in range((count - 1) // _BLOCK_POSITIONS + 1))
-        swaps = int.from_bytes(b"".join(blocks), "little")
-        for lower, higher in ((0, pivot), (pivot + 1, count - 1)):
-            while lower < higher:
-                if swaps >> higher & 1:
-                    order[lower], order[higher] = order[higher], order[lower]
-                lower, higher = lower + 1, higher - 1
+        if last < _BLOCK_POSITIONS:
+            swaps = int.from_bytes(_block(seed, number, 0), "little")
+        else:
+            blocks = [_block(seed, number, block) for block in range(last // _BLOCK_POSITIONS + 1)]
+            swaps = int.from_bytes(b"".join(blocks), "little")
+        for higher in range(pivot, pivot // 2, -1):
+            if swaps >> higher & 1:
+                lower = pivot - higher
+                order[lower], order[higher] = order[higher], order[lower]
+        for higher in range(last, (pivot + 1 + last) // 2, -1):
+            if swaps >> higher & 1:
+                lower = pivot + 1 + last - higher
+                order[lower], order[higher] = order[higher], order[lower]
     return order
 
 
@@ -62,11 +70,11 @@ def shuffled_positions(count: int, seed: bytes) -> list[int]:
 
 
 def _pivot(seed: bytes, number: int, count: int) -> int:
-    return int.from_bytes(hashlib.sha256(seed + bytes([number])).digest()[:8], "little") % count
+    return int.from_bytes(hashlib.sha256(seed + _NUMBERS[number]).digest()[:8], "little") % count
 
 
 def _block(seed: bytes, number: int, block: int) -> bytes:
-    return hashlib.sha256(seed + bytes([number]) + (block & 0xFFFFFFFF).to_bytes(4, "little")).digest()
+    return hashlib.sha256(seed + _NUMBERS[number] + (block & 0xFFFFFFFF).to_bytes(4, "little")).digest()
 
 
 def _bit(block: bytes, position: int) -> int:

@@ -15,8 +15,8 @@ from psyche_core.testing.sim.script import KINDS, LIES, SERVER, Fault, Script, S
 MOST_FAULTS = 7
 MOST_KINDS = 5
 
-SEALED_EVERY = 50
-"""One run in so many sends everything as bytes."""
+SEALED_EVERY = 200
+"""One run in so many sends everything as bytes and signs for real, which costs as much as six others."""
 
 _KILLS = ("crash", "restart", "late", "leave", "bit-flip")
 _FOR_GOOD = ("crash", "leave")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from psyche_core.client.events import FetchPayload, MessageSeen, PayloadChecked, PayloadMissing, PeersSeen
@@ -231,12 +232,12 @@ class Network:
 
     # ------------------------------------------------------------------------------------ blobs
 
-    def peers_in_order(self, node: Node, first: Iterable[bytes]) -> list[Node]:
+    def peers_in_order(self, node: Node, first: Iterable[bytes]) -> Iterator[Node]:
         """Connected members, those named first."""
-        best = [self._by_key[key] for key in first if key in self._by_key]
-        order = [index for index in best if index in node.out]
-        order += [index for index in sorted(node.out) if index not in order]
-        return [self.nodes[index] for index in order if node.index in self.nodes[index].out]
+        named = [self._by_key[key] for key in first if key in self._by_key]
+        for index in chain(named, (other for other in sorted(node.out) if other not in named)):
+            if index in node.out and node.index in self.nodes[index].out:
+                yield self.nodes[index]
 
     def find(self, node: Node, first: Iterable[bytes], has: Callable[[Node], bool | None]) -> tuple[Node | None, float]:
         """Who of the connected members answers with a blob, and how long the answer takes.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from psyche_core.client import events as ev
 from psyche_core.client.machine import ClientMachine, Patience
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 LOOK = 1.0
 """Seconds between two looks at the clock (TimePassed)."""
+
+SIZES_EVERY = 4
+"""Looks at the clock between two at what the machine keeps: what grows without bound is seen all the same."""
 
 SECONDS = {
     ev.Load: 0.4,
@@ -80,6 +83,7 @@ class Node:
         self._loads_from: tuple[object, int] | None = None
         self._withheld: dict[bytes, frozenset[int]] = {}
         self._trained = 0
+        self._looks = 0
 
     def __repr__(self) -> str:
         return self.name
@@ -157,7 +161,8 @@ class Node:
             return
 
         self.receive(life, ev.TimePassed())
-        if not self.paused:
+        self._looks += 1
+        if not self.paused and self._looks % SIZES_EVERY == 0:
             sizes = self.machine.size_report()
             check_sizes(self.name, sizes, letters=len(self.letters), members=self._world.script.clients)
         self._world.clock.after(LOOK, self._look, life)
@@ -176,9 +181,7 @@ class Node:
 
         world = self._world
         world.handled += 1
-        world.mark = (
-            world.mark * 1_000_003 + int(world.clock.now * 1e6) + 31 * self.index + event.__class__.__name__.__len__()
-        ) & (2**64 - 1)
+        world.mark = hash((world.mark, world.clock.now, self.index, _NUMBERED[event.__class__]))
         try:
             actions = self.machine.handle(event, self.now)
         except Exception as error:
@@ -388,6 +391,8 @@ _CARRY_OUT: dict[type, Any] = {
     ev.TakeSnapshot: Node._work,
     ev.FetchModel: Node._work,
 }
+
+_NUMBERED: dict[type, int] = {kind: number for number, kind in enumerate(get_args(ev.Event))}
 
 _WORK: dict[type, Any] = {
     ev.Load: Node._load,

@@ -144,7 +144,7 @@ class World:
             events=self.handled,
             steps=progress.step - 1,
             epochs=progress.epoch,
-            mark=self.mark,
+            mark=self.mark & (2**64 - 1),
             counts=dict(self.counts),
             end_reasons=tuple(self.coordinator.end_reasons),
         )
