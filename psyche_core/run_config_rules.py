@@ -15,6 +15,12 @@ from psyche_core.errors import ConfigError
 from psyche_core.run_config_schema import MAX_STRING_BYTES, MAX_URL_BYTES, CoordinatorConfig, ModelConfig, ProgressConfig
 from psyche_core.sentences import shown
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES
+from psyche_core.wire.codec import encode
+
+MAX_TABLES_BYTES = 2048
+"""Most bytes of canonical CBOR for the keys of a model that coordinators only keep: an account on a chain has a fixed size."""
+
+_COORDINATORS_KEYS = frozenset({"max_seq_len", "cold_start_warmup_steps", "checkpoint"})
 
 MAX_FIRST_SAMPLE = 2**62
 """Highest first sample of a run that goes on; sample numbers end at types.MAX_SAMPLES, 2**63 - 1."""
@@ -105,6 +111,28 @@ def model_problems(model: ModelConfig) -> Iterator[str]:
     yield from _schedule_problems(llm.lr_schedule.name, llm.lr_schedule.settings or {})
     if llm.optimizer.name == "Dummy":
         yield 'model.LLM.optimizer = "Dummy": must be an optimizer that trains'
+
+    try:
+        model_tables(model)
+    except ConfigError as error:
+        yield f"model.LLM: {error}"
+
+
+def model_tables(model: ModelConfig) -> bytes:
+    """Canonical CBOR of the keys of model.LLM that coordinators only keep. Raises ConfigError beyond MAX_TABLES_BYTES."""
+    plain = model.model_dump()["LLM"]
+    try:
+        tables = encode({key: value for key, value in plain.items() if key not in _COORDINATORS_KEYS})
+    except (TypeError, ValueError) as error:
+        message = f"expected values that canonical CBOR can carry: {error}"
+        raise ConfigError(message) from error
+
+    if len(tables) > MAX_TABLES_BYTES:
+        size = f"expected at most {MAX_TABLES_BYTES} bytes of CBOR for architecture, data and optimizer, got {len(tables)}"
+        message = f"{size}; shorten the settings, such as lists of files"
+        raise ConfigError(message)
+
+    return tables
 
 
 def _schedule_problems(name: str, settings: Mapping[str, Any]) -> Iterator[str]:

@@ -102,6 +102,7 @@ def _rule(message: str) -> str:
         ("Input should be greater than or equal to", "must be at least"),
         ("Input should be less than or equal to", "must be at most"),
         ("Input should be a valid dictionary or instance of", "must be a table for"),
+        ("Input should be a valid tuple", "must be a list"),
         ("Input should be", "must be"),
         ("String should", "must"),
         ("Tuple should", "must"),

@@ -45,15 +45,13 @@ from psyche_core.coordinator.state import (
 from psyche_core.coordinator.witness import BLOOM_BYTES
 from psyche_core.errors import ConfigError, WireError
 from psyche_core.run_config import CHECKPOINTS, Choice, CoordinatorConfig, ModelConfig
+from psyche_core.run_config_rules import MAX_TABLES_BYTES, model_tables
 from psyche_core.run_config_schema import MAX_CHECKPOINTERS, MAX_RUN_ID_BYTES
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
 from psyche_core.wire import codec
 
 MAGIC = b"PsycheSt"
 VERSION = 1
-
-MAX_TABLES_BYTES = 2048
-"""Most bytes of canonical CBOR for the model's keys that the coordinator only keeps."""
 
 CHECKPOINT_KINDS = ("Ephemeral", "Dummy", "Hub", "P2P", "Gcs", "P2PGcs")
 """Kinds of checkpoints in the order of their numbers, which are the reference's."""
@@ -188,22 +186,12 @@ def _model_fields(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-_OWN_FIELDS = {"max_seq_len", "cold_start_warmup_steps", "checkpoint"}
-
-
 def _tables(model: ModelConfig) -> bytes:
     """The model's keys that have no field of their own."""
-    plain = run_config.to_plain(model)["LLM"]
     try:
-        tables = codec.encode({key: value for key, value in plain.items() if key not in _OWN_FIELDS})
-    except (TypeError, ValueError) as error:
-        raise FieldError(f"expected values that canonical CBOR can carry: {error}", "tables") from error
-
-    if len(tables) > MAX_TABLES_BYTES:
-        message = f"expected at most {MAX_TABLES_BYTES} bytes of CBOR for architecture, data and optimizer, got {len(tables)}"
-        raise FieldError(f"{message}; shorten the settings of [model.LLM]", "tables")
-
-    return tables
+        return model_tables(model)
+    except ConfigError as error:
+        raise FieldError(str(error), "tables") from error
 
 
 def _model(*, max_seq_len: int, cold_start_warmup_steps: int, checkpoint: Choice, tables: bytes) -> ModelConfig:

@@ -15,12 +15,12 @@ from psyche_core.coordinator.image_layout import (
     END_REASON,
     IMAGE,
     MAGIC,
-    MAX_TABLES_BYTES,
     RUN_STATE,
     SIZE,
     VERSION,
 )
 from psyche_core.coordinator.image_records import List, Record
+from psyche_core.run_config_rules import MAX_TABLES_BYTES
 
 _ACCOUNT_OVERHEAD_BYTES = 128
 _LAMPORTS_PER_BYTE = 6960

@@ -139,7 +139,7 @@ def test_checkpointers_are_read_and_survive_the_wire() -> None:
     (["AB" * 32], f'config.checkpointers.0 = "{"AB" * 32}": must be an Ed25519 public key, written as 64 lower-case hex digits'),
     (["ab" * 31], f'config.checkpointers.0 = "{"ab" * 31}": must be an Ed25519 public key, written as 64 lower-case hex digits'),
     ([KEYS[0], 5], "config.checkpointers.1 = 5: must be a valid string"),
-    (KEYS[0], f'config.checkpointers = "{KEYS[0]}": must be a valid tuple'),
+    (KEYS[0], f'config.checkpointers = "{KEYS[0]}": must be a list'),
     ([f"{number:064x}" for number in range(17)], "must have at most 16 items, got 17"),
 ])  # fmt: skip
 def test_a_wrong_list_of_checkpointers_is_refused(keys: Any, sentence: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -7,7 +8,9 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 
+from psyche_backend_tcp.addresses import parse_address
 from psyche_backend_tcp.data_client import ServerData, ServerSettings
 from psyche_backend_tcp.data_protocol import (
     DataBye,
@@ -87,6 +90,42 @@ async def data_of(server: Any, key: SecretKey, *, length: int = LENGTH) -> Async
     context = DataContext(settings=ServerSettings(location=server.data_address), sequence_length=length, key=key)
     async with ServerData(context) as data:
         yield data
+
+
+class Relay:
+    """Passes bytes on both ways; those of the first connection vanish while `swallow` is set, and nobody is told."""
+
+    def __init__(self, target: str) -> None:
+        self._target = parse_address(target)
+        self.swallow = False
+        self.connections = 0
+        self.address = ""
+
+    async def serve(self, near: SocketStream) -> None:
+        self.connections += 1
+        first = self.connections == 1
+        async with near, await anyio.connect_tcp(self._target.host, self._target.port) as far:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._pass_on, near, far, first)
+                group.start_soon(self._pass_on, far, near, first)
+
+    async def _pass_on(self, source: SocketStream, target: SocketStream, first: bool) -> None:
+        with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                chunk = await source.receive()
+                if not (first and self.swallow):
+                    await target.send(chunk)
+
+
+@asynccontextmanager
+async def silent_relay(target: str) -> AsyncIterator[Relay]:
+    relay = Relay(target)
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
+        host, port = listener.extra(SocketAttribute.local_address)
+        relay.address = f"{host}:{port}{target[target.index('#') :]}" if "#" in target else f"{host}:{port}"
+        group.start_soon(listener.serve, relay.serve)
+        yield relay
+        group.cancel_scope.cancel()
 
 
 async def test_member_reads_its_share(serving: Any, keys: list[SecretKey]) -> None:
@@ -182,6 +221,21 @@ async def test_lost_connection_is_opened_again(serving: Any, keys: list[SecretKe
         assert data._link is not None
         await data._link.frames.aclose()
         assert (await data.read(own(state, 0), timeout=TIMEOUT)).count == total_samples(own(state, 0))
+
+
+async def test_half_open_connection_is_given_up_after_a_silence(
+    serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut link can leave our end of a connection open for ever: the request is sent again on a new one."""
+    monkeypatch.setattr("psyche_backend_tcp.data_client.SILENCE_SECONDS", 0.5)
+    state = playing(keys, samples=12)
+    async with serving(state=state, data=Numbers()) as server, silent_relay(server.data_address) as relay:
+        context = DataContext(settings=ServerSettings(location=relay.address), sequence_length=LENGTH, key=keys[0])
+        async with ServerData(context) as data:
+            relay.swallow = True
+            with anyio.fail_after(TIMEOUT):
+                assert (await data.read(own(state, 0), timeout=TIMEOUT)).count == total_samples(own(state, 0))
+    assert relay.connections == 2
 
 
 async def test_unreachable_server_is_a_data_error_with_the_reason(serving: Any, keys: list[SecretKey]) -> None:

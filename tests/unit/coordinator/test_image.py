@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.image import SIZE, decode, encode, offset
-from psyche_core.coordinator.image_layout import CHECKPOINT_KINDS, IMAGE, MAX_TABLES_BYTES
+from psyche_core.coordinator.image_layout import CHECKPOINT_KINDS, IMAGE
 from psyche_core.coordinator.image_page import rows, slot_records
 from psyche_core.coordinator.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
@@ -31,6 +31,7 @@ from psyche_core.coordinator.state import (
 )
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.run_config import Choice, CoordinatorConfig, ModelConfig
+from psyche_core.run_config_rules import MAX_TABLES_BYTES
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
 from psyche_core.wire import codec
 

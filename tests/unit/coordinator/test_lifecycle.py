@@ -23,6 +23,7 @@ from psyche_core.coordinator.commands import (
 from psyche_core.coordinator.schedule import cold_start_bounds
 from psyche_core.coordinator.state import EndReason
 from psyche_core.coordinator.witness import accepted_slots
+from psyche_core.run_config import ModelConfig, from_plain, to_plain
 from psyche_core.types import ClientState, NodeIdentity, RunState
 
 
@@ -207,6 +208,18 @@ def test_pause_in_training_waits_for_drain_and_cooldown_and_starts_cold_from_its
     assert run.state.model.LLM.checkpoint.name == "P2P"  # they still hold it, so nothing is lost
     assert cold_start_bounds(run.state) == (3, 8)
     assert (run.state.progress.epoch, run.round.step, run.round.batches[0].first) == (1, 3, 16)
+
+
+def test_a_model_whose_tables_no_image_can_carry_is_refused(play: Any) -> None:
+    run = play(rounds_per_epoch=1)
+    run.do(Pause())
+    assert run.phase == "Paused"
+    urls = {"Http": {"location": {"Urls": [f"https://example.com/{number:08}.bin" for number in range(100)]}}}
+    plain = to_plain(run.state.model)
+    plain["LLM"]["data_location"] = urls
+    run.refused(UpdateConfig(model=from_plain(ModelConfig, plain)), "ModelSanityCheckFailed")
+    plain["LLM"]["data_location"]["Http"]["location"]["Urls"] = ["https://example.com/0.bin"]
+    run.do(UpdateConfig(model=from_plain(ModelConfig, plain)))
 
 
 def test_a_normal_epoch_end_clears_the_cold_start(play: Any) -> None:
