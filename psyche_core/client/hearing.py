@@ -6,8 +6,10 @@ bounded. Refuses to act on what it hears beyond asking for payloads and reportin
 
 from __future__ import annotations
 
+from psyche_core.client.epoch import EpochNotes
 from psyche_core.client.inbox import ABOUT_A_ROUND
 from psyche_core.client.standing import Standing
+from psyche_core.types import ClientState
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
 
@@ -30,7 +32,7 @@ def hear(me: Standing, origin: bytes, message: Message) -> None:
         case Finished():
             notes.records[message.height].finished.add(slot)
         case Result():
-            me.do(*me.results.announced(notes, slot=slot, result=message))
+            me.do(*me.results.announced(notes, slot=slot, result=message, now=me.now))
         case ModelDigest():
             notes.digests.add(slot, message)
             notes.judge = True
@@ -60,7 +62,14 @@ def payload_missing(me: Standing, payload_hash: bytes) -> None:
         me.notes.inbox.fetch_failed(payload_hash)
 
 
-def fetch_missing(me: Standing) -> None:
-    """Ask again for announced payloads that are not here."""
+def ask_again(me: Standing) -> None:
+    """Ask again for announced payloads that are not here, and for an answer to proofs."""
     if me.notes is not None:
         me.do(*me.results.fetch_missing(me.notes))
+        _repeat_evidence(me, me.notes)
+
+
+def _repeat_evidence(me: Standing, notes: EpochNotes) -> None:
+    if me.state is not None and notes.describes(me.state) and any(record.evidence for record in notes.records.values()):
+        ejected = frozenset(slot for slot, client in enumerate(me.state.epoch.clients) if client.state is ClientState.Ejected)
+        me.do(*me.results.repeat_evidence(notes, ejected=ejected, now=me.now, patience=me.patience.evidence))

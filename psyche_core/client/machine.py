@@ -108,7 +108,7 @@ class ClientMachine:
             case ev.PayloadChecked():
                 hearing.payload_checked(me, event.payload_hash, valid=event.valid)
             case ev.TimePassed():
-                hearing.fetch_missing(me)
+                hearing.ask_again(me)
                 if me.state is not None:
                     course.keep_membership(me, me.state)
             case ev.CommandAnswered():

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from psyche_core.client import course, recovery, report
 from psyche_core.client import events as ev
-from psyche_core.client.hearing import fetch_missing, payload_checked
+from psyche_core.client.hearing import ask_again, payload_checked
 from psyche_core.client.standing import Standing
-from psyche_core.coordinator.commands import WarmupWitness, Witness
+from psyche_core.coordinator.commands import Equivocation, WarmupWitness, Witness
 from psyche_core.wire.messages import ModelDigest, ModelOffer, Result
 
 
@@ -50,6 +50,10 @@ def command_answered(me: Standing, event: ev.CommandAnswered) -> None:
         record = notes.records.get(command.statement.height)
         if record is not None:
             me.tell(report.WitnessSent(record.epoch, record.height, record.all_finished(me.healthy)))
+    elif isinstance(command, Equivocation):
+        record = notes.records.get(command.height)
+        if record is not None and command.epoch == notes.number and command.index in record.evidence:
+            record.evidence[command.index].answered = True
     elif isinstance(command, WarmupWitness) and event.code is not None:
         if event.code == "RejoinsExhausted":
             notes.rejoin_refused = True
@@ -68,7 +72,7 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
     me.notes.digests.ours = event.digest
     if event.step is None and me.state.epoch.start_step == 1:
         me.masters_at = 0  # the run begins with the model its checkpoint names
-    fetch_missing(me)
+    ask_again(me)
 
 
 def _trained(me: Standing, event: ev.Trained, *, sign: Callable[[bytes], bytes]) -> None:

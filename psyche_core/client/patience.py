@@ -9,12 +9,14 @@ from dataclasses import dataclass
 class Patience:
     """Seconds. payload: for a consensus payload before we resync (F11); peers: for all members to connect in warmup.
 
-    offers: for more members to offer their model; answer: before we join or come back once more; leaving: serving our last
-    results after we withdrew.
+    offers: for more members to offer their model; answer: before we join or come back once more; evidence: before we repeat a
+    proof that was not answered, short because it is heard until the epoch ends only; leaving: serving our last results after we
+    withdrew.
     """
 
     payload: float = 60.0
     peers: float = 10.0
     offers: float = 10.0
     answer: float = 10.0
+    evidence: float = 3.0
     leaving: float = 5.0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from psyche_core.client import report
 from psyche_core.client.epoch import EpochNotes
 from psyche_core.client.events import Action, FetchPayload, Send, Share, Tell
-from psyche_core.client.rounds import RoundRecord
+from psyche_core.client.rounds import Evidence, RoundRecord
 from psyche_core.coordinator.commands import Equivocation, SignedResult
 from psyche_core.types import NodeIdentity
 from psyche_core.wire.messages import Result, commitment_hash, commitment_is_signed
@@ -44,7 +44,7 @@ class ResultDesk:
             payload_hash=payload_hash,
         )
 
-    def announced(self, notes: EpochNotes, *, slot: int, result: Result) -> list[Action]:
+    def announced(self, notes: EpochNotes, *, slot: int, result: Result, now: float) -> list[Action]:
         """Take in an announcement of a slot; what it lacks makes it vanish without a trace."""
         record = notes.records[result.height]
         if record.shares.get(slot) != result.share or result.step != record.round.step:
@@ -57,7 +57,7 @@ class ResultDesk:
 
         known = record.candidates.get(slot, {})
         first = not known
-        proof = [] if first or result.commitment in known else self._proof(notes, record, slot=slot, result=result)
+        proof = [] if first or result.commitment in known else self._proof(notes, record, slot=slot, result=result, now=now)
         if self.max_payload_bytes is not None and result.payload_bytes > self.max_payload_bytes:
             return proof
 
@@ -66,17 +66,27 @@ class ResultDesk:
 
         return proof
 
-    def _proof(self, notes: EpochNotes, record: RoundRecord, *, slot: int, result: Result) -> list[Action]:
+    def _proof(self, notes: EpochNotes, record: RoundRecord, *, slot: int, result: Result, now: float) -> list[Action]:
         """Evidence against a trainer that signed two results for one share, once."""
         first = next(iter(record.candidates[slot].values()))
-        if slot in record.evidence_sent or first.payload_hash == result.payload_hash or slot == notes.slot:
+        if slot in record.evidence or first.payload_hash == result.payload_hash or slot == notes.slot:
             return []
 
-        record.evidence_sent.add(slot)
         halves = [SignedResult(half.payload_hash, half.signature) for half in (first, result)]
         evidence = Equivocation(self._identity, notes.number, record.height, slot, halves[0], halves[1])
+        record.evidence[slot] = Evidence(evidence, now)
         told = f"client {notes.clients[slot].short} signed two results for step {result.step}; reported to the coordinator"
         return [Tell(report.Problem("warning", told)), Send(evidence)]
+
+    def repeat_evidence(self, notes: EpochNotes, *, ejected: frozenset[int], now: float, patience: float) -> list[Action]:
+        """Send proofs again that were not answered for `patience` seconds, unless it is ejected: a server may be away."""
+        actions: list[Action] = []
+        for record in notes.records.values():
+            for slot, evidence in record.evidence.items():
+                if slot not in ejected and not evidence.answered and now - evidence.sent_at > patience:
+                    evidence.sent_at = now
+                    actions.append(Send(evidence.command))
+        return actions
 
     def fetch(self, notes: EpochNotes, record: RoundRecord, result: Result, source: bytes) -> list[Action]:
         """Ask for a payload that is neither here nor on its way. source: p2p key of who should have it."""

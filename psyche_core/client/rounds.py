@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from psyche_core.coordinator import assignment, committee, witness
+from psyche_core.coordinator.commands import Equivocation
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.types import MAX_WITNESSES, BatchId, WitnessStatement, bitmap
 from psyche_core.wire.messages import Result
@@ -23,13 +24,22 @@ NO_DIGEST = bytes(32)
 
 
 @dataclass(slots=True)
+class Evidence:
+    """A proof against a trainer. sent_at: when we last sent it; answered: the coordinator has taken or refused it."""
+
+    command: Equivocation
+    sent_at: float
+    answered: bool = False
+
+
+@dataclass(slots=True)
 class RoundRecord:
     """Mutable notes of one round of the epoch being played.
 
     candidates: results by slot and commitment; announced: commitments by payload hash and slot; verified: commitment by slot of
-    the first payload that arrived and fits. settled_by: the state in which everything about the round has been said; lost: we
-    missed it. all_said: nothing is left for us to say in this round. digest: of our masters during the round, taken once its
-    applies are done.
+    the first payload that arrived and fits. evidence: by slot of who signed two results. settled_by: the state in which
+    everything about the round has been said; lost: we missed it. all_said: nothing is left for us to say in this round. digest:
+    of our masters during the round, taken once its applies are done.
     """
 
     epoch: int
@@ -51,7 +61,7 @@ class RoundRecord:
     digest: bytes = NO_DIGEST
     digest_asked: bool = False
     digest_judged: bool = False
-    evidence_sent: set[int] = field(default_factory=set)
+    evidence: dict[int, Evidence] = field(default_factory=dict)
     judgements: dict[int, Result | Literal["void"]] = field(default_factory=dict)
     settled_by: CoordinatorState | None = None
     lost: bool = False
