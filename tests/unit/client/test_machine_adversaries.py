@@ -10,8 +10,10 @@ import pytest
 from psyche_core.client import events as ev
 from psyche_core.client import report
 from psyche_core.client.inbox import MAX_EARLY_PER_SENDER, MAX_EARLY_SENDERS, EarlyMessages
+from psyche_core.client.patience import Patience
 from psyche_core.client.rounds import MAX_CANDIDATES
-from psyche_core.types import BatchId, RunState
+from psyche_core.coordinator.commands import Equivocation
+from psyche_core.types import BatchId, ClientState, RunState
 from psyche_core.wire.messages import Finished, ModelDigest, Result, commitment_hash, sign_commitment
 from world import Member, World
 
@@ -100,6 +102,39 @@ def test_14_many_results_for_one_share_start_one_download_and_one_warning() -> N
     warnings = [a for a in actions if isinstance(a, ev.Tell) and isinstance(a.event, report.Problem)]
     assert len(warnings) == 1
     assert "two results" in str(warnings[0])
+
+
+def proofs(actions: list[ev.Action]) -> list[Equivocation]:
+    return [a.command for a in actions if isinstance(a, ev.Send) and isinstance(a.command, Equivocation)]
+
+
+def test_proof_of_two_results_is_repeated_until_it_is_answered() -> None:
+    """A server that was away for a moment swallowed it, and a share that nobody applied stayed accepted (simulator, seed 2924)."""
+    world, honest, liar = training_world()
+    first = hear(world, honest, liar, a_result(world, liar, payload_hash=b"a" * 32))
+    (proof,) = proofs(first + hear(world, honest, liar, a_result(world, liar, payload_hash=b"b" * 32)))
+
+    patience = Patience().evidence
+    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + patience)) == []
+    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + patience + 0.1)) == [proof]
+    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + patience + 0.2)) == []
+    honest.machine.handle(ev.CommandAnswered(proof, "InvalidEvidence"), world.now + patience + 0.3)
+    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + 10 * patience)) == []
+
+
+def test_proof_against_an_ejected_member_is_not_repeated() -> None:
+    world, honest, liar = training_world()
+    first = hear(world, honest, liar, a_result(world, liar, payload_hash=b"a" * 32))
+    assert proofs(first + hear(world, honest, liar, a_result(world, liar, payload_hash=b"b" * 32)))
+
+    slot = liar.machine.notes.slot  # type: ignore[union-attr]
+    clients = tuple(
+        replace(client, state=ClientState.Ejected) if place == slot else client
+        for place, client in enumerate(world.state.epoch.clients)
+    )
+    state = replace(world.state, epoch=replace(world.state.epoch, clients=clients))
+    honest.machine.handle(ev.StateSeen(state), world.now)
+    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + 10 * Patience().evidence)) == []
 
 
 def test_another_clients_share_cannot_be_answered() -> None:
