@@ -41,10 +41,18 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
         return f"what was decided about step {record.round.step} was missed"
     if record.round.step > masters_at + 1:
         return f"the rounds after step {masters_at} were missed"
-    if record.waiting_since is not None and now - record.waiting_since > patience.payload:
+    if record.waiting_since is not None and now - record.waiting_since > _payload_patience(state, patience):
         return f"nobody could give us an accepted result of step {record.round.step}"
 
     return None
+
+
+def _payload_patience(state: CoordinatorState, patience: Patience) -> float:
+    """Seconds to wait for a payload. After an epoch's rounds fewer: when the run is over the others, who have it, go."""
+    if state.run_state not in (RunState.Cooldown, RunState.Finished):
+        return patience.payload
+
+    return min(patience.payload, max(patience.leaving / 2, state.config.cooldown_time / 4))
 
 
 def next_work(

@@ -230,4 +230,6 @@ def _nothing_left(me: Standing, notes: EpochNotes | None) -> bool:
 
     others = me.healthy - {notes.slot}
     heard = others <= notes.digests.heard(ended=True)
-    return notes.closed and (heard or me.now - notes.closed_at > me.patience.leaving)
+    asked = me.masters_at is not None and notes.generosity.wanted(me.masters_at)  # who asked for our model needs us for longer
+    patience = me.patience.payload if asked else me.patience.leaving
+    return notes.closed and (heard or me.now - notes.closed_at > patience)

@@ -39,8 +39,13 @@ def check_masters(me: Standing, state: CoordinatorState, notes: EpochNotes) -> N
     if repair.asks(due, me.now):
         me.do(Broadcast(ModelWanted(notes.number, due), notes.tag(max(notes.newest, 0))))
     waited = me.now - repair.since
-    if waited > me.patience.offers and me.work is None and not repair.untried(me.now):
+    if waited > me.patience.offers and me.work is None and (not repair.untried(me.now) or _nobody_agrees(me, notes)):
         _without_offers(me, state, notes, waited=waited)
+
+
+def _nobody_agrees(me: Standing, notes: EpochNotes) -> bool:
+    """Whether what is offered has not been enough to take for a long time: a few liars may offer anything, at any time."""
+    return me.now - max(notes.repair.since, notes.repair.failed_at) > me.patience.payload
 
 
 def _without_offers(me: Standing, state: CoordinatorState, notes: EpochNotes, *, waited: float) -> None:
@@ -78,7 +83,7 @@ def model_fetch_failed(me: Standing, event: ModelFetchFailed) -> None:
     """Nothing of ours has changed; that manifest may be tried again after a while."""
     me.tell(report.Problem("warning", event.reason))
     if me.notes is not None:
-        me.notes.repair.could_not_be_had(me.now + me.patience.answer)
+        me.notes.repair.could_not_be_had(me.now, rest=me.patience.answer)
 
 
 def _judge_digests(me: Standing, notes: EpochNotes) -> None:

@@ -35,8 +35,8 @@ class Repair:
     """One epoch's efforts. reason: why our masters cannot be used, None while they can.
 
     astray: our masters are not what others have, so nothing may be built on them. wanted: the step last asked for; floor: the
-    first one asked for, from which on we know all rounds; since: when that was. refused: manifests that led astray; resting:
-    those that could not be had, until when they are left alone.
+    first one asked for, from which on we know all rounds; since: when that was; failed_at: when we last failed to get it.
+    refused: manifests that led astray; resting: those that could not be had, until when they are left alone.
     """
 
     reason: str | None = None
@@ -48,6 +48,7 @@ class Repair:
     offers: dict[int, list[ModelOffer]] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
     resting: dict[bytes, float] = field(default_factory=dict)
+    failed_at: float = 0.0
     taken: bytes | None = None
 
     def begin(self, reason: str, *, astray: bool) -> bool:
@@ -86,10 +87,11 @@ class Repair:
             known.sort(key=lambda kept: kept.step)
             del known[:-MAX_OFFERS_PER_SLOT]
 
-    def could_not_be_had(self, until: float) -> None:
-        """The manifest taken last failed on the way; it may be tried again later, what was fetched of it is kept."""
+    def could_not_be_had(self, now: float, *, rest: float) -> None:
+        """The manifest taken last failed on the way; it may be tried again after `rest` seconds, what was fetched is kept."""
+        self.failed_at = now
         if self.taken is not None:
-            self.resting[self.taken] = until
+            self.resting[self.taken] = now + rest
 
     def choice(self, voters: Collection[int], *, now: float, settle_for_fewer: bool) -> Offered | None:
         """What to fetch, None to wait on. voters: the other healthy slots. settle_for_fewer: the most voices are enough."""
@@ -146,6 +148,10 @@ class Generosity:
         """Note a wish; each slot has a few, so that nobody can keep us busy with snapshots."""
         if sum(slot in slots for slots in self.asked.values()) < MAX_ATTEMPTS + 2:
             self.asked.setdefault(step, set()).add(slot)
+
+    def wanted(self, step: int) -> bool:
+        """Whether anybody asked for the masters after `step`."""
+        return step in self.asked
 
     def due(self, step: int) -> bool:
         """Whether the masters after `step`, which we have now, are wanted and not offered yet."""

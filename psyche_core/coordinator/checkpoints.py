@@ -1,9 +1,9 @@
 """Where the next members load the model from, and who may say so.
 
 Decided (F9): the signers the run's owner listed, members or not; with none listed, one client per epoch, drawn with the epoch's
-seed over all its slots, the next in the draw taking over when it is not healthy any more. Only between an epoch's cooldown and
-the next warmup: while members load, all must load the same. The kinds follow the reference (2.2, 2.7, 2.11): after an epoch
-members load from peers; when no peer of the old epoch is left, or after a pause, from the hub again.
+seed over all its slots; the next in the draw takes over when it is not healthy any more or says that it cannot. Only between an
+epoch's cooldown and the next warmup: while members load, all must load the same. The kinds follow the reference (2.2, 2.7,
+2.11): after an epoch members load from peers; when no peer of the old epoch is left, or after a pause, from the hub again.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ def _with_checkpoint(model: ModelConfig, checkpoint: Choice) -> ModelConfig:
 def checkpointer_slots(state: CoordinatorState) -> tuple[int, ...]:
     """Healthy slots in the order in which they store the epoch's model: the first does, each next takes over where it fails.
 
-    Those listed by the owner in the list's order, or with none listed the draw; () there before the epoch's first round.
+    Those listed by the owner in the list's order, or with none listed the draw; () there before the epoch's first round. Who
+    said that it cannot is left out.
     """
-    healthy = state.healthy_slots
+    healthy = tuple(slot for slot in state.healthy_slots if slot not in state.epoch.ceded)
     if state.config.checkpointers:
         signers = {state.epoch.clients[slot].id.signer.hex(): slot for slot in healthy}
         return tuple(signers[key] for key in state.config.checkpointers if key in signers)
@@ -83,7 +84,7 @@ def is_checkpointer(state: CoordinatorState, identity: NodeIdentity) -> bool:
 
 
 def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
-    """Follow a checkpointer to another location, a Hub or Gcs choice (or its table).
+    """Follow a checkpointer to another location, a Hub or Gcs choice (or its table); None passes the duty on.
 
     Raises CoordinatorError (InvalidRunState, NoActiveRound, InvalidCheckpoint).
     """
@@ -97,6 +98,9 @@ def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
         whose = "listed by the run's owner" if state.config.checkpointers else "elected in this epoch"
         raise CoordinatorError("InvalidCheckpoint", f"{command.sender} is not the checkpointer {whose}")
 
+    if command.location is None:
+        return _ceded(state, command.sender), ()
+
     location = _parsed(command.location)
     present = state.model.LLM.checkpoint.name
     name = _FOLLOWS.get((present, location.name))
@@ -104,6 +108,15 @@ def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
         raise CoordinatorError("InvalidCheckpoint", f"{location.name} cannot follow the checkpoint kind {present}")
 
     return replace(state, model=_with_checkpoint(state.model, Choice(name, location.settings))), ()
+
+
+def _ceded(state: CoordinatorState, sender: NodeIdentity) -> CoordinatorState:
+    """The duty passed on by who has it. Only then: who has passed it on may not take it from the next by way of this."""
+    slot = state.slot_of(sender)
+    if slot is None or slot != checkpointer_slot(state):
+        raise CoordinatorError("InvalidCheckpoint", f"{sender} is not the one who stores this epoch's model now")
+
+    return replace(state, epoch=replace(state.epoch, ceded=tuple(sorted({*state.epoch.ceded, slot}))))
 
 
 def _parsed(location: object) -> Choice:

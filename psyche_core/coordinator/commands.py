@@ -64,7 +64,10 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A designated checkpointer stored the model. location: name and settings as in the run configuration."""
+    """A designated checkpointer stored the model, or cannot: the next in the order takes over.
+
+    location: name and settings as in the run configuration, None for a storing that failed or that nothing is set up for.
+    """
 
     sender: NodeIdentity
     location: object

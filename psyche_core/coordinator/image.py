@@ -76,6 +76,7 @@ def _check(state: CoordinatorState) -> None:
     epoch = state.epoch
     _check_signers([client.id for client in epoch.clients], "epoch", "clients")
     _check_slots(epoch.ready, len(epoch.clients), "epoch", "ready")
+    _check_slots(epoch.ceded, len(epoch.clients), "epoch", "ceded")
     for place, (earlier, later) in enumerate(pairwise(epoch.rounds), start=1):
         if later.height != earlier.height + 1:
             text = f"expected consecutive heights, got {later.height} after {earlier.height}"

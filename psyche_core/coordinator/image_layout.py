@@ -51,7 +51,7 @@ from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, 
 from psyche_core.wire import codec
 
 MAGIC = b"PsycheSt"
-VERSION = 1
+VERSION = 2
 
 CHECKPOINT_KINDS = ("Ephemeral", "Dummy", "Hub", "P2P", "Gcs", "P2PGcs")
 """Kinds of checkpoints in the order of their numbers, which are the reference's."""
@@ -283,6 +283,7 @@ EPOCH = Record(
         ("unplayed", FLAG, "1 before its first round: the rounds are those of the epoch played before"),
         _padding(5),
         ("ready", Bitmap(MAX_CLIENTS), "slots whose warmup witness arrived"),
+        ("ceded", Bitmap(MAX_CLIENTS), "slots that were to store the model and cannot"),
         ("clients", List(CLIENT, MAX_CLIENTS), "slot by slot, each signer once"),
         ("rounds", List(ROUND, STORED_ROUNDS), "last ones, oldest first, with consecutive heights"),
     ],

@@ -26,7 +26,7 @@ from psyche_core.errors import ConfigError, WireError
 from psyche_core.run_config_schema import MAX_RUN_ID_BYTES
 from psyche_core.types import MAX_CLIENTS, MAX_SAMPLES, MAX_WITNESSES, BatchId, RunState
 
-VERSION = 2
+VERSION = 3
 
 _LIMIT = 2**32
 _MAX_ROUND_SAMPLES = 2**16
@@ -221,6 +221,7 @@ def _check_epoch(epoch: Epoch) -> None:
         _expect(client.accepted_rounds < _LIMIT, f"{at}.accepted_rounds", "a number of 32 bits", client.accepted_rounds)
         _expect(client.rejoins <= MAX_REJOINS, f"{at}.rejoins", f"at most {MAX_REJOINS}", client.rejoins)
     _check_slots(epoch.ready, clients, at="state.epoch.ready")
+    _check_slots(epoch.ceded, clients, at="state.epoch.ceded")
     _expect(len(epoch.rounds) <= STORED_ROUNDS, "state.epoch.rounds", f"at most {STORED_ROUNDS}", len(epoch.rounds))
     heights = [stored.height for stored in epoch.rounds]
     consecutive = all(later == earlier + 1 for earlier, later in pairwise(heights))

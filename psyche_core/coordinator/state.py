@@ -92,7 +92,8 @@ class Round:
 class Epoch:
     """The running (or last) epoch.
 
-    start_time: unix seconds. ready: slots whose warmup witness arrived. seed: u64 drawn at its start; elects the checkpointers
+    start_time: unix seconds. ready: slots whose warmup witness arrived. ceded: slots that were to store the model and said that
+    they cannot. seed: u64 drawn at its start; elects the checkpointers
     (F9). rates: what it pays, fixed at its start. rounds: the last ones, oldest first. unplayed: no round of it has begun, and
     `rounds` are those of the epoch played before, so that who missed how that one ended can still learn it.
     """
@@ -104,6 +105,7 @@ class Epoch:
     ending: EndReason | None = None
     cold_start: bool = False
     ready: tuple[int, ...] = ()
+    ceded: tuple[int, ...] = ()
     seed: int = 0
     rates: EpochRates = field(default_factory=EpochRates)
     unplayed: bool = False

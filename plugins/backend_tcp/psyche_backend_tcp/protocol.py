@@ -237,7 +237,7 @@ def encode_command(command: ClientCommand) -> list[Any]:
         case HealthCheck(_, slots):
             return [4, list(slots)]
         case Checkpoint(_, location):
-            return [5, Choice.parse(location).to_toml()]
+            return [5, None if location is None else Choice.parse(location).to_toml()]
         case Equivocation(_, epoch, height, index, first, second):
             halves = [[half.payload_hash, half.signature] for half in (first, second)]
             return [6, epoch, height, index, *halves]
@@ -256,7 +256,7 @@ def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
             return HealthCheck(sender, tuple(slots))
         case [5, location]:
             try:
-                return Checkpoint(sender, Choice.parse(location))
+                return Checkpoint(sender, None if location is None else Choice.parse(location))
             except ValueError as error:
                 message = f"a checkpoint location {error}"
                 raise WireError(message) from error

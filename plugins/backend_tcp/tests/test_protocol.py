@@ -68,7 +68,7 @@ COMMANDS: st.SearchStrategy[ClientCommand] = st.one_of(
         Checkpoint,
         st.just(SENDER),
         st.sampled_from(
-            [Choice("Hub", {"repo_id": "a/b"}), Choice("P2P", {"repo_id": "a/b", "revision": "1"}), Choice("Ephemeral")]
+            [Choice("Hub", {"repo_id": "a/b"}), Choice("P2P", {"repo_id": "a/b", "revision": "1"}), Choice("Ephemeral"), None]
         ),
     ),
 )
@@ -89,7 +89,9 @@ def test_a_command_with_one_field_of_another_kind_is_refused(command: ClientComm
     if len(plain) == 1:
         return
     place = data.draw(st.integers(1, len(plain) - 1))
-    if isinstance(command, Witness) and place == 2:
+    if isinstance(command, Checkpoint):
+        plain[place] = data.draw(st.sampled_from([True, -1, 0.5, b"", [True], {"Hub": 7}]))
+    elif isinstance(command, Witness) and place == 2:
         plain[place] = [1, 2, 3, 4]
     else:
         plain[place] = data.draw(st.sampled_from([True, -1, 2**32, "", b"", 0.5, None, [True], [b""], [256]]))

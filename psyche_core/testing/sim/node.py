@@ -56,7 +56,7 @@ class Node:
         self.life = 0
         self.running = False
         self.paused = 0
-        self.slowness = 1.0
+        self.slowed: list[float] = []
         self.clock_offset = 0.0
         self.clock_rate = 1.0
         self.stop: ev.Stop | None = None
@@ -272,9 +272,9 @@ class Node:
     def _work(self, work: Any) -> None:
         kind = work.__class__
         seconds = self._world.train_seconds * self._speed if kind is ev.Train else SECONDS[kind]
-        if self.slowness != 1.0:
+        if self.slowed:
             self.counts["slow"] += 1
-        seconds *= self.slowness * (0.5 + self._chance.random())
+        seconds *= max(self.slowed, default=1.0) * (0.5 + self._chance.random())
         if self._world.timeline is not None and kind is not ev.Digest:
             self.trace(f"begins {kind.__name__} {_brief(work)}")
         self._world.clock.after(seconds, self._work_done, self.life, work)

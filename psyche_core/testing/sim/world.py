@@ -256,7 +256,7 @@ class World:
                 self.counts["pause"] += 1
                 node.pause()
             case "slow":
-                node.slowness *= fault.amount
+                node.slowed.append(fault.amount)
             case "skew":
                 self.counts["skew"] += 1
                 node.clock_offset += fault.amount * 1000.0
@@ -305,7 +305,7 @@ class World:
             case "pause":
                 node.unpause()
             case "slow":
-                node.slowness /= fault.amount
+                node.slowed.remove(fault.amount)
             case "skew":
                 now = node.now
                 node.clock_rate = 1.0

@@ -60,6 +60,41 @@ def test_the_next_in_the_draw_takes_over_when_one_leaves(play: Any) -> None:
     assert run.state.model.LLM.checkpoint == HUB
 
 
+def test_who_cannot_store_passes_the_duty_on_and_does_not_get_it_back(play: Any, members: Any) -> None:
+    run = cooled(play, 4)
+    first, second, third, _ = checkpointer_slots(run.state)
+    ids = [client.id for client in run.state.epoch.clients]
+    before = run.state.model.LLM.checkpoint
+    for slot in (second, third):
+        run.refused(Checkpoint(sender=ids[slot], location=None), "InvalidCheckpoint")
+    run.refused(Checkpoint(sender=members(9), location=None), "InvalidCheckpoint")
+    run.do(Checkpoint(sender=ids[first], location=None))
+    assert checkpointer_slots(run.state)[0] == second
+    assert run.state.model.LLM.checkpoint == before, "where the model is has not changed"
+    for location in (None, HUB):
+        run.refused(Checkpoint(sender=ids[first], location=location), "InvalidCheckpoint")
+    run.do(Checkpoint(sender=ids[second], location=None))
+    run.do(Checkpoint(sender=ids[third], location=HUB))
+    assert run.state.model.LLM.checkpoint == HUB
+
+
+def test_the_duty_is_drawn_anew_in_the_next_epoch(play: Any) -> None:
+    run = cooled(play, 1)
+    run.do(Checkpoint(sender=run.state.epoch.clients[0].id, location=None))
+    assert checkpointer_slots(run.state) == ()
+    run.cool_down()
+    run.warm_up()
+    assert checkpointer_slots(run.state) == (0,)
+
+
+def test_a_listed_member_that_cannot_store_now_may_say_so_and_store_later(play: Any, members: Any) -> None:
+    run = cooled(play, 3, checkpointers=[members(2).signer.hex(), members(0).signer.hex()])
+    run.do(Checkpoint(sender=members(2), location=None))
+    assert checkpointer_slots(run.state) == (0,)
+    run.do(Checkpoint(sender=members(2), location=HUB))
+    assert run.state.model.LLM.checkpoint == HUB
+
+
 def test_every_slot_is_drawn_about_equally_often(play: Any) -> None:
     run = cooled(play, 5)
     drawn = Counter(

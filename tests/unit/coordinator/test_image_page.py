@@ -117,7 +117,7 @@ def rich(started: Any) -> Any:
 def expected_bytes(state: Any, name: str, size: int) -> bytes | None:
     """What the page promises for a field, worked out from the state alone; None for a slot that is not in use."""
     if name in ("magic", "version", "size"):
-        return {"magic": b"PsycheSt", "version": b"\1\0\0\0", "size": SIZE.to_bytes(4, "little")}[name]
+        return {"magic": b"PsycheSt", "version": b"\2\0\0\0", "size": SIZE.to_bytes(4, "little")}[name]
     if name.endswith("padding"):
         return bytes(size)
     value: Any = state
@@ -194,6 +194,7 @@ CHANGES = {
     "epoch.ending": None,
     "epoch.cold_start": True,
     "epoch.ready": (4,),
+    "epoch.ceded": (0, 3),
     "epoch.clients[2].state": ClientState.Ejected,
     "epoch.clients[4].rejoins": 2,
     "epoch.rounds[1].slots": (0, 4),

@@ -193,7 +193,6 @@ def test_checkpoint(play: Any, members: Any) -> None:
         Choice("Ephemeral"),
         Choice("Elsewhere"),
         {"Hub": 7},
-        None,
         5,
     ]
     for location in wrong:
