@@ -1,0 +1,32 @@
+"""Scripts that once broke an invariant, as the soak found and shrank them. Each says what was wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from psyche_core.testing.sim.script import from_plain
+from psyche_core.testing.sim.world import run_script
+
+FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text())
+    assert content.keys() == {"why", "script"}
+    return dict(content)
+
+
+def test_there_are_scripts() -> None:
+    assert FOUND
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_what_once_broke_holds(path: Path) -> None:
+    found = loaded(path)
+    result = run_script(from_plain(found["script"]))
+    assert result.failure is None, f"{result.failure} ({found['why']})"
+    assert result.steps == found["script"]["rounds"]
