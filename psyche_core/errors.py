@@ -16,6 +16,8 @@
     ├── PayloadRejected           a peer's training result does not fit our own parameter table
     ├── DataError                 training data cannot be read
     ├── ModelError                a model cannot be built, loaded or saved
+    │   └── ModelHalfReplaced     some parameters are the new ones, others still the old: unusable until replaced again
+    ├── StoreError                a model cannot be put into a store, or had from one
     └── NonFiniteError            a gradient, delta or loss is not finite; nothing was sent
 
 Messages say what was got, what was expected and what to do. Programming errors stay TypeError and ValueError.
@@ -102,6 +104,14 @@ class DataError(PsycheError):
 
 class ModelError(PsycheError):
     """A model cannot be built, loaded or saved."""
+
+
+class StoreError(PsycheError):
+    """A model cannot be put into a store, or had from one."""
+
+
+class ModelHalfReplaced(ModelError):
+    """Replacing a model's parameters failed half way, so they fit no step; nothing may be built on them."""
 
 
 class NonFiniteError(PsycheError):

@@ -146,8 +146,11 @@ class ModelContext:
     """What a model is built from.
 
     source: local directory with config.json and, unless the run starts from random weights, safetensors.
-    seed: 32 bytes for random weights. device: `auto`, `cpu`, `mps`, `cuda`, `cuda:N`. dtype: compute dtype;
-    parameters stay float32 whatever it is, so that members with different compute dtypes start from equal masters.
+    seed: 32 bytes for random weights. device: `auto`, `cpu`, `mps`, `cuda`, `cuda:N`, or `cuda:X,Y` for several that share each
+    batch. dtype: compute dtype; parameters stay float32 whatever it is, so that members with different compute dtypes start from
+    equal masters. attention: `auto`, `sdpa` or `eager`; means nothing to a model without attention. gradient_checkpointing:
+    compute activations again in the backward pass in place of keeping them. A model that cannot do what it is told here refuses
+    with a ModelError.
     """
 
     source: Path
@@ -155,6 +158,8 @@ class ModelContext:
     seed: bytes
     device: str = "auto"
     dtype: str = "float32"
+    attention: str = "auto"
+    gradient_checkpointing: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -45,6 +45,7 @@ FIRST_PARTY_EXTRAS: Mapping[tuple[str, str], str] = MappingProxyType(
         ("backend", "tcp"): "tcp",
         ("data", "Server"): "tcp",
         ("data", "Http"): "http",
+        ("data", "WeightedHttp"): "http",
         ("optimizer", "Distro"): "distro",
         ("transport", "quic"): "quic",
     }

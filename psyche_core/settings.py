@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, PlainValidator, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from psyche_core.errors import ConfigError
@@ -20,6 +20,28 @@ ENVIRONMENT_PREFIX = "PSYCHE_"
 
 Logs = Literal["auto", "console", "json", "none"]
 _LOGS = "auto: live panel on a terminal, lines elsewhere; console: lines; json: one event per line; none: nothing"
+
+
+def _micro_batch_size(value: Any) -> Any:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+
+    message = "must be auto or a whole number from 1"
+    raise ValueError(message)
+
+
+MicroBatchSize = Annotated[int | Literal["auto"], PlainValidator(_micro_batch_size)]
+_MICRO_BATCH_SIZE = (
+    "Sequences per forward pass, or auto for as many as memory has room for; bounds memory, not results, and becomes smaller by "
+    "itself when memory runs out."
+)
+ComputeDtype = Literal["float32", "bfloat16"]
+_COMPUTE_DTYPE = "Number format of matrix products; weights and their gradients stay float32."
+Attention = Literal["auto", "sdpa", "eager"]
+_ATTENTION = "sdpa: torch's fused attention; eager: step by step; auto: sdpa where the model has it."
+_GRADIENT_CHECKPOINTING = "Compute activations again in the backward pass in place of keeping them: less memory, more time."
 
 
 class _ProgramSettings(BaseSettings):
@@ -51,11 +73,43 @@ class ClientSettings(_ProgramSettings):
         default="auto", description="Address to bind for peers; auto: the local address that reaches the server."
     )
     bind_p2p_port: int = Field(default=0, ge=0, le=65535, description="Port to bind for peers; 0 picks a free one.")
-    device: str = Field(default="auto", description="auto, cpu, mps, cuda or cuda:N.")
-    micro_batch_size: int = Field(default=8, ge=1, description="Sequences per forward pass; bounds memory, not results.")
+    device: str = Field(
+        default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y for several GPUs that share each batch."
+    )
+    micro_batch_size: MicroBatchSize = Field(default=8, description=_MICRO_BATCH_SIZE)
+    compute_dtype: ComputeDtype = Field(default="float32", description=_COMPUTE_DTYPE)
+    attention: Attention = Field(default="auto", description=_ATTENTION)
+    gradient_checkpointing: bool = Field(default=False, description=_GRADIENT_CHECKPOINTING)
     torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; as torch likes when not given.")
     checkpoint_dir: Path | None = Field(default=None, description="Folder to save a checkpoint in at each epoch's end.")
     keep_steps: int = Field(default=3, ge=1, description="Newest checkpoints to keep in that folder.")
+    hub_repo: str | None = Field(
+        default=None,
+        description=(
+            "Where to store the model when it is our turn after an epoch: a repository of the Hub (owner/name, made when it does "
+            "not exist; needs HF_TOKEN or a login), or an existing folder that all members can read."
+        ),
+    )
+    gcs_bucket: str | None = Field(
+        default=None, description="The same for a bucket of Google Cloud Storage; s3://NAME for one of S3, file:///FOLDER."
+    )
+    gcs_prefix: str | None = Field(default=None, description="Folder in that bucket.")
+    delete_old_steps: bool = Field(
+        default=False, description="Delete our stored models, too, but the newest --keep-steps. The Hub keeps its history."
+    )
+    cache_dir: Path | None = Field(
+        default=None,
+        description=(
+            "Folder for what can be had again: models that are sent and fetched need room there, a few model sizes at most. "
+            "The system's cache folder when not given."
+        ),
+    )
+    max_concurrent_parameter_requests: int = Field(
+        default=8, ge=1, le=64, description="Pieces of a model to fetch from other members at the same time."
+    )
+    max_concurrent_downloads: int = Field(
+        default=4, ge=1, le=1024, description="Results of other members to fetch at the same time."
+    )
     validation_data: Path | None = Field(
         default=None, description="Held-out tokens (token file or folder of them) to measure the loss on."
     )
@@ -145,8 +199,11 @@ class TestnetSettings(_ProgramSettings):
         default=None, description="Held-out tokens for the first client; the config folder's data/validation when it is there."
     )
     validation_sequences: int = Field(default=64, ge=1, description="Sequences of it to use each time.")
-    micro_batch_size: int = Field(default=8, ge=1, description="Sequences per forward pass of each client.")
     device: str = Field(default="cpu", description="Device of every client: cpu, cuda, …")
+    micro_batch_size: MicroBatchSize = Field(default=8, description=_MICRO_BATCH_SIZE)
+    compute_dtype: ComputeDtype = Field(default="float32", description=_COMPUTE_DTYPE)
+    attention: Attention = Field(default="auto", description=_ATTENTION)
+    gradient_checkpointing: bool = Field(default=False, description=_GRADIENT_CHECKPOINTING)
     torch_threads: int = Field(default=1, ge=1, description="CPU threads of each client.")
     random_kill_num: int = Field(
         default=0, ge=0, description="Clients to kill (kill -9) at each interval and to start again; 0 kills nobody."

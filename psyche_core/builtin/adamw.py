@@ -32,6 +32,7 @@ from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.errors import ModelError, NonFiniteError, PayloadRejected
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
 
 MAGIC: Final = b"PsyAdamW"
 VERSION: Final = 1
@@ -133,19 +134,34 @@ class AdamW(Optimizer):
 
     def load_parameters(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Replace the masters and forget the moments. Raises ModelError for other names or shapes, changing nothing."""
-        if parameters.keys() != self._masters.keys():
-            message = f"parameters to load must have our names; different: {sorted(parameters.keys() ^ self._masters.keys())[:3]}"
+        shapes = shapes_of(parameters)
+        if shapes.keys() != self._masters.keys():
+            message = f"parameters to load must have our names; different: {sorted(shapes.keys() ^ self._masters.keys())[:3]}"
             raise ModelError(message)
         for name, master in self._masters.items():
-            if parameters[name].shape != master.shape:
-                message = f"{name} must have shape {tuple(master.shape)}, got {tuple(parameters[name].shape)}"
+            if shapes[name] != tuple(master.shape):
+                message = f"{name} must have shape {tuple(master.shape)}, got {shapes[name]}"
                 raise ModelError(message)
 
         for name, master in self._masters.items():
-            master.copy_(parameters[name])
+            copy_parameter(parameters, name, master)
             self._first[name].zero_()
             self._second[name].zero_()
         self._compressed = 0
+
+    def private_state(self) -> Mapping[str, torch.Tensor]:
+        """Both moments by parameter name, and how many gradients are in them."""
+        first = {f"first.{name}": tensor for name, tensor in self._first.items()}
+        second = {f"second.{name}": tensor for name, tensor in self._second.items()}
+        return {**first, **second, "compressed": torch.tensor([float(self._compressed)])}
+
+    def load_private_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take the moments back. Raises ModelError for other names or shapes, or values that are not finite."""
+        check_private_state(state, self.private_state())
+        for name in self._masters:
+            self._first[name].copy_(state[f"first.{name}"])
+            self._second[name].copy_(state[f"second.{name}"])
+        self._compressed = round(float(state["compressed"][0]))
 
     def _gradient(self, name: str) -> torch.Tensor:
         """A float32 gradient on the CPU; zero for a parameter the loss did not reach."""

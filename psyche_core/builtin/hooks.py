@@ -46,12 +46,19 @@ def psyche_register_transports() -> list[TransportRegistration]:
 
 @hookimpl
 def psyche_register_data() -> list[DataRegistration]:
-    """Token files and made-up tokens."""
+    """Token files, prepared samples and made-up tokens."""
     from psyche_core.builtin.local_data import LocalSettings
+    from psyche_core.builtin.preprocessed_data import PreprocessedSettings
 
     return [
         DataRegistration(name="Dummy", summary="made-up tokens, for tests", settings=None, create=_create_dummy_data),
         DataRegistration(name="Local", summary="token files in a folder", settings=LocalSettings, create=_create_local_data),
+        DataRegistration(
+            name="Preprocessed",
+            summary="samples in Parquet files, from a folder or the hub",
+            settings=PreprocessedSettings,
+            create=_create_preprocessed_data,
+        ),
     ]
 
 
@@ -60,6 +67,7 @@ def psyche_register_models() -> list[ModelRegistration]:
     """Hugging Face models."""
     return [
         ModelRegistration(name="HfLlama", summary="Llama models of transformers", create=_create_llama),
+        ModelRegistration(name="HfDeepseek", summary="DeepSeek V2 and V3 models of transformers", create=_create_deepseek),
         ModelRegistration(name="HfAuto", summary="any causal language model of transformers", create=_create_auto),
     ]
 
@@ -99,6 +107,12 @@ def _create_local_data(context: DataContext) -> DataProvider:
     return LocalData.from_context(context)
 
 
+def _create_preprocessed_data(context: DataContext) -> DataProvider:
+    from psyche_core.builtin.preprocessed_data import PreprocessedData
+
+    return PreprocessedData.from_context(context)
+
+
 def _create_llama(context: ModelContext) -> Model:
     try:
         from psyche_core.builtin.hf_models import create_llama
@@ -106,6 +120,15 @@ def _create_llama(context: ModelContext) -> Model:
         raise ModelError(_TRAIN_EXTRA) from error
 
     return create_llama(context)
+
+
+def _create_deepseek(context: ModelContext) -> Model:
+    try:
+        from psyche_core.builtin.hf_models import create_deepseek
+    except ModuleNotFoundError as error:
+        raise ModelError(_TRAIN_EXTRA) from error
+
+    return create_deepseek(context)
 
 
 def _create_auto(context: ModelContext) -> Model:

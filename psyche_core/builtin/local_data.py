@@ -7,6 +7,7 @@ the last wrap around; the disk is only touched in a worker thread. The same prov
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -42,14 +43,24 @@ class LocalData(DataProvider):
     """Samples from a token file or a folder of token files; opened on entering.
 
     location: file or folder. sequence_length: tokens per sample. token_size: bytes per token, 2 or 4. seed: 32 bytes to shuffle
-    with, None for file order. Entering raises DataError when there is nothing to read.
+    with, None for file order. cache: folder for the data set's index where the data's own folder is read-only. Entering raises
+    DataError when there is nothing to read.
     """
 
-    def __init__(self, location: Path, *, sequence_length: int, token_size: int, seed: bytes | None = None) -> None:
+    def __init__(
+        self,
+        location: Path,
+        *,
+        sequence_length: int,
+        token_size: int,
+        seed: bytes | None = None,
+        cache: Path | None = None,
+    ) -> None:
         self._location = location
         self._sequence_length = sequence_length
         self._token_size = token_size
         self._seed = seed
+        self._cache = cache
         self._files: TokenFiles | None = None
 
     @classmethod
@@ -61,12 +72,14 @@ class LocalData(DataProvider):
             sequence_length=context.sequence_length,
             token_size=token_bytes(settings.token_size),
             seed=shuffle_seed(settings.shuffle),
+            cache=context.cache,
         )
 
     @classmethod
-    def from_data_file(cls, data_file: DataFile) -> Self:
-        """The provider a `data.toml` describes, its paths resolved; always shuffled, with the file's seed."""
-        return cls(data_file.dir, sequence_length=data_file.seq_len, token_size=data_file.token_bytes, seed=data_file.seed)
+    def from_data_file(cls, data_file: DataFile, *, cache: Path | None = None) -> Self:
+        """The provider a `data.toml` describes, its paths resolved; always shuffled, with the file's seed. cache: as above."""
+        length, size = data_file.seq_len, data_file.token_bytes
+        return cls(data_file.dir, sequence_length=length, token_size=size, seed=data_file.seed, cache=cache)
 
     @property
     def sequence_length(self) -> int:
@@ -88,7 +101,7 @@ class LocalData(DataProvider):
         count = total_samples(tuple(batches))
 
         def read_all() -> bytes:
-            return files.read(index for batch in batches for index in range(batch.first, batch.last + 1))
+            return files.read(chain.from_iterable(range(batch.first, batch.last + 1) for batch in batches))
 
         with anyio.fail_after(timeout):
             tokens = await anyio.to_thread.run_sync(read_all, abandon_on_cancel=True)
@@ -96,7 +109,7 @@ class LocalData(DataProvider):
         return Samples(tokens, count, self._sequence_length, self._token_size)
 
     async def aclose(self) -> None:
-        """Forget the files; nothing stays open between reads."""
+        """Let go of the files."""
         self._files = None
 
     @property
@@ -114,4 +127,5 @@ class LocalData(DataProvider):
             sequence_length=self._sequence_length,
             token_size=self._token_size,
             shuffle_seed=self._seed,
+            cache=self._cache,
         )

@@ -10,8 +10,8 @@ event loop. Refuses to model delay and bandwidth.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import anyio
@@ -24,15 +24,19 @@ from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Transp
 from psyche_core.wire.blob_store import BlobStore
 from psyche_core.wire.fetch_plan import Answer, FetchPlan, Outcome
 from psyche_core.wire.message_log import LogEntry, LogLimits, MessageLog, Verdict
+from psyche_core.wire.offers import Offer, OfferBook
 
 ADDRESS = b"memory"
 LARGE_BLOB_BYTES = 256 * 1024
+READS_AT_ONCE = 8
+"""Offered blobs that all endpoints of a network together read, and so hold in memory, at the same time."""
 
 
 class MemoryNetwork:
     """What endpoints attach to; knows which pairs are cut off from each other."""
 
     def __init__(self) -> None:
+        self.reads = anyio.CapacityLimiter(READS_AT_ONCE)
         self._endpoints: dict[bytes, MemoryTransport] = {}
         self._cut: set[frozenset[bytes]] = set()
 
@@ -110,6 +114,10 @@ class MemoryTransport(Transport):
         self._members: dict[bytes, bytes] = {}
         self._log = MessageLog(limits=limits)
         self._blobs = BlobStore()
+        self._offers = OfferBook()
+        self._doubted: set[bytes] = set()
+        self._fetching: Counter[bytes] = Counter()
+        self._arrived: dict[bytes, bytes] = {}  # blobs that other fetches of theirs are waiting for
         self._readable = anyio.Event()
         self._change = anyio.Event()
         self._closed = False
@@ -151,6 +159,7 @@ class MemoryTransport(Transport):
     async def set_peers(self, peers: Mapping[bytes, bytes]) -> None:
         """Replace the members."""
         self._members = {peer: address for peer, address in peers.items() if peer != self._peer_id}
+        self._doubted &= self._members.keys()
         self._network.changed_by(self)
 
     async def broadcast(self, message: bytes, *, tag: int) -> None:
@@ -185,19 +194,37 @@ class MemoryTransport(Transport):
         self._network.changed_by(self)
         return blob_hash
 
-    async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int) -> bytes:
+    async def offer(self, blob_hash: bytes, *, size: int, read: Callable[[], bytes | memoryview], tag: int) -> None:
+        """Offer a blob that is kept elsewhere; see the contract."""
+        if not self._offers.put(Offer(blob_hash, size, read, tag)):
+            message = f"a blob of {size} bytes cannot be offered: its tag {tag} has expired or there are too many offers"
+            raise TransportError(message)
+
+        self._network.changed_by(self)
+
+    async def fetch(
+        self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True
+    ) -> bytes:
         """Get a blob from our store, the sources or other members; see the contract."""
         await anyio.lowlevel.checkpoint()
-        blob = self._blobs.get(blob_hash)
+        blob = await self._own_blob(blob_hash)
         if blob is None:
+            self._fetching[blob_hash] += 1
             try:
                 with anyio.fail_after(timeout):
-                    blob = await self._ask_around(blob_hash, FetchPlan(sources), max_bytes=max_bytes, tag=tag)
+                    blob = await self._ask_around(blob_hash, FetchPlan(sources), max_bytes=max_bytes)
             except TimeoutError:
                 message = f"nobody reachable had blob {blob_hash.hex()} within {timeout:g} s"
                 raise BlobNotFound(message) from None
+            finally:
+                self._fetching[blob_hash] -= 1
+                if not self._fetching[blob_hash]:
+                    del self._fetching[blob_hash]
+                    self._arrived.pop(blob_hash, None)
 
-            self._network.changed_by(self)
+            if keep:
+                self._blobs.put(blob_hash, blob, tag=tag, own=False)
+                self._network.changed_by(self)
         elif len(blob) > max_bytes:
             message = f"blob {blob_hash.hex()} has {len(blob)} bytes, over the limit of {max_bytes}"
             raise BlobRejected(message)
@@ -209,6 +236,7 @@ class MemoryTransport(Transport):
         """Forget what is older."""
         self._log.expire(before)
         self._blobs.expire(before)
+        self._offers.expire(before)
 
     async def aclose(self) -> None:
         """Detach from the network."""
@@ -242,32 +270,62 @@ class MemoryTransport(Transport):
         self._change.set()
         self._change = anyio.Event()
 
-    def blob(self, blob_hash: bytes) -> bytes | None:
-        """A blob of ours, for a neighbour."""
-        return self._blobs.get(blob_hash)
+    def size_of(self, blob_hash: bytes) -> int | None:
+        """The size of a blob of ours, kept or offered; None when we have not got it."""
+        blob, offer = self._blobs.get(blob_hash), self._offers.get(blob_hash)
+        if blob is not None:
+            return len(blob)
 
-    async def _ask_around(self, blob_hash: bytes, plan: FetchPlan, *, max_bytes: int, tag: int) -> bytes:
+        return None if offer is None else offer.size
+
+    async def blob(self, blob_hash: bytes) -> bytes | None:
+        """A blob of ours, kept or offered, for a neighbour."""
+        return await self._own_blob(blob_hash)
+
+    async def _own_blob(self, blob_hash: bytes) -> bytes | None:
+        blob = self._blobs.get(blob_hash)
+        offer = self._offers.get(blob_hash)
+        if blob is not None or offer is None:
+            return blob
+
+        read = await anyio.to_thread.run_sync(offer.checked, limiter=self._network.reads)
+        if read is None:
+            self._offers.withdraw(offer)
+        return None if read is None else bytes(read)
+
+    async def _ask_around(self, blob_hash: bytes, plan: FetchPlan, *, max_bytes: int) -> bytes:
         while True:
             neighbours = self._network.neighbours(self)
             change = self._change
-            peer = plan.begin(members=self._members, reachable=neighbours)
+            peer = plan.begin(members=self._members, reachable=neighbours, doubted=self._doubted)
             if peer is None:
                 self._give_up(blob_hash, plan.outcome(self._members))
                 await change.wait()
                 continue
 
-            blob = neighbours[peer].blob(blob_hash)
+            size = neighbours[peer].size_of(blob_hash)
+            if size is not None and size > max_bytes:
+                plan.settle(peer, Answer.TOO_LARGE)
+                continue
+
+            blob = await neighbours[peer].blob(blob_hash)
+            if blob_hash in self._arrived:  # a concurrent fetch of it was faster: one transfer for both
+                blob = self._arrived[blob_hash]
+                if len(blob) <= max_bytes:
+                    return blob
+
             if blob is None:
                 plan.settle(peer, Answer.ABSENT)
             elif len(blob) > max_bytes:
                 plan.settle(peer, Answer.TOO_LARGE)
             elif await _sha256(blob) != blob_hash:
+                self._doubted.add(peer)
                 plan.settle(peer, Answer.FALSE)
             else:
-                if blob_hash not in self._blobs:  # else a concurrent fetch of it was faster: one transfer for both
+                if blob_hash not in self._arrived:
                     neighbours[peer].count_sent(len(blob))
                     self._received += len(blob)
-                    self._blobs.put(blob_hash, blob, tag=tag, own=False)
+                    self._arrived[blob_hash] = blob
                 return blob
 
     def _give_up(self, blob_hash: bytes, outcome: Outcome) -> None:

@@ -21,7 +21,12 @@ from psyche_core.cli.lazy import LazyGroup, example
     cls=LazyGroup,
     commands_by_path={
         "client": ("psyche_core.cli.client:client", "Take part in a run with this machine."),
+        "data": ("psyche_core.cli.data:data", "Make token files from text, and look into training data."),
         "plugins": ("psyche_core.cli.plugins:plugins", "See which plugins are installed, and which are broken and why."),
+        "predownload": (
+            "psyche_core.cli.predownload:predownload",
+            "Get a model now, whole and checked, so that joining its run later starts at once.",
+        ),
         "server": ("psyche_core.cli.server:server", "Host the coordinator of a run."),
         "sim": ("psyche_core.cli.sim:sim", "Attack the protocol with faults and lies, in virtual time."),
         "testnet": ("psyche_core.cli.testnet:testnet", "Try a whole run on this machine: a server and several clients."),

@@ -17,6 +17,7 @@ _EXTRAS = {
     "safetensors": "train",
     "tokenizers": "train",
     "numpy": "train",
+    "pyarrow": "parquet",
     "matplotlib": "plot",
 }
 

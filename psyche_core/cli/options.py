@@ -56,7 +56,8 @@ def _option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]:
 def _click_type(annotation: Any) -> Any:
     """The type click converts to. Rules (ranges, lengths) are left to the settings class, which says them better."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        annotation = next(part for part in typing.get_args(annotation) if part is not type(None))
+        parts = [part for part in typing.get_args(annotation) if part is not type(None)]
+        annotation = parts[0] if len(parts) == 1 else str
     if typing.get_origin(annotation) is Literal:
         return click.Choice(list(typing.get_args(annotation)))
     if annotation is Path:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import anyio
@@ -28,6 +29,7 @@ from psyche_core.hookspecs import ServerContext
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import CoordinatorConfig, DataFile, RunFile, check_config
 from psyche_core.settings import ServerSettings
+from psyche_core.training.scratch import default_folder
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 
@@ -45,7 +47,8 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
 
     key = await anyio.to_thread.run_sync(server_key, settings)
     config = first_config(files.run, settings)
-    data = await _open_data(files.data) if files.data is not None else None
+    cache = settings.save_state_dir or default_folder()
+    data = await _open_data(files.data, cache) if files.data is not None else None
     progress = files.run.progress
     state = new_state(
         files.run.run_id,
@@ -165,7 +168,7 @@ def phase_reporter(report: Report) -> Callable[[CoordinatorState, tuple[Event, .
     return tell
 
 
-async def _open_data(data_file: DataFile) -> LocalData:
+async def _open_data(data_file: DataFile, cache: Path) -> LocalData:
     """The provider a data file describes, its token files made first if they have to be. Entered by the caller."""
     with _progress_bar(f"preparing {data_file.dir}") as progress:
         try:
@@ -173,7 +176,7 @@ async def _open_data(data_file: DataFile) -> LocalData:
         except TimeoutError as error:
             raise UserError(str(error)) from error
 
-    return LocalData.from_data_file(data_file)
+    return LocalData.from_data_file(data_file, cache=cache)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,11 @@ SNAPSHOT_ROUNDS = 8
 _FROM_PEERS = ("P2P", "P2PGcs")
 
 
+def starts_from_members(state: CoordinatorState) -> bool:
+    """Whether the run's model is the one that its members hold, rather than a stored one."""
+    return state.model.LLM.checkpoint.name in _FROM_PEERS
+
+
 def starts_from_checkpoint(state: CoordinatorState) -> bool:
     """Whether the epoch begins with the model of a stored checkpoint, rather than with that of members."""
     return state.run_state is RunState.Warmup and state.model.LLM.checkpoint.name not in _FROM_PEERS
@@ -69,7 +74,7 @@ def next_work(
     healthy: slots healthy in `state`.
     """
     if notes.repair.reason is not None:
-        return _fetch(state, notes, healthy=healthy, now=now, patience=patience)
+        return fetch(state, notes, healthy=healthy, now=now, patience=patience)
 
     if masters_at is not None and notes.generosity.due(masters_at):
         notes.generosity.given.add(masters_at)
@@ -85,14 +90,21 @@ def next_work(
     if notes.describes(state) and state.run_state in PLAYING:
         return _play(newest, notes, state)
     if record is None and not notes.closed:
-        return CloseEpoch(notes.number, notes.last_step(state))
+        return CloseEpoch(notes.number, notes.last_step(state), state.progress.data_index)
 
     return None
 
 
-def _fetch(
-    state: CoordinatorState, notes: EpochNotes, *, healthy: frozenset[int], now: float, patience: Patience
+def fetch(
+    state: CoordinatorState,
+    notes: EpochNotes,
+    *,
+    healthy: frozenset[int],
+    now: float,
+    patience: Patience,
+    build: bool = False,
 ) -> FetchModel | None:
+    """The masters to get from others, None while there are none to choose. build: whether the model itself is not built yet."""
     repair = notes.repair
     voters = healthy - {notes.slot} if notes.slot is not None else healthy
     patient = state.run_state is not RunState.Warmup or now - repair.since <= patience.offers
@@ -104,7 +116,15 @@ def _fetch(
     repair.taken = choice.manifest_hash
     sources = tuple(notes.clients[slot].p2p for slot in choice.slots)
     tag = notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS)
-    return FetchModel(choice.step, choice.manifest_hash, choice.manifest_bytes, sources, tag)
+    return FetchModel(
+        choice.step,
+        choice.manifest_hash,
+        choice.manifest_bytes,
+        sources,
+        tag,
+        build=state if build else None,
+        descriptions=choice.descriptions if build else (),
+    )
 
 
 def _play(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Work | None:

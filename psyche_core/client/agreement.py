@@ -11,11 +11,15 @@ from psyche_core.client.rounds import NO_DIGEST, RoundRecord
 from psyche_core.coordinator import witness
 from psyche_core.wire.messages import ModelDigest
 
+MIN_ACCUSERS = 2
+"""Fewest witnesses that can say that our replica differs."""
+
 
 def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
     """The step of a settled round in which a quorum of witnesses had another digest than we; each round is judged once.
 
-    Witnesses without an opinion (a digest of zeros) do not count.
+    Witnesses without an opinion (a digest of zeros) do not count. One witness alone convicts nobody, where a committee has only
+    one: it may be the one whose replica is wrong, and everybody else would ask it for its masters. The epoch's end tells.
     """
     for record in records:
         if record.digest_judged or record.settled_by is None or record.digest == NO_DIGEST:
@@ -25,7 +29,7 @@ def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
         stored = record.settled_by.round_at(record.height)
         statements = stored.statements if stored is not None else ()
         unlike = sum(any(said.model_digest) and said.model_digest != record.digest for said in statements)
-        if unlike and unlike >= witness.quorum(len(record.witnesses)):
+        if unlike >= max(MIN_ACCUSERS, witness.quorum(len(record.witnesses))):
             return record.round.step
 
     return None
@@ -63,6 +67,11 @@ class DigestBook:
                     self._told.add((ended, slot))
                     found.append((slot, theirs))
         return found
+
+    def likeminded(self, *, ended: bool) -> int:
+        """How many said the same as we at one end of the epoch, ourselves counted; 0 before we have."""
+        ours = self._own.get(ended)
+        return 0 if ours is None else 1 + sum(theirs == ours for theirs in self._peers[ended].values())
 
     def heard(self, *, ended: bool) -> KeysView[int]:
         """Slots that told their digest at one end of the epoch."""

@@ -15,20 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.client import report
+from psyche_core.client.description_exchange import DescriptionExchange
+from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.client.runtime import ClientRuntime
-from psyche_core.client.workshop import Bench
+from psyche_core.client.workshop import Bench, ModelStore, Start
 from psyche_core.coordinator.schedule import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import ConfigError
+from psyche_core.errors import ConfigError, ModelError
 from psyche_core.hookspecs import BackendContext, DataContext, TransportContext
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry, validate_settings
 from psyche_core.run_config import Choice, LLMConfig
 from psyche_core.settings import ClientSettings
+from psyche_core.training.origin import Origin
+from psyche_core.training.scratch import Scratch, default_folder
 from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey
 
@@ -49,6 +54,8 @@ async def train_client(settings: ClientSettings, registry: PluginRegistry, tell:
     create_backend = (await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))).create
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
     async with AsyncExitStack() as stack:
+        scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
+        stack.callback(scratch.close)
         backend = await stack.enter_async_context(
             create_backend(
                 BackendContext(
@@ -67,8 +74,12 @@ async def train_client(settings: ClientSettings, registry: PluginRegistry, tell:
             key=key,
             backend=backend,
             transport=transport,
-            build=bench_builder(settings, registry, key=key, stack=stack, latest=lambda: runtime.state),
+            build=bench_builder(settings, registry, key=key, stack=stack, latest=lambda: runtime.state, tell=tell),
             report=tell,
+            exchange=ModelExchange(transport, tell=tell, scratch=scratch, at_once=settings.max_concurrent_parameter_requests),
+            downloads_at_once=settings.max_concurrent_downloads,
+            descriptions=DescriptionExchange(transport, folder=_cache_folder(settings) / "descriptions"),
+            store=_open_store(settings),
         )
         tell(report.Started("client", backend.identity.signer.hex(), settings.run_id, settings.server_addr))
         async with anyio.create_task_group() as tasks:
@@ -85,28 +96,56 @@ def bench_builder(
     key: SecretKey,
     stack: AsyncExitStack,
     latest: Callable[[], CoordinatorState],
-) -> Callable[[CoordinatorState], Awaitable[Bench]]:
+    tell: report.Report,
+) -> Callable[[Start], Awaitable[Bench]]:
     """A function that opens model, optimizer, data and held-out data for a run's state.
 
     stack: closes them. latest: the newest state, asked for the epoch's cold start whenever a learning rate is needed.
     """
 
-    def open_trainer(state: CoordinatorState) -> Trainer:
+    def tell_from_thread(event: report.Event) -> None:
+        anyio.from_thread.run_sync(tell, event)
+
+    def warn_from_thread(sentence: str) -> None:
+        tell_from_thread(report.Problem("warning", sentence))
+
+    micro_batch_size = settings.micro_batch_size
+
+    def open_trainer(start: Start) -> tuple[Trainer, Origin]:
         import torch  # heavy: in the worker thread, and not with the command line
 
-        from psyche_core.training.build import build_trainer
+        from psyche_core.training.build import Compute, build_trainer
+        from psyche_core.training.private_state import private_path
 
+        nonlocal micro_batch_size
+        state = start.state
+        origin = Origin(start.folder) if start.folder is not None else _find_origin(settings, start, tell=warn_from_thread)
         if settings.torch_threads is not None:
             torch.set_num_threads(settings.torch_threads)
-        return build_trainer(
+        trainer = build_trainer(
             registry_load=registry.load,
             model_config=state.model,
             run_id=state.run_id,
-            device=settings.device,
-            micro_batch_size=settings.micro_batch_size,
-            base=settings.base,
+            compute=Compute(
+                device=settings.device,
+                dtype=settings.compute_dtype,
+                attention=settings.attention,
+                gradient_checkpointing=settings.gradient_checkpointing,
+                micro_batch_size=micro_batch_size,
+                notice=warn_from_thread,
+            ),
+            source=origin.folder,
             cold_start_bounds=lambda: cold_start_bounds(latest()),
         )
+        if micro_batch_size == "auto":  # found once: when the model is built anew, the old one still takes its memory
+            micro_batch_size = trainer.micro_batch_size
+            tell_from_thread(report.MicroBatchFound(micro_batch_size))
+        if origin.step is not None and settings.checkpoint_dir is not None:
+            try:
+                trainer.load_private(private_path(settings.checkpoint_dir, state.run_id))
+            except ModelError as error:
+                warn_from_thread(f"{error}; training goes on without it")
+        return trainer, origin
 
     opened: dict[tuple[Choice, int], DataProvider] = {}
 
@@ -116,13 +155,19 @@ def bench_builder(
         if known is None:
             registration = await anyio.to_thread.run_sync(lambda: registry.load("data", choice.name))
             checked = validate_settings(registration, choice.settings, where=f"model.LLM.data_location.{choice.name}")
-            context = DataContext(settings=checked, sequence_length=llm.max_seq_len, key=key, base=settings.base)
+            context = DataContext(
+                settings=checked,
+                sequence_length=llm.max_seq_len,
+                key=key,
+                base=settings.base,
+                cache=_cache_folder(settings) / "data",
+            )
             known = opened[choice, llm.max_seq_len] = await stack.enter_async_context(registration.create(context))
         return known
 
-    async def build(state: CoordinatorState) -> Bench:
-        llm = state.model.LLM
-        trainer = await anyio.to_thread.run_sync(open_trainer, state)
+    async def build(start: Start) -> Bench:
+        llm = start.state.model.LLM
+        trainer, origin = await anyio.to_thread.run_sync(open_trainer, start)
         data = await provider(llm.data_location, llm)
         validation = None
         if settings.validation_data is not None:
@@ -134,7 +179,9 @@ def bench_builder(
             data,
             validation=validation,
             checkpoints=settings.checkpoint_dir,
-            keep_checkpoints=_keeper(settings, state.run_id),
+            keep_checkpoints=_keeper(settings, start.state.run_id),
+            step=origin.step,
+            stored_step=origin.stored_step,
         )
 
     return build
@@ -155,6 +202,59 @@ def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:
         keep_last(directory.parent, run_id, settings.keep_steps)
 
     return keep
+
+
+def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str], None]) -> Origin:
+    from psyche_core.training.origin import find_origin
+
+    return find_origin(
+        start.state.model.LLM.checkpoint,
+        run_id=start.state.run_id,
+        base=settings.base,
+        cache=_cache_folder(settings),
+        own=settings.checkpoint_dir,
+        at_most=start.state.progress.step - 1,
+        fresh=start.fresh,
+        tell=tell,
+    )
+
+
+def _cache_folder(settings: ClientSettings) -> Path:
+    return settings.cache_dir or default_folder()
+
+
+def _open_store(settings: ClientSettings) -> ModelStore | None:
+    """Where the user wants models to be stored, when it is our turn. Raises ConfigError."""
+    from psyche_core.training.stores import BucketStore, FolderStore, HubStore, Keep
+
+    if settings.hub_repo is None and settings.gcs_bucket is None:
+        return None
+    if settings.hub_repo is not None and settings.gcs_bucket is not None:
+        message = "say one place for models: --hub-repo or --gcs-bucket"
+        raise ConfigError(message)
+    if settings.checkpoint_dir is None:
+        message = "storing models needs --checkpoint-dir: a model is saved there, then stored"
+        raise ConfigError(message)
+
+    keep = Keep(steps=settings.keep_steps, delete=settings.delete_old_steps)
+    if settings.gcs_bucket is not None:
+        return BucketStore(settings.gcs_bucket, prefix=settings.gcs_prefix, keep=keep)
+
+    assert settings.hub_repo is not None
+    if (settings.base / settings.hub_repo).is_dir():
+        return FolderStore(settings.hub_repo, base=settings.base, keep=keep)
+    return HubStore(settings.hub_repo)
+
+
+def _open_scratch(folder: Path | None) -> Scratch:
+    """The scratch files of this client. A folder that was named must be usable; a private one can stand in for the system's."""
+    if folder is not None:
+        return Scratch(folder)
+
+    try:
+        return Scratch(default_folder())
+    except (ConfigError, RuntimeError):  # the second: this user has no home
+        return Scratch()
 
 
 def _interface_towards(address: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from psyche_core.client import agenda, report
 from psyche_core.client.epoch import ENTERABLE, PLAYING, EpochNotes, epoch_key
 from psyche_core.client.events import Expire, Join, Prefetch, Send, SetPeers
-from psyche_core.client.hearing import hear_early
+from psyche_core.client.hearing import hear_early, repeat_evidence
 from psyche_core.client.rounds import RoundRecord
 from psyche_core.client.standing import Standing
 from psyche_core.coordinator.commands import Withdraw
@@ -38,6 +38,7 @@ def see_state(me: Standing, state: CoordinatorState) -> None:
             me.do(SetPeers(members))
     _tell_phase(me, previous, state)
     follow(me, state)
+    repeat_evidence(me)
 
 
 def _tell_phase(me: Standing, previous: CoordinatorState | None, state: CoordinatorState) -> None:

@@ -51,7 +51,8 @@ class EpochNotes:
 
     slot: ours, None when we are not a member. since: when we first saw the epoch. opened_at: the newest height at that moment,
     -1 before the first round: what an earlier process of ours may have trained already is not trained again, since two results
-    for one share are proof of equivocation (F7). judge: something was said or decided that digests are to be compared about.
+    for one share are proof of equivocation (F7). saved: its end is a checkpoint of ours; passed_on: when we last said that we
+    cannot store it. judge: something was said or decided that digests are to be compared about.
     """
 
     key: tuple[int, int]
@@ -69,6 +70,8 @@ class EpochNotes:
     ready_sent: bool = False
     closed: bool = False
     closed_at: float = 0.0
+    saved: bool = False
+    passed_on: float | None = None
     judge: bool = False
     rejoin_asked: float | None = None
     rejoin_refused: bool = False

@@ -76,6 +76,13 @@ class ModelReady:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceMissing:
+    """Nothing on this machine says how the run's model is built; the other members do. reason: one sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     """Our share is trained and its payload published under its hash."""
 
@@ -113,18 +120,40 @@ class Digested:
 
 @dataclass(frozen=True, slots=True)
 class EpochClosed:
-    """The epoch-end work (full digest, evaluation, checkpoint) is done."""
+    """The epoch-end work (full digest, evaluation, checkpoint) is done. saved: a checkpoint was, so it can be stored."""
 
     digest: bytes
+    saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStored:
+    """The checkpoint of `step` is in the store. location: name and settings as in the run configuration."""
+
+    step: int
+    location: object
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """The checkpoint of `step` could not be stored. reason: one sentence."""
+
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
-    """Our masters after `step` are offered as blobs. manifest_hash, manifest_bytes: of their manifest."""
+    """Our masters after `step` are offered as blobs. manifest_hash, manifest_bytes: of their manifest.
+
+    description_hash, description_bytes: of what the model is built like; zeros where that is not offered.
+    """
 
     step: int
     manifest_hash: bytes
     manifest_bytes: int
+    description_hash: bytes = bytes(32)
+    description_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +206,14 @@ Event = (
     | PayloadChecked
     | PayloadMissing
     | ModelReady
+    | SourceMissing
     | Trained
     | TrainFailed
     | Applied
     | Digested
     | EpochClosed
+    | ModelStored
+    | StoreFailed
     | SnapshotTaken
     | SnapshotFailed
     | ModelFetched
@@ -245,8 +277,16 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreModel:
+    """Put the checkpoint saved after `step` into the store, beside all work; answered by ModelStored or StoreFailed."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """Work: build model, optimizer and data for this state; answered by ModelReady.
+    """Work: build model, optimizer and data for this state; answered by ModelReady or SourceMissing.
 
     fresh: the model the run's checkpoint names, whatever we saved ourselves.
     """
@@ -285,10 +325,14 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class CloseEpoch:
-    """Work: full digest, evaluation and checkpoint after the last apply; answered by EpochClosed. step: last step applied."""
+    """Work: full digest, evaluation and checkpoint after the last apply; answered by EpochClosed. step: last step applied.
+
+    data_index: first sample that was never yet assigned.
+    """
 
     epoch: int
     step: int
+    data_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +347,9 @@ class TakeSnapshot:
 class FetchModel:
     """Work: replace the masters by those of a manifest, fetching the pieces in which ours differ.
 
-    sources: p2p keys that serve it. Answered by ModelFetched or ModelFetchFailed.
+    sources: p2p keys that serve it. build: the state to build model, optimizer and data for first, None when that is done.
+    descriptions: hash and length of what the model is built like, as the sources say, likeliest first; needed with `build` only.
+    Answered by ModelFetched, or with `build` by ModelReady, or by ModelFetchFailed.
     """
 
     step: int
@@ -311,6 +357,8 @@ class FetchModel:
     manifest_bytes: int
     sources: tuple[bytes, ...]
     tag: int
+    build: CoordinatorState | None = None
+    descriptions: tuple[tuple[bytes, int], ...] = ()
 
 
 Work = Load | Train | Apply | Digest | CloseEpoch | TakeSnapshot | FetchModel
@@ -331,4 +379,4 @@ class Stop:
     success: bool
 
 
-Action = Join | Send | SetPeers | Broadcast | FetchPayload | Expire | Prefetch | Work | Tell | Stop
+Action = Join | Send | SetPeers | Broadcast | FetchPayload | Expire | Prefetch | StoreModel | Work | Tell | Stop

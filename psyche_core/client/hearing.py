@@ -6,7 +6,6 @@ bounded. Refuses to act on what it hears beyond asking for payloads and reportin
 
 from __future__ import annotations
 
-from psyche_core.client.epoch import EpochNotes
 from psyche_core.client.inbox import ABOUT_A_ROUND
 from psyche_core.client.standing import Standing
 from psyche_core.types import ClientState
@@ -66,10 +65,15 @@ def ask_again(me: Standing) -> None:
     """Ask again for announced payloads that are not here, and for an answer to proofs."""
     if me.notes is not None:
         me.do(*me.results.fetch_missing(me.notes))
-        _repeat_evidence(me, me.notes)
+        repeat_evidence(me)
 
 
-def _repeat_evidence(me: Standing, notes: EpochNotes) -> None:
-    if me.state is not None and notes.describes(me.state) and any(record.evidence for record in notes.records.values()):
+def repeat_evidence(me: Standing) -> None:
+    """Send proofs again that the coordinator did not answer."""
+    notes = me.notes
+    if notes is None or me.state is None or not notes.describes(me.state):
+        return
+
+    if any(record.evidence for record in notes.records.values()):
         ejected = frozenset(slot for slot, client in enumerate(me.state.epoch.clients) if client.state is ClientState.Ejected)
         me.do(*me.results.repeat_evidence(notes, ejected=ejected, now=me.now, patience=me.patience.evidence))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from psyche_core.client import agenda, course, hearing, outcomes, recovery, speech
+from psyche_core.client import agenda, course, hearing, outcomes, recovery, speech, storage
 from psyche_core.client import events as ev
 from psyche_core.client.epoch import ENTERABLE, ENTERABLE_OR_OVER, PLAYING, EpochNotes, masters_due
 from psyche_core.client.patience import Patience
@@ -32,6 +32,7 @@ class ClientMachine:
     """See the module.
 
     sign: signs a commitment (32 bytes) with our p2p key (64 bytes). verify: checks such a signature; None for the real check.
+    can_store: whether there is a store to put the model into.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class ClientMachine:
         sign: Callable[[bytes], bytes],
         patience: Patience | None = None,
         verify: Verify | None = None,
+        can_store: bool = False,
     ) -> None:
         desk = ResultDesk(identity, run_id, verify=verify)
-        self._me = Standing(identity, run_id, patience or Patience(), desk)
+        self._me = Standing(identity, run_id, patience or Patience(), desk, can_store=can_store)
         self._sign = sign
 
     @property
@@ -87,7 +89,7 @@ class ClientMachine:
             return []
 
         me.actions = []
-        me.now = now
+        me.wake(now)
         self._take(me, event)
         if me.state is None or isinstance(event, ev.CommandAnswered):
             return me.actions
@@ -119,6 +121,10 @@ class ClientMachine:
                 me.peers = event.peers
             case ev.BandwidthSeen():
                 me.figures = replace(me.figures, bytes_per_second=event.bytes_per_second)
+            case ev.ModelStored():
+                storage.model_stored(me, event)
+            case ev.StoreFailed():
+                storage.store_failed(me, event)
             case ev.LeaveAsked():
                 course.leave(me)
             case _:
@@ -133,20 +139,21 @@ def _advance(me: Standing, state: CoordinatorState) -> None:
         course.follow(me, state)  # something kept us in the last epoch
         notes = me.notes
         described = notes is not None and notes.describes(state)
-    if notes is not None and notes.slot is not None and me.model_ready and described:
+    if notes is not None and notes.slot is not None and (me.model_ready or me.source_missing) and described:
         recovery.check_masters(me, state, notes)
-        if me.stopped is None:
+        if me.stopped is None and me.model_ready:
             _speak(me, state, notes)
     if me.stopped is not None:
         return
 
+    storage.consider(me, state)
     if me.leaving is not None:
         _finish_leaving(me, state, since=me.leaving)
         return
 
     if me.work is None and notes is not None and notes.slot is not None:
         _choose_work(me, state, notes)
-    if state.run_state is RunState.Finished and me.work is None and _nothing_left(me, notes):
+    if state.run_state is RunState.Finished and me.work is None and not storage.busy(me) and _nothing_left(me, notes):
         me.stop(f"the run finished after {state.progress.step - 1} steps", success=True)
 
 
@@ -176,7 +183,9 @@ def _speak(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
 
 def _choose_work(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
     if not me.model_ready:
-        if state.run_state in ENTERABLE and notes.describes(state):
+        if me.source_missing and agenda.starts_from_members(state):
+            _fetch_everything(me, state, notes)
+        elif state.run_state in ENTERABLE and notes.describes(state):
             me.start(ev.Load(state))
         return
 
@@ -185,6 +194,14 @@ def _choose_work(me: Standing, state: CoordinatorState, notes: EpochNotes) -> No
         _apply(me, notes, work)
     elif work is not None:
         me.start(work)
+
+
+def _fetch_everything(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
+    """Get the whole model from others, how it is built included."""
+    if notes.repair.reason is not None and notes.describes(state):
+        work = agenda.fetch(state, notes, healthy=me.healthy, now=me.now, patience=me.patience, build=True)
+        if work is not None:
+            me.start(work)
 
 
 def _apply(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:

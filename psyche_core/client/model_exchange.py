@@ -1,41 +1,50 @@
 """A model handed from member to member: masters out as blobs, masters in from blobs (protocol section 5).
 
-Out: each piece is published, then the manifest that names them, so who has the manifest can have the rest. In: the manifest is
-read against our own parameter table, only pieces in which our masters differ are fetched, a few at once and from all sources in
-turn, and the masters are replaced when every piece is there, never before.
+Out: the masters are written to a scratch file piece by piece, each piece is offered from there, then the manifest that names them
+is published, so who has the manifest can have the rest. In: the manifest is read against our own parameter table; only pieces in
+which our masters differ are fetched, many at once and from all sources, into a scratch file, and each is offered to others as
+soon as it is there; the masters are replaced when every piece is there and verified, never before.
 
-Decided here: what we offer at one time is bounded, so that our model never drives our results out of the transport's store; a
-piece may take as long as its length at a floor rate. What was fetched for a manifest is kept until that manifest is done with or
-another is asked for, so a second attempt begins where the first ended. Refuses to judge whose masters are the right ones: the
-machine does.
+Decided here: what is offered or fetched is on disk, so a model needs little more memory than its masters, and the disk is the
+limit; a few models are offered at a time. What was fetched for a manifest is kept until another is asked for, also when this
+process is killed in between, so a second attempt begins where the first ended. A piece that cannot be read back is fetched again,
+once. Refuses to judge whose masters are the right ones: the machine does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+import contextlib
+import errno
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from psyche_core.client import report
 from psyche_core.client.events import FetchModel, ModelFetched, ModelFetchFailed, SnapshotFailed, SnapshotTaken, TakeSnapshot
-from psyche_core.errors import ModelError, TransportError, WireError
+from psyche_core.client.gathering import gather, patience
+from psyche_core.errors import ModelError, ModelHalfReplaced, TransportError, WireError
 from psyche_core.interfaces import Transport
+from psyche_core.training.piece_file import PieceFile, PiecesOnDisk
+from psyche_core.training.scratch import Scratch, ScratchFile
+from psyche_core.training.spare_memory import give_back_memory
 from psyche_core.wire.manifest import Manifest, Piece, Table, cut, decode, encode, max_manifest_bytes
 
-PIECES_AT_ONCE = 4
-"""Pieces being fetched at the same time: enough to fill a line, few enough that a slow one is not starved by the others."""
+PIECES_AT_ONCE = 8
+"""Pieces being fetched at the same time where nobody says otherwise."""
 
-FLOOR_BYTES_PER_SECOND = 64 * 1024
-"""A piece that comes slower than this is given up."""
+PIECES_PER_TURN = 16
+"""Pieces that a worker thread reads, hashes or writes before it looks whether anybody still wants them."""
 
-GRACE_SECONDS = 20.0
-"""Added to the time of every blob: finding a source, and asking another when one falls silent."""
+MOST_OFFERED = 4
+"""Models, ours and fetched ones, that are offered at a time: nobody fills our disk by asking for one after the other."""
 
-MAX_OFFERED_BYTES = 3 * 2**29
-MAX_OFFERED_PIECES = 8192
-"""Most that is offered at a time; well below what transports keep, where our own results must have their place."""
+INSTALLATIONS = 2
+"""Attempts to replace the masters with what was fetched; before the second, what has gone bad on disk is fetched again."""
 
 
 class ModelHolder(Protocol):
@@ -51,77 +60,173 @@ class ModelHolder(Protocol):
     def differing(self, manifest: Manifest) -> Sequence[int]:
         """Numbers of the pieces in which the masters differ from a manifest. Raises ModelError."""
 
-    def install(self, manifest: Manifest, pieces: Mapping[int, bytes]) -> None:
-        """Replace the masters by a manifest's and forget all else; change nothing and raise ModelError when that cannot be."""
+    def install(self, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
+        """Replace the masters by a manifest's and forget all else.
+
+        pieces: looked up one at a time; looking up may raise OSError. Changes nothing and raises ModelError when that cannot be,
+        ModelHalfReplaced when it ended half way.
+        """
 
     def full_digest(self) -> bytes:
         """SHA-256 over all masters."""
 
 
-class ModelExchange:
-    """One client's side of it. tell: where progress and problems go. Works for one caller at a time."""
+@dataclass(slots=True)
+class _Incoming:
+    """What is there of the model of a manifest. have: numbers of the pieces whose bytes are in the file and verified."""
 
-    def __init__(self, transport: Transport, *, tell: Callable[[report.Event], None]) -> None:
+    manifest_hash: bytes
+    file: PieceFile
+    have: set[int] = field(default_factory=set)
+
+
+class ModelExchange:
+    """One client's side of it. Works for one caller at a time.
+
+    tell: where progress and problems go. scratch: where files go; a folder of its own when there is none. at_once: pieces to
+    fetch at the same time.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        tell: Callable[[report.Event], None],
+        scratch: Scratch | None = None,
+        at_once: int = PIECES_AT_ONCE,
+    ) -> None:
         self._transport = transport
         self._tell = tell
-        self._offered: list[tuple[int, int, int]] = []  # tag, pieces, bytes
-        self._wanted = b""  # hash of the manifest we fetch
-        self._kept: dict[bytes, bytes] = {}  # its pieces, by hash
+        self._scratch = scratch
+        self._own_scratch: Scratch | None = None
+        self._at_once = at_once
+        self._offered: list[tuple[int, PieceFile]] = []  # by tag
+        self._incoming: _Incoming | None = None
+        self._unusable = ""
+
+    def check_usable(self) -> None:
+        """Raises ModelError while the masters are neither what they were nor what they were to become."""
+        if self._unusable:
+            raise ModelError(self._unusable)
+
+    def loaded_anew(self) -> None:
+        """The masters were loaded from elsewhere, so what befell the old ones is of the past."""
+        self._unusable = ""
+
+    async def expire(self, before: int) -> None:
+        """What was offered under older tags is gone, and its files with it."""
+        outlived = [file for tag, file in self._offered if tag < before]
+        self._offered = [(tag, file) for tag, file in self._offered if tag >= before]
+        for file in outlived:
+            await anyio.to_thread.run_sync(file.remove)
+
+    async def aclose(self) -> None:
+        """Remove the files of a folder of our own; a scratch that was given is its owner's to close. Idempotent."""
+        if self._own_scratch is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._own_scratch.close)
 
     # -------------------------------------------------------------------------------------------- out
 
     async def offer(self, holder: ModelHolder, work: TakeSnapshot, *, run_id: str) -> SnapshotTaken | SnapshotFailed:
-        """Publish the masters and their manifest under the work's tag. What prevents it is told to people too."""
-        table = holder.table
-        pieces = cut(table)
-        total = sum(piece.byte_count for piece in pieces)
+        """Write the masters down, offer them and their manifest under the work's tag. What prevents it is told to people too."""
         try:
-            self._make_room(len(pieces), total)
-            self._offered.append((work.tag, len(pieces), total))
-            hashes = []
-            for piece in pieces:
-                data = await anyio.to_thread.run_sync(holder.read_piece, piece)
-                hashes.append(await self._transport.publish(data, tag=work.tag))
-            encoded = encode(Manifest(run_id, work.step, table, tuple(hashes)))
-            manifest_hash = await self._transport.publish(encoded, tag=work.tag)
-        except (TransportError, ModelError) as error:
-            reason = f"the model after step {work.step} cannot be offered to others: {error}"
+            self.check_usable()
+            if len(self._offered) >= MOST_OFFERED:
+                message = f"{len(self._offered)} are being offered already, as many as are kept on disk at a time"
+                raise ModelError(message)
+
+            table = holder.table
+            file = await anyio.to_thread.run_sync(self._snapshot_file, cut(table))
+            self._offered.append((work.tag, file))
+            try:
+                hashes = await self._write_down(holder, file, cut(table))
+                await self._offer(file, dict(enumerate(hashes)), cut(table), tag=work.tag)
+                encoded = encode(Manifest(run_id, work.step, table, hashes))
+                manifest_hash = await self._transport.publish(encoded, tag=work.tag)
+                await anyio.to_thread.run_sync(give_back_memory)
+            except BaseException:
+                self._offered = [known for known in self._offered if known[1] is not file]
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(file.remove)
+                raise
+        except (TransportError, ModelError, OSError) as error:
+            reason = f"the model after step {work.step} cannot be offered to others: {_sentence(error)}"
             self._tell(report.Problem("warning", reason))
             return SnapshotFailed(work.step, reason)
 
         return SnapshotTaken(work.step, manifest_hash, len(encoded))
 
-    def _make_room(self, pieces: int, total: int) -> None:
-        """Raises ModelError where the transport could not keep another snapshot beside our results."""
-        pieces += sum(count for _, count, _ in self._offered)
-        total += sum(size for _, _, size in self._offered)
-        if pieces > MAX_OFFERED_PIECES or total > MAX_OFFERED_BYTES:
-            message = (
-                f"with it we would offer {total} bytes in {pieces} pieces, "
-                f"and at most {MAX_OFFERED_BYTES} bytes in {MAX_OFFERED_PIECES} pieces are kept at a time"
-            )
-            raise ModelError(message)
+    def _snapshot_file(self, pieces: tuple[Piece, ...]) -> PieceFile:
+        """An empty file with room for a whole model. Raises OSError."""
+        file = PieceFile(self._folder().create("snapshot"), pieces)
+        _or_removed(file, partial(file.reserve, range(len(pieces))))
+        return file
 
-    def expire(self, before: int) -> None:
-        """What was offered under older tags is gone."""
-        self._offered = [offer for offer in self._offered if offer[0] >= before]
+    async def _write_down(self, holder: ModelHolder, file: PieceFile, pieces: tuple[Piece, ...]) -> tuple[bytes, ...]:
+        """Copy all masters into a file; the hashes of the pieces."""
+
+        def write(turn: Sequence[Piece]) -> list[bytes]:
+            found = []
+            for piece in turn:
+                data = holder.read_piece(piece)
+                file.write(piece.number, data)
+                found.append(hashlib.sha256(data).digest())
+            return found
+
+        hashes: list[bytes] = []
+        for turn in _turns(pieces):
+            hashes += await anyio.to_thread.run_sync(write, turn)
+        return tuple(hashes)
+
+    async def _offer(self, file: PieceFile, hashes: Mapping[int, bytes], pieces: tuple[Piece, ...], *, tag: int) -> None:
+        """Offer pieces of a file. hashes: by number."""
+        for number, digest in hashes.items():
+            await self._transport.offer(digest, size=pieces[number].byte_count, read=partial(file.read, number), tag=tag)
+
+    def _folder(self) -> Scratch:
+        if self._scratch is None:
+            self._scratch = self._own_scratch = Scratch()
+        return self._scratch
 
     # -------------------------------------------------------------------------------------------- in
 
     async def fetch(self, holder: ModelHolder, work: FetchModel, *, run_id: str) -> ModelFetched | ModelFetchFailed:
-        """Replace the masters by those of the work's manifest, or change nothing and say why."""
-        if work.manifest_hash != self._wanted:
-            self._wanted, self._kept = work.manifest_hash, {}
+        """Replace the masters by those of the work's manifest, or change nothing and say why.
+
+        Only where the replacing itself fails half way are the masters lost; `check_usable` says so until a fetch succeeds.
+        """
         try:
             manifest = await self._manifest(holder.table, work, run_id=run_id)
-            differing = await anyio.to_thread.run_sync(holder.differing, manifest)
-            pieces = await self._pieces(manifest, frozenset(differing), work)
-            await anyio.to_thread.run_sync(holder.install, manifest, pieces)
-        except (TransportError, WireError, ModelError, TimeoutError) as error:
-            why = str(error) or "a time-out"
-            return ModelFetchFailed(work.step, f"the model after step {work.step} could not be had from others: {why}")
+            incoming = await self._resumed(manifest, work)
+            for attempt in range(1, INSTALLATIONS + 1):
+                wanted = frozenset(await anyio.to_thread.run_sync(holder.differing, manifest))
+                await self._fill(incoming, manifest, wanted, work)
+                await anyio.to_thread.run_sync(give_back_memory)
+                try:
+                    await anyio.to_thread.run_sync(holder.install, manifest, PiecesOnDisk(incoming.file, wanted))
+                    break
+                except ModelError as error:
+                    half = isinstance(error, ModelHalfReplaced)
+                    if half:
+                        self._unusable = str(error)
+                    gone = wanted - await self._held(incoming.file, manifest, wanted)
+                    incoming.have -= gone
+                    if attempt == INSTALLATIONS or not (gone or half):
+                        raise
 
-        self._wanted, self._kept = b"", {}
+        except (TransportError, WireError, ModelError, TimeoutError, OSError) as error:
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                await self._drop_incoming()  # whatever is wrong with this file, the next attempt has another
+            reason = f"the model after step {work.step} could not be had from others: {_sentence(error)}"
+            if self._unusable not in reason:
+                reason += f"; {self._unusable}"
+            return ModelFetchFailed(work.step, reason)
+
+        self._unusable = ""
+        self._incoming = None
+        incoming.file.resumable = False
+        self._offered.append((work.tag, incoming.file))
         return ModelFetched(work.step, await anyio.to_thread.run_sync(holder.full_digest))
 
     async def _manifest(self, table: Table, work: FetchModel, *, run_id: str) -> Manifest:
@@ -131,7 +236,9 @@ class ModelExchange:
             message = f"its manifest is said to have {work.manifest_bytes} bytes, ours has at most {limit}"
             raise WireError(message)
 
-        data = await self._blob(work.manifest_hash, limit, work.sources, tag=work.tag)
+        data = await self._transport.fetch(
+            work.manifest_hash, sources=work.sources, max_bytes=limit, timeout=patience(limit), tag=work.tag
+        )
         manifest = await anyio.to_thread.run_sync(lambda: decode(data, expected=table))
         if (manifest.run_id, manifest.step) != (run_id, work.step):
             message = f"its manifest is of step {manifest.step} of run {manifest.run_id!r}"
@@ -139,39 +246,77 @@ class ModelExchange:
 
         return manifest
 
-    async def _pieces(self, manifest: Manifest, differing: frozenset[int], work: FetchModel) -> dict[int, bytes]:
-        """The bytes of the pieces with these numbers. Raises TransportError for the first that cannot be had."""
-        wanted = [piece for piece in cut(manifest.table) if piece.number in differing]
-        sizes = {manifest.hashes[piece.number]: piece.byte_count for piece in wanted}  # equal pieces are fetched once
-        pending = iter([(place, digest) for place, digest in enumerate(sizes) if digest not in self._kept])
+    async def _resumed(self, manifest: Manifest, work: FetchModel) -> _Incoming:
+        """What is there of this manifest's model: from our last attempt, or from a process that was killed, or nothing yet."""
+        if self._incoming is not None and self._incoming.manifest_hash == work.manifest_hash:
+            return self._incoming
+
+        def find() -> tuple[ScratchFile, bool]:
+            key = f"{work.manifest_hash.hex()} of {manifest.run_id}"
+            left = self._folder().adopt("model", key)
+            return (left, True) if left is not None else (self._folder().create("model", key, resumable=True), False)
+
+        await self._drop_incoming()
+        pieces = cut(manifest.table)
+        found, left_behind = await anyio.to_thread.run_sync(find)
+        self._incoming = incoming = _Incoming(work.manifest_hash, PieceFile(found, pieces))
+        if left_behind:
+            incoming.have = await self._held(incoming.file, manifest, range(len(pieces)))
+        return incoming
+
+    async def _drop_incoming(self) -> None:
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            await anyio.to_thread.run_sync(incoming.file.remove)
+
+    async def _held(self, file: PieceFile, manifest: Manifest, numbers: Iterable[int]) -> set[int]:
+        """Numbers of the pieces that are in a file with the bytes the manifest names."""
+
+        def held(turn: Sequence[int]) -> list[int]:
+            return [number for number in turn if file.holds(number, manifest.hashes[number])]
+
+        found: set[int] = set()
+        for turn in _turns(sorted(numbers)):
+            found.update(await anyio.to_thread.run_sync(held, turn))
+        return found
+
+    async def _fill(self, incoming: _Incoming, manifest: Manifest, numbers: Collection[int], work: FetchModel) -> None:
+        """See to it that these pieces are in the file. Raises TransportError when some cannot be had."""
+        pieces = cut(manifest.table)
+        places: dict[bytes, list[int]] = {}  # equal pieces are fetched once
+        for number in sorted(numbers):
+            places.setdefault(manifest.hashes[number], []).append(number)
+        sizes = {digest: max(pieces[number].byte_count for number in at) for digest, at in places.items()}
+        there = {digest: at[0] for digest, at in places.items() if incoming.have.issuperset(at)}
+        missing = {digest: size for digest, size in sizes.items() if digest not in there}
         progress = _Progress(work.step, len(sizes), self._tell)
-        progress.add([size for digest, size in sizes.items() if digest in self._kept])
-        failures: list[TransportError] = []
+        progress.add([sizes[digest] for digest in there])
+        await anyio.to_thread.run_sync(incoming.file.reserve, [n for digest in missing for n in places[digest]])
+        await self._pass_on(incoming.file, {number: digest for digest, number in there.items()}, pieces, tag=work.tag)
 
-        async def work_off(scope: anyio.CancelScope) -> None:
-            for place, digest in pending:
-                turn = place % len(work.sources) if work.sources else 0
-                try:
-                    blob = await self._blob(digest, sizes[digest], work.sources[turn:] + work.sources[:turn], tag=work.tag)
-                except TransportError as error:
-                    failures.append(error)
-                    scope.cancel()
-                    return
+        def write(at: list[int], blob: bytes) -> None:
+            for number in at:
+                if len(blob) != pieces[number].byte_count:
+                    message = (
+                        f"piece {number} of the model ({pieces[number].name}) has {pieces[number].byte_count} bytes, "
+                        f"its manifest names one of {len(blob)}"
+                    )
+                    raise ModelError(message)
+                incoming.file.write(number, blob)
 
-                self._kept[digest] = blob
-                progress.add([len(blob)])
+        async def keep(digest: bytes, blob: bytes) -> None:
+            at = places[digest]
+            await anyio.to_thread.run_sync(write, at, blob)
+            incoming.have.update(at)
+            await self._pass_on(incoming.file, {at[0]: digest}, pieces, tag=work.tag)
+            progress.add([len(blob)])
 
-        async with anyio.create_task_group() as tasks:
-            for _ in range(PIECES_AT_ONCE):
-                tasks.start_soon(work_off, tasks.cancel_scope)
-        if failures:
-            raise failures[0]
+        await gather(self._transport, missing, sources=work.sources, at_once=self._at_once, tag=work.tag, keep=keep)
 
-        return {piece.number: self._kept[manifest.hashes[piece.number]] for piece in wanted}
-
-    async def _blob(self, blob_hash: bytes, max_bytes: int, sources: Sequence[bytes], *, tag: int) -> bytes:
-        timeout = GRACE_SECONDS + max_bytes / FLOOR_BYTES_PER_SECOND
-        return await self._transport.fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout, tag=tag)
+    async def _pass_on(self, file: PieceFile, hashes: Mapping[int, bytes], pieces: tuple[Piece, ...], *, tag: int) -> None:
+        """Offer others what we have of a model that we are fetching; not being able to must not stop us."""
+        with contextlib.suppress(TransportError):
+            await self._offer(file, hashes, pieces, tag=tag)
 
 
 class _Progress:
@@ -193,3 +338,29 @@ class _Progress:
         if percent != self._percent:
             self._percent = percent
             self._tell(report.ModelSync(self._step, self._done, self._total, self._bytes))
+
+
+Item = TypeVar("Item")
+
+
+def _turns(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    for first in range(0, len(items), PIECES_PER_TURN):
+        yield items[first : first + PIECES_PER_TURN]
+
+
+def _or_removed(file: PieceFile, prepare: Callable[[], None]) -> None:
+    """Prepare a new file; it is gone when that fails."""
+    try:
+        prepare()
+    except BaseException:
+        file.remove()
+        raise
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong, in words."""
+    if isinstance(error, OSError) and error.strerror:
+        hint = "; make room, or name another folder with --cache-dir" if error.errno == errno.ENOSPC else ""
+        return f"the scratch file could not be used ({error.strerror}){hint}"
+
+    return str(error) or "a time-out"

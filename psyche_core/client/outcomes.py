@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from psyche_core.client import course, recovery, report
+from psyche_core.client import course, recovery, report, storage
 from psyche_core.client import events as ev
 from psyche_core.client.hearing import ask_again, payload_checked
 from psyche_core.client.standing import Standing
-from psyche_core.coordinator.commands import Equivocation, WarmupWitness, Witness
+from psyche_core.coordinator.commands import Checkpoint, Equivocation, WarmupWitness, Witness
 from psyche_core.wire.messages import ModelDigest, ModelOffer, Result
 
 
@@ -28,6 +28,9 @@ def work_done(me: Standing, event: ev.Event, *, sign: Callable[[bytes], bytes]) 
             _digested(me, event)
         case ev.ModelReady():
             _model_ready(me, event)
+        case ev.SourceMissing():
+            me.source_missing = True
+            me.tell(report.Problem("warning", f"{event.reason}; asking the other members"))
         case ev.TrainFailed():
             _train_failed(me, event)
         case ev.EpochClosed():
@@ -50,6 +53,8 @@ def command_answered(me: Standing, event: ev.CommandAnswered) -> None:
         record = notes.records.get(command.statement.height)
         if record is not None:
             me.tell(report.WitnessSent(record.epoch, record.height, record.all_finished(me.healthy)))
+    elif isinstance(command, Checkpoint):
+        storage.answered(me, command, event.code)
     elif isinstance(command, Equivocation):
         record = notes.records.get(command.height)
         if record is not None and command.epoch == notes.number and command.index in record.evidence:
@@ -70,8 +75,14 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
         return
 
     me.notes.digests.ours = event.digest
-    if event.step is None and me.state.epoch.start_step == 1:
+    if event.step is not None:
+        me.notes.masters_replaced(event.step)
+    elif me.state.epoch.start_step == 1:
         me.masters_at = 0  # the run begins with the model its checkpoint names
+    if me.source_missing:
+        me.source_missing = False
+        me.notes.repair.over()
+        me.tell(report.Resynced(me.notes.number, event.step or 0))
     ask_again(me)
 
 
@@ -122,6 +133,7 @@ def _epoch_closed(me: Standing, event: ev.EpochClosed) -> None:
         return
 
     notes.closed = notes.judge = True
+    notes.saved = event.saved
     notes.closed_at = me.now
     me.model_digest = notes.digests.ours = event.digest
     notes.digests.note_own(notes.slot, ended=True)
@@ -132,5 +144,12 @@ def _epoch_closed(me: Standing, event: ev.EpochClosed) -> None:
 
 def _snapshot_taken(me: Standing, event: ev.SnapshotTaken) -> None:
     if me.notes is not None:
-        offer = ModelOffer(me.notes.number, event.step, event.manifest_hash, event.manifest_bytes)
+        offer = ModelOffer(
+            me.notes.number,
+            event.step,
+            event.manifest_hash,
+            event.manifest_bytes,
+            event.description_hash,
+            event.description_bytes,
+        )
         me.do(ev.Broadcast(offer, me.notes.tag(max(me.notes.newest, 0) + course.KEPT_ROUNDS)))

@@ -11,12 +11,13 @@ class Patience:
 
     offers: for more members to offer their model; answer: before we join or come back once more; evidence: before we repeat a
     proof that was not answered, short because it is heard until the epoch ends only; leaving: serving our last results after we
-    withdrew.
+    withdrew. absence: no more than this passes between two events: who was suspended for longer was not waiting.
     """
 
     payload: float = 60.0
     peers: float = 10.0
     offers: float = 10.0
     answer: float = 10.0
-    evidence: float = 3.0
+    evidence: float = 1.5
+    absence: float = 5.0
     leaving: float = 5.0

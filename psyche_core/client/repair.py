@@ -11,6 +11,7 @@ for a while. Refuses to fetch for ever: a bounded number of attempts per epoch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -22,12 +23,13 @@ MAX_OFFERS_PER_SLOT = 8
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """Masters that can be had. slots: who serves them."""
+    """Masters that can be had. slots: who serves them. descriptions: hash and length, those said most often first."""
 
     step: int
     manifest_hash: bytes
     manifest_bytes: int
     slots: tuple[int, ...]
+    descriptions: tuple[tuple[bytes, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -120,7 +122,9 @@ class Repair:
 
         # Honest offers of one manifest have one length; the largest is a limit only.
         length = max(offer.manifest_bytes for offer in voices[best])
-        return Offered(best[0], best[1], length, tuple(sorted(slots[best])))
+        said = Counter((offer.description_hash, offer.description_bytes) for offer in voices[best] if offer.description_bytes)
+        descriptions = tuple(sorted(said, key=lambda one: (-said[one], one)))
+        return Offered(best[0], best[1], length, tuple(sorted(slots[best])), descriptions)
 
     def untried(self, now: float) -> bool:
         """Whether there are offers that may still help, now."""

@@ -40,10 +40,21 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoaded:
-    """parameters: number of trainable values; seconds: wall time of building or loading."""
+    """parameters: number of trainable values; seconds: wall time of building or loading.
+
+    step: the last one whose results are in it, where a checkpoint says so; None for a model the run begins with.
+    """
 
     parameters: int
     seconds: float
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchFound:
+    """So many sequences per forward pass were found to fit into memory; told where the size was left to us."""
+
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,14 @@ class ModelSync:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointStored:
+    """We stored the model after `step`, and the run refers to it now."""
+
+    step: int
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something people should know; the run goes on. level: `warning` or `error`."""
 
@@ -163,6 +182,7 @@ Event = (
     Started
     | PhaseChanged
     | ModelLoaded
+    | MicroBatchFound
     | StepTrained
     | StepApplied
     | WitnessSent
@@ -172,6 +192,7 @@ Event = (
     | Resynced
     | Validated
     | CheckpointSaved
+    | CheckpointStored
     | ModelSync
     | Problem
     | Ended

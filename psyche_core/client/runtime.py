@@ -21,8 +21,11 @@ from anyio.abc import TaskGroup
 
 from psyche_core.client import events as ev
 from psyche_core.client import report
+from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.machine import ClientMachine, Patience
-from psyche_core.client.workshop import Bench, Workshop
+from psyche_core.client.model_exchange import ModelExchange
+from psyche_core.client.turns import Turns
+from psyche_core.client.workshop import Bench, ModelStore, Start, Workshop
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, BlobRejected, CommandRefused, PsycheError, TransportError, WireError
@@ -35,6 +38,10 @@ logger = logging.getLogger("psyche.client")
 
 COMMAND_TIMEOUT = 10.0
 FETCH_TIMEOUT = 30.0
+DOWNLOADS_AT_ONCE = 4
+DOWNLOAD_TURN = 2.0
+"""Seconds after which a payload that is still on its way no longer keeps the next from being asked for."""
+
 WITHDRAW_TIMEOUT = COMMAND_TIMEOUT / 2
 TICK_SECONDS = 0.25
 TOTALS_SECONDS = 1.0
@@ -46,7 +53,9 @@ PASSING_REFUSALS = ("ClientsFull", "Halted")
 class ClientRuntime:
     """Runs one client over an entered backend and an entered transport.
 
-    build: opens model, optimizer and data for the run (see Workshop). report: where events for people go.
+    build: opens model, optimizer and data for the run (see Workshop). report: where events for people go. store: where we put the
+    model when it is our turn; None when we have no such place. exchange: how whole models are handed over; one with its defaults
+    when not given. downloads_at_once: payloads fetched at the same time.
     """
 
     def __init__(
@@ -56,18 +65,29 @@ class ClientRuntime:
         key: SecretKey,
         backend: Backend,
         transport: Transport,
-        build: Callable[[CoordinatorState], Awaitable[Bench]],
+        build: Callable[[Start], Awaitable[Bench]],
         report: report.Report,
         patience: Patience | None = None,
+        store: ModelStore | None = None,
+        exchange: ModelExchange | None = None,
+        descriptions: DescriptionExchange | None = None,
+        downloads_at_once: int = DOWNLOADS_AT_ONCE,
     ) -> None:
         self._run_id = run_id
         self._key = key
         self._backend = backend
         self._transport = transport
         self._report = report
-        self._workshop = Workshop(build, transport=transport, tell=report)
+        self._workshop = Workshop(
+            build, transport=transport, tell=report, store=store, exchange=exchange, descriptions=descriptions
+        )
+        self._downloads = Turns(downloads_at_once, seconds=DOWNLOAD_TURN)
         self._machine = ClientMachine(
-            backend.identity, run_id, sign=lambda commitment: sign_commitment(key, run_id, commitment), patience=patience
+            backend.identity,
+            run_id,
+            sign=lambda commitment: sign_commitment(key, run_id, commitment),
+            patience=patience,
+            can_store=store is not None,
         )
         self._events, self._inbox = anyio.create_memory_object_stream[ev.Event](QUEUE_LENGTH)
         self._addresses: Mapping[bytes, bytes] = {}
@@ -95,7 +115,7 @@ class ClientRuntime:
     async def run(self) -> report.Ended:
         """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot go on."""
         stop: ev.Stop | None = None
-        async with anyio.create_task_group() as tasks:
+        async with contextlib.aclosing(self._workshop), anyio.create_task_group() as tasks:
             for watch in (self._watch_states, self._watch_messages, self._watch_time):
                 tasks.start_soon(watch)
             async for event in self._inbox:
@@ -216,10 +236,12 @@ class ClientRuntime:
                 case ev.FetchPayload():
                     tasks.start_soon(self._fetch, action)
                 case ev.Expire():
-                    self._workshop.expire(action.before)
+                    tasks.start_soon(self._workshop.expire, action.before)
                     tasks.start_soon(self._transport.expire, action.before)
                 case ev.Prefetch():
                     tasks.start_soon(self._workshop.prefetch, action.share)
+                case ev.StoreModel():
+                    tasks.start_soon(self._store, action)
                 case ev.Tell():
                     self._report(action.event)
                 case _:
@@ -236,6 +258,9 @@ class ClientRuntime:
             await self._put(await self._workshop.do(work))
         except PsycheError as error:
             self._fail(error)
+
+    async def _store(self, action: ev.StoreModel) -> None:
+        await self._put(await self._workshop.store(action))
 
     async def _join(self) -> None:
         """Join, however long the coordinator takes to answer; one request at a time."""
@@ -290,9 +315,10 @@ class ClientRuntime:
     async def _fetch(self, action: ev.FetchPayload) -> None:
         limit = self._workshop.bench.trainer.max_payload_bytes
         try:
-            payload = await self._transport.fetch(
-                action.payload_hash, sources=action.sources, max_bytes=limit, timeout=FETCH_TIMEOUT, tag=action.tag
-            )
+            async with self._downloads.turn():
+                payload = await self._transport.fetch(
+                    action.payload_hash, sources=action.sources, max_bytes=limit, timeout=FETCH_TIMEOUT, tag=action.tag
+                )
         except BlobRejected as error:
             logger.warning("payload %s: %s", action.payload_hash[:4].hex(), error)
             await self._put(ev.PayloadMissing(action.payload_hash))

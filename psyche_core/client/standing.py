@@ -21,13 +21,32 @@ from psyche_core.types import NodeIdentity
 
 
 @dataclass(slots=True)
+class Storage:
+    """One epoch's model on its way to the store. key: of the epoch. location: where it is; None while it is being stored.
+
+    told_at: when the coordinator was last told, None before; told: how often. over: it has answered, or it is too late, or it
+    could not be stored.
+    """
+
+    key: tuple[int, int]
+    step: int
+    location: object = None
+    told_at: float | None = None
+    told: int = 0
+    failed: bool = False
+    over: bool = False
+
+
+@dataclass(slots=True)
 class Standing:
-    """See the module. now: seconds of any monotonic clock.
+    """See the module. now: seconds that we have been awake for; clock: what the caller's clock showed last.
 
     notes: of the epoch we are in, or finish; None before the first. healthy: slots healthy in `state`. members: the transport's
     peers as last set; peers: p2p keys connected. introduced: whether this process joined; join_asked: when we last did, None
-    once it is answered by a state. leaving: since when we are on our way out. masters_at: the step whose results are in our
-    masters, None when that is unknown. work: what the trainer is doing.
+    once it is answered by a state. source_missing: nothing here says how the model is built, so all of it comes from others.
+    leaving: since when we are on our way out. masters_at: the step whose results are in our masters, None when that is unknown.
+    work: what the trainer is doing. can_store: whether there is a store to put the model into after an epoch; storage: the one
+    on its way there.
     """
 
     identity: NodeIdentity
@@ -35,6 +54,7 @@ class Standing:
     patience: Patience
     results: ResultDesk
     now: float = 0.0
+    clock: float | None = None
     state: CoordinatorState | None = None
     stopped: Stop | None = None
     notes: EpochNotes | None = None
@@ -46,11 +66,22 @@ class Standing:
     join_asked: float | None = None
     leaving: float | None = None
     model_ready: bool = False
+    source_missing: bool = False
     model_digest: bytes = bytes(32)
     masters_at: int | None = None
     work: Work | None = None
+    can_store: bool = False
+    storage: Storage | None = None
     figures: Figures = field(default_factory=Figures)
     actions: list[Action] = field(default_factory=list)
+
+    def wake(self, clock: float) -> None:
+        """Time has passed. A process that was stopped, or a machine that slept, finds old messages before it loses patience."""
+        if self.clock is None:
+            self.now = clock
+        else:
+            self.now += min(max(clock - self.clock, 0.0), self.patience.absence)
+        self.clock = clock
 
     def do(self, *actions: Action) -> None:
         """Ask for something to be done."""

@@ -7,8 +7,8 @@ happened.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 
 from psyche_core.client import report
+from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.events import (
     Applied,
     Apply,
@@ -27,19 +28,39 @@ from psyche_core.client.events import (
     Event,
     FetchModel,
     Load,
+    ModelFetched,
+    ModelFetchFailed,
     ModelReady,
+    ModelStored,
+    SnapshotFailed,
+    SnapshotTaken,
+    StoreFailed,
+    StoreModel,
     TakeSnapshot,
     Train,
     Trained,
     TrainFailed,
     Work,
 )
+from psyche_core.client.events import SourceMissing as SourceMissingEvent
 from psyche_core.client.model_exchange import ModelExchange, ModelHolder
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import DataError, ModelError, NonFiniteError, PayloadRejected
+from psyche_core.errors import (
+    DataError,
+    ModelError,
+    NonFiniteError,
+    PayloadRejected,
+    StoreError,
+    TransportError,
+    WireError,
+)
 from psyche_core.interfaces import DataProvider, Transport
 from psyche_core.interfaces.data import Samples
-from psyche_core.training.checkpoint import checkpoint_path
+from psyche_core.run_config import Choice
+from psyche_core.training.checkpoint import checkpoint_path, save_checkpoint
+from psyche_core.training.checkpoint_manifest import Facts
+from psyche_core.training.origin import SourceMissing
+from psyche_core.training.private_state import private_path
 from psyche_core.types import BatchId
 
 DATA_TIMEOUT = 120.0
@@ -76,6 +97,10 @@ class TrainerLike(ModelHolder, Protocol):
     def parameter_count(self) -> int:
         """Trainable values."""
 
+    @property
+    def description(self) -> Mapping[str, bytes]:
+        """The small files that say how the model is built; empty where it cannot be described so."""
+
     def train(self, step: int, samples: Samples) -> TrainedShare:
         """Train one share at the look-ahead weights."""
 
@@ -94,28 +119,70 @@ class TrainerLike(ModelHolder, Protocol):
     def save(self, directory: Path) -> None:
         """Write a checkpoint."""
 
+    def save_private(self, path: Path) -> None:
+        """Write what only our optimizer has, for our own next start."""
+
+
+class ModelStore(Protocol):
+    """A place that keeps models for the run; psyche_core.training.stores has some."""
+
+    async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
+        """Store a checkpoint's folder whole; its location as a run configuration says it. Raises StoreError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a bench is built for.
+
+    state: of the run. fresh: with the model that the run's checkpoint names, whatever we saved ourselves. folder: what the other
+    members say the model is built like, its weights still to come; None to find the model on this machine or where the run says.
+    """
+
+    state: CoordinatorState
+    fresh: bool = False
+    folder: Path | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is needed to work on a run. checkpoints: folder that checkpoints go to; None saves nothing."""
+    """What is needed to work on a run. checkpoints: folder that checkpoints go to; None saves nothing.
+
+    step: the last one whose results are in the trainer's masters; None for the model the run's checkpoint names. stored_step: the
+    one that this model says it is of, for people.
+    """
 
     trainer: TrainerLike
     data: DataProvider
     validation: Samples | None = None
     checkpoints: Path | None = None
     keep_checkpoints: Callable[[Path], None] | None = None
+    step: int | None = None
+    stored_step: int | None = None
 
 
 class Workshop:
-    """Does work for the machine. build: opens everything for a run's state, called for each Load, may take long."""
+    """Does work for the machine.
+
+    build: opens everything for a run, called for each Load, may take long; raises SourceMissing when nothing on this machine says
+    how the run's model is built. store: where models of epochs' ends go. exchange, descriptions: how models go to others.
+    """
 
     def __init__(
-        self, build: Callable[[CoordinatorState], Awaitable[Bench]], *, transport: Transport, tell: Callable[[report.Event], None]
+        self,
+        build: Callable[[Start], Awaitable[Bench]],
+        *,
+        transport: Transport,
+        tell: Callable[[report.Event], None],
+        store: ModelStore | None = None,
+        exchange: ModelExchange | None = None,
+        descriptions: DescriptionExchange | None = None,
     ) -> None:
         self._build = build
         self._transport = transport
         self._tell = tell
-        self._exchange = ModelExchange(transport, tell=tell)
+        self._model_store = store
+        self._exchange = exchange or ModelExchange(transport, tell=tell)
+        self._descriptions = descriptions or DescriptionExchange(transport)
         self._bench: Bench | None = None
         self._run_id = ""
         self._payloads: dict[bytes, tuple[int, bytes]] = {}
@@ -144,19 +211,63 @@ class Workshop:
             case CloseEpoch():
                 return await self._close(work)
             case TakeSnapshot():
-                return await self._exchange.offer(self.bench.trainer, work, run_id=self._run_id)
-            case FetchModel():
+                return await self._offer(work)
+            case FetchModel(build=None):
                 return await self._exchange.fetch(self.bench.trainer, work, run_id=self._run_id)
+            case FetchModel():
+                return await self._build_and_fetch(work)
 
     async def _load(self, work: Load) -> Event:
         started = perf_counter()
-        bench = self._bench = await self._build(work.state)
+        try:
+            bench = await self._build(Start(work.state, fresh=work.fresh))
+        except SourceMissing as error:
+            return SourceMissingEvent(str(error))
+
+        self._bench = bench
+        self._exchange.loaded_anew()
         self._run_id = work.state.run_id
         digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
-        self._tell(report.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started))
+        step = bench.stored_step if bench.step is None else bench.step
+        self._tell(report.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started, step))
         if work.state.progress.step == 1:  # later these weights are a starting point that the run has left behind
             await self._validate(0)
-        return ModelReady(digest, bench.trainer.max_payload_bytes)
+        return ModelReady(digest, bench.trainer.max_payload_bytes, bench.step)
+
+    async def _offer(self, work: TakeSnapshot) -> SnapshotTaken | SnapshotFailed:
+        """Offer the masters, and how the model is built; a model that cannot be described is offered to those who know it."""
+        taken = await self._exchange.offer(self.bench.trainer, work, run_id=self._run_id)
+        if isinstance(taken, SnapshotFailed):
+            return taken
+
+        try:
+            files = await anyio.to_thread.run_sync(lambda: self.bench.trainer.description)
+            described = await self._descriptions.offer(files, tag=work.tag)
+        except ModelError as error:
+            self._tell(report.Problem("warning", str(error)))
+            return taken
+
+        return replace(taken, description_hash=described[0], description_bytes=described[1])
+
+    async def _build_and_fetch(self, work: FetchModel) -> ModelReady | ModelFetchFailed:
+        """Build the model as the other members say, and give it their masters; the descriptions are tried in turn."""
+        assert work.build is not None
+        reason = "no member says how the model is built"
+        for blob_hash, size in work.descriptions:
+            try:
+                folder = await self._descriptions.fetch(blob_hash, size, sources=work.sources, tag=work.tag)
+                bench = await self._build(Start(work.build, folder=folder))
+            except (TransportError, WireError, ModelError, TimeoutError) as error:
+                reason = str(error) or "a time-out"
+                continue
+
+            done = await self._exchange.fetch(bench.trainer, work, run_id=work.build.run_id)
+            if isinstance(done, ModelFetched):
+                self._bench, self._run_id = bench, work.build.run_id
+                self._exchange.loaded_anew()
+                return ModelReady(done.digest, bench.trainer.max_payload_bytes, work.step)
+            reason = done.reason
+        return ModelFetchFailed(work.step, f"the model of the run could not be built: {reason}")
 
     async def prefetch(self, share: tuple[BatchId, ...]) -> None:
         """Read a share's samples ahead of its Train work."""
@@ -187,6 +298,7 @@ class Workshop:
 
     async def _train(self, work: Train) -> Event:
         try:
+            self._exchange.check_usable()
             samples = await self._samples(work.share)
             done = await anyio.to_thread.run_sync(self.bench.trainer.train, work.step, samples)
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
@@ -207,13 +319,20 @@ class Workshop:
         self._payloads[payload_hash] = (tag, payload)
         return True
 
-    def expire(self, before: int) -> None:
-        """Drop payloads with older tags."""
-        self._exchange.expire(before)
+    async def aclose(self) -> None:
+        """Remove what was kept on disk for others. Idempotent."""
+        await self._exchange.aclose()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._descriptions.close)
+
+    async def expire(self, before: int) -> None:
+        """Drop payloads and snapshots with older tags."""
         for payload_hash in [known for known, (tag, _) in self._payloads.items() if tag < before]:
             del self._payloads[payload_hash]
+        await self._exchange.expire(before)
 
     async def _apply(self, work: Apply) -> Event:
+        self._exchange.check_usable()
         payloads = [self._payloads[payload_hash][1] for payload_hash in work.payload_hashes]
         started = perf_counter()
 
@@ -224,20 +343,38 @@ class Workshop:
         return Applied(work.height, perf_counter() - started)
 
     async def _close(self, work: CloseEpoch) -> Event:
+        self._exchange.check_usable()
         digest = await anyio.to_thread.run_sync(self.bench.trainer.full_digest)
         await self._validate(work.step)
-        bench = self.bench
+        bench, saved = self.bench, False
         if bench.checkpoints is not None:
             directory = checkpoint_path(bench.checkpoints, self._run_id, work.step)
             try:
-                await anyio.to_thread.run_sync(bench.trainer.save, directory)
+                facts = Facts(run_id=self._run_id, step=work.step, epoch=work.epoch, data_index=work.data_index)
+                await anyio.to_thread.run_sync(lambda: save_checkpoint(directory, facts, write=bench.trainer.save))
+                await anyio.to_thread.run_sync(bench.trainer.save_private, private_path(bench.checkpoints, self._run_id))
                 if bench.keep_checkpoints is not None:
                     await anyio.to_thread.run_sync(bench.keep_checkpoints, directory)
             except (ModelError, OSError) as error:
                 self._tell(report.Problem("error", f"the checkpoint of step {work.step} was not saved: {error}"))
             else:
+                saved = True
                 self._tell(report.CheckpointSaved(work.step, str(directory)))
-        return EpochClosed(digest)
+        return EpochClosed(digest, saved)
+
+    async def store(self, action: StoreModel) -> ModelStored | StoreFailed:
+        """Put the checkpoint of an epoch's end into our store; what prevents it is one sentence."""
+        checkpoints = self.bench.checkpoints
+        if self._model_store is None or checkpoints is None:
+            return StoreFailed(action.step, "there is no store for the model, or no folder of checkpoints")
+
+        directory = checkpoint_path(checkpoints, self._run_id, action.step)
+        try:
+            location = await self._model_store.put(directory, run_id=self._run_id, step=action.step)
+        except StoreError as error:
+            return StoreFailed(action.step, f"the model of step {action.step} was not stored: {error}")
+
+        return ModelStored(action.step, location)
 
     async def _validate(self, step: int) -> None:
         validation = self.bench.validation

@@ -30,7 +30,8 @@ _FOLLOWS = {
     ("Hub", "Hub"): "Hub",
     ("Gcs", "Gcs"): "Gcs",
 }
-_OPEN = (RunState.Cooldown, RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
+OPEN = (RunState.Cooldown, RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
+"""States in which it can be said where the model is stored."""
 
 
 def loaded_from_peers(model: ModelConfig) -> ModelConfig:
@@ -88,7 +89,7 @@ def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
 
     Raises CoordinatorError (InvalidRunState, NoActiveRound, InvalidCheckpoint).
     """
-    if state.run_state not in _OPEN:
+    if state.run_state not in OPEN:
         message = f"checkpoints are stored after an epoch's rounds, the run is in {state.run_state.name}"
         raise CoordinatorError("InvalidRunState", message)
 

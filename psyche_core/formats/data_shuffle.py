@@ -1,8 +1,9 @@
-"""The seeded shuffle of training sequences: ChaCha8 words drive a forward Fisher-Yates with batched draws.
+"""Seeded orders of training sequences: ChaCha8 words drive a Fisher-Yates shuffle.
 
-Decided here: the permutation is the reference's, bit for bit (rand 0.9 `SliceRandom::shuffle` over a ChaCha8 stream whose key
-is the seed), so that data prepared for the one trains in the same order with the other. Pure Python on purpose: whoever serves
-data needs neither numpy nor torch. Many ChaCha blocks are computed at once, one per 64-bit lane of a big integer.
+Decided: the permutations are the reference's, bit for bit (rand 0.9 over a ChaCha8 stream whose key is the seed), so that data
+prepared for the one trains in the same order with the other. `shuffled_order` is `SliceRandom::shuffle`, forward with several
+places served by one draw; `backward_order` is the plain one that mixtures use. numpy makes large orders several times faster
+where it is installed; nobody needs it.
 
 Refuses more than 2**32 - 2 sequences: beyond that the reference draws differently, and nobody has such a data set.
 """
@@ -10,24 +11,21 @@ Refuses more than 2**32 - 2 sequences: beyond that the reference draws different
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Generator, Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from psyche_core.errors import DataError
+from psyche_core.formats.chacha import SEED_BYTES, WORD, chacha8_words, key_words, uniform_below
 
-SEED_BYTES = 32
-LANES = 1024
-"""ChaCha blocks computed together; 16 words each."""
+if TYPE_CHECKING:
+    from psyche_core.formats.fast_draws import FastWords
 
-_WORD = 0xFFFFFFFF
-_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
-_DOUBLE_ROUNDS = 4
-_COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
-_DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
-
-MAX_SEQUENCES = _WORD - 1
+MAX_SEQUENCES = WORD - 1
+FAST_FROM = 100_000
+"""Orders shorter than this are not worth importing numpy for."""
 
 
 class SeededShuffle(BaseModel):
@@ -47,40 +45,75 @@ def shuffle_seed(shuffle: Shuffle) -> bytes | None:
     return bytes(shuffle.Seeded) if isinstance(shuffle, SeededShuffle) else None
 
 
-def shuffled_order(count: int, seed: bytes) -> array[int]:
+def shuffled_order(count: int, seed: bytes, *, fast_from: int = FAST_FROM) -> array[int]:
     """The permutation that puts sequence `order[i]` at place i.
 
-    count: number of sequences; seed: 32 bytes. Returns an array of `count` unsigned 32-bit numbers.
-    Raises ValueError for a seed of another length, DataError for too many sequences.
+    count: number of sequences; seed: 32 bytes; fast_from: use numpy, where installed, from this count on (speed only).
+    Returns an array of `count` unsigned 32-bit numbers. Raises ValueError for a seed of another length, DataError for too many
+    sequences.
     """
-    if len(seed) != SEED_BYTES:
-        message = f"a shuffle seed has {SEED_BYTES} bytes, got {len(seed)}"
-        raise ValueError(message)
-
-    if count > MAX_SEQUENCES:
-        message = f"{count} sequences cannot be shuffled (the limit is {MAX_SEQUENCES}); use DontShuffle or split the data set"
-        raise DataError(message)
+    _check(count, seed)
+    fast = _fast_words(seed) if count >= fast_from else None
+    partners = _partners(count, chacha8_words(seed)) if fast is None else _fast_partners(count, fast)
 
     order = array("I", range(count))
-    for place, other in enumerate(_swap_partners(count, chacha8_words(seed))):
+    for place, other in enumerate(partners):
+        order[place], order[other] = order[other], place  # nobody has been at `place` before its turn
+
+    return order
+
+
+def backward_order(count: int, seed: bytes, *, fast_from: int = FAST_FROM) -> array[int]:
+    """The permutation of a mixture: places from the last down to 1 are swapped with one drawn from 0..=place.
+
+    Arguments, result and errors as of `shuffled_order`.
+    """
+    _check(count, seed)
+    fast = _fast_words(seed) if count >= fast_from else None
+    bounds = range(count, 1, -1)
+    draws = _single_draws(bounds, chacha8_words(seed)) if fast is None else _fast_draws(bounds, fast)
+
+    order = array("I", range(count))
+    for place, other in zip(range(count - 1, 0, -1), draws, strict=True):
         order[place], order[other] = order[other], order[place]
 
     return order
 
 
-def _swap_partners(count: int, words: Iterator[int]) -> Iterator[int]:
-    """For each place 0..count-1 the place 0..place it is swapped with; one draw serves as many places as fit in 32 bits."""
+def _check(count: int, seed: bytes) -> None:
+    key_words(seed)
+    if count > MAX_SEQUENCES:
+        message = f"{count} sequences cannot be shuffled (the limit is {MAX_SEQUENCES}); use DontShuffle or split the data set"
+        raise DataError(message)
+
+
+def _partners(count: int, words: Iterator[int]) -> Iterator[int]:
+    """For each place 0..count-1 the place 0..place it is swapped with."""
+    size = yield from _joint_partners(count, words)
+    yield from _single_draws(range(size, count + 1), words)
+
+
+def _fast_partners(count: int, words: FastWords) -> Iterator[int]:
+    size = yield from _joint_partners(count, words)
+    yield from _fast_draws(range(size, count + 1), words)
+
+
+def _joint_partners(count: int, words: Iterator[int]) -> Generator[int, None, int]:
+    """Partners of the first places, where one draw serves as many places as fit in 32 bits.
+
+    Returns the number of choices at the first place that has a draw of its own, at most count + 1.
+    """
     if count:
         yield 0
 
     size = 2  # choices at the next place
-    while size <= count:
+    while size <= count and size * (size + 1) <= WORD:
         bound, served = size, 1
-        while bound * (size + served) <= _WORD:
+        while bound * (size + served) <= WORD:
             bound *= size + served
             served += 1
 
-        chunk = _uniform_below(bound, words)
+        chunk = uniform_below(bound, words)
         stop = min(size + served, count + 1)
         while size < stop:
             served -= 1
@@ -91,56 +124,23 @@ def _swap_partners(count: int, words: Iterator[int]) -> Iterator[int]:
                 yield chunk
             size += 1
 
-
-def _uniform_below(bound: int, words: Iterator[int]) -> int:
-    """An unbiased-enough number below `bound` (Canon's method with one correction word, as rand 0.9 samples u32)."""
-    product = next(words) * bound
-    high, low = product >> 32, product & _WORD
-    if low > 2**32 - bound:
-        correction = next(words) * bound >> 32
-        if low + correction > _WORD:
-            high += 1
-
-    return high
+    return size
 
 
-def chacha8_words(seed: bytes, *, lanes: int = LANES) -> Iterator[int]:
-    """The stream of 32-bit words of ChaCha with 8 rounds: key = seed, block counter from 0, stream 0 (RFC 8439's core).
-
-    seed: 32 bytes. lanes: blocks computed together (speed only, the words are the same). The first 2**36 words are right, which
-    is more than the largest shuffle draws; only the lower half of the 64-bit counter is computed.
-    """
-    key = tuple(int.from_bytes(seed[at : at + 4], "little") for at in range(0, SEED_BYTES, 4))
-    first_block = 0
-    while True:
-        yield from _blocks(key, first_block, lanes)
-        first_block += lanes
+def _single_draws(bounds: Iterable[int], words: Iterator[int]) -> Iterator[int]:
+    return (uniform_below(bound, words) for bound in bounds)
 
 
-def _blocks(key: tuple[int, ...], first_block: int, lanes: int) -> array[int]:
-    """Words of blocks first_block .. first_block + lanes - 1. Lane l (bits 64l .. 64l+31) of every integer belongs to block l."""
-    ones = int.from_bytes(array("Q", [1]) * lanes, "little")
-    mask = ones * _WORD
-    counters = int.from_bytes(array("Q", range(first_block, first_block + lanes)), "little")
-    start = [ones * word for word in (*_CONSTANTS, *key)] + [counters, 0, 0, 0]
+def _fast_words(seed: bytes) -> FastWords | None:
+    try:
+        from psyche_core.formats.fast_draws import FastWords
+    except ModuleNotFoundError:
+        return None
 
-    state = list(start)
-    for _ in range(_DOUBLE_ROUNDS):
-        for quarter in (*_COLUMNS, *_DIAGONALS):
-            _quarter_round(state, quarter, mask)
-
-    words = array("I", bytes(64 * lanes))
-    for index, (value, initial) in enumerate(zip(state, start, strict=True)):
-        lane_words = array("I")
-        lane_words.frombytes(((value + initial) & mask).to_bytes(8 * lanes, "little"))
-        words[index::16] = lane_words[::2]
-
-    return words
+    return FastWords(seed)
 
 
-def _quarter_round(state: list[int], quarter: tuple[int, int, int, int], mask: int) -> None:
-    a, b, c, d = quarter
-    for target, source, turned, distance in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-        state[target] = (state[target] + state[source]) & mask
-        shifted = (state[turned] ^ state[target]) << distance
-        state[turned] = (shifted | shifted >> 32) & mask  # what left the lane's lower half comes back at its bottom
+def _fast_draws(bounds: range, words: FastWords) -> Iterator[int]:
+    from psyche_core.formats.fast_draws import uniform_stretches
+
+    return chain.from_iterable(stretch.tolist() for stretch in uniform_stretches(bounds, words))

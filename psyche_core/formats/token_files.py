@@ -3,25 +3,26 @@
 Decided: files of a folder count in the order of their names; a file of n tokens holds n // sequence_length sequences, the last
 whole one included (defects 55 of the reference: it lost that one, and took files in directory order); sequences never cross
 files; a real numpy header is read as a header and must describe plain little-endian unsigned integers of the right size, a
-`.npy` without one holds raw tokens. Files are read at known places instead of being mapped: a mapped file that is cut kills the
-process with SIGBUS, a short read is a DataError. A file that changed since it was opened is refused, because the same number
-must give the same tokens.
+`.npy` without one holds raw tokens. Files are mapped into memory and copied from once. A file that changed since it was opened is
+refused, because the same number must give the same tokens.
 """
 
 from __future__ import annotations
 
 import ast
-import os
+import logging
+import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
 from psyche_core.errors import DataError
 from psyche_core.formats.data_shuffle import shuffled_order
+from psyche_core.formats.dataset_index import FileContents, FileStamp, dataset_index
+from psyche_core.formats.mapped_files import MOST_OPEN, MappedFiles
 
 EXTENSIONS = (".bin", ".ds", ".npy")
 
@@ -33,6 +34,9 @@ MAX_NPY_HEADER = 4096
 """Bytes of a file's beginning that `npy_data_start` needs to see."""
 
 
+logger = logging.getLogger("psyche.data")
+
+
 def token_bytes(name: TokenSizeName) -> int:
     """2 for "TwoBytes", 4 for "FourBytes"."""
     return 2 if name == "TwoBytes" else 4
@@ -41,17 +45,18 @@ def token_bytes(name: TokenSizeName) -> int:
 class SequenceIndex:
     """Which file holds sequence i, and where: cumulative counts, and the shuffled order when there is a seed.
 
-    counts: whole sequences per file. shuffle_seed: 32 bytes or None for the files' own order.
+    counts: whole sequences per file. shuffle_seed: 32 bytes or None for the files' own order. order: the shuffled order itself,
+    where it is known already.
     """
 
-    def __init__(self, counts: Sequence[int], *, shuffle_seed: bytes | None = None) -> None:
-        self._ends = list(accumulate(counts))
-        self._order: array[int] | None = None
-        if shuffle_seed is not None:
+    def __init__(self, counts: Sequence[int], *, shuffle_seed: bytes | None = None, order: array[int] | None = None) -> None:
+        self.ends = list(accumulate(counts))
+        self._order = order
+        if shuffle_seed is not None and order is None:
             self._order = shuffled_order(len(self), shuffle_seed)
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self.ends[-1] if self.ends else 0
 
     def locate(self, index: int) -> tuple[int, int]:
         """(file, sequence within the file) of sample `index`; past the end it wraps around."""
@@ -59,8 +64,14 @@ class SequenceIndex:
         if self._order is not None:
             place = self._order[place]
 
-        file = bisect_right(self._ends, place)
-        return file, place - (self._ends[file - 1] if file else 0)
+        file = bisect_right(self.ends, place)
+        return file, place - (self.ends[file - 1] if file else 0)
+
+    def places(self, indices: Iterable[int]) -> list[int]:
+        """The samples' places among all sequences in file order; past the end they wrap around."""
+        count = len(self)
+        order = self._order
+        return [index % count for index in indices] if order is None else [order[index % count] for index in indices]
 
 
 def adjacent_runs(places: Iterable[tuple[int, int]], *, at_most: int) -> Iterator[tuple[int, int, int]]:
@@ -79,37 +90,43 @@ def adjacent_runs(places: Iterable[tuple[int, int]], *, at_most: int) -> Iterato
         yield run
 
 
-@dataclass(frozen=True, slots=True)
-class TokenFile:
-    """One file as it was when opened. start: byte where tokens begin; sequences: whole ones; stamp: modification time in ns."""
-
-    path: Path
-    start: int
-    sequences: int
-    size: int
-    stamp: int
-
-
 class TokenFiles:
     """The sequences of one token file or of a folder's token files. Blocking: call it in a worker thread.
 
     location: file or folder (not searched deeper). sequence_length: tokens per sequence. token_size: bytes per token, 2 or 4.
-    shuffle_seed: 32 bytes, or None for file order. Raises DataError when there is nothing to read or a file is malformed.
+    shuffle_seed: 32 bytes, or None for file order. cache: folder for the data set's index where the data's own folder is
+    read-only. Raises DataError when there is nothing to read or a file is malformed.
     """
 
-    def __init__(self, location: Path, *, sequence_length: int, token_size: int, shuffle_seed: bytes | None = None) -> None:
+    def __init__(
+        self,
+        location: Path,
+        *,
+        sequence_length: int,
+        token_size: int,
+        shuffle_seed: bytes | None = None,
+        cache: Path | None = None,
+        most_open: int = MOST_OPEN,
+    ) -> None:
         self.sequence_length = sequence_length
         self.token_size = token_size
         self._sequence_bytes = sequence_length * token_size
-        self.files = tuple(self._opened(path) for path in token_paths(location))
-        if not any(file.sequences for file in self.files):
+        self.files = tuple(FileStamp.of(path) for path in token_paths(location))
+        key = {"kind": "tokens", "sequence_length": sequence_length, "token_size": token_size}
+        index = dataset_index(self.files, self._examined, key=key, seed=shuffle_seed, cache=cache)
+        if not any(index.counts):
+            longest = max(file.size for file in self.files)
             message = (
                 f"{location} has {len(self.files)} token files but not one whole sequence of {sequence_length} tokens "
-                f"({self._sequence_bytes} bytes); use a shorter max_seq_len or more text"
+                f"({self._sequence_bytes} bytes); the longest has {longest} bytes; use a shorter max_seq_len or more text"
             )
             raise DataError(message)
 
-        self._index = SequenceIndex([file.sequences for file in self.files], shuffle_seed=shuffle_seed)
+        self._index = SequenceIndex(index.counts, order=index.order)
+        # Where sequence 0 of all would be, if each file began that far before its own first sequence.
+        before = (0, *self._index.ends)
+        self._origins = [file.start - first * self._sequence_bytes for file, first in zip(index.contents, before, strict=False)]
+        self._maps = MappedFiles(most_open=most_open)
 
     def __len__(self) -> int:
         """Whole sequences in all files."""
@@ -117,43 +134,43 @@ class TokenFiles:
 
     def read(self, indices: Iterable[int]) -> bytes:
         """The tokens of the given samples, in order, concatenated. Raises DataError."""
-        places = (self._index.locate(index) for index in indices)
-        pieces = [self._read_run(*run) for run in adjacent_runs(places, at_most=max(1, (16 << 20) // self._sequence_bytes))]
-        return b"".join(pieces)
+        size, ends, origins = self._sequence_bytes, self._index.ends, self._origins
+        views: dict[int, memoryview] = {}
+        pieces: list[memoryview | bytes] = []
+        for place in self._index.places(indices):
+            file = bisect_right(ends, place)
+            view = views.get(file)
+            if view is None:
+                if len(views) >= self._maps.most_open:  # what is held stays open: copy it out and let go
+                    pieces = [self._copied(views, pieces)]
+                    views.clear()
+                view = views[file] = self._maps.view(self.files[file])
+            at = origins[file] + place * size
+            pieces.append(view[at : at + size])
 
-    def _opened(self, path: Path) -> TokenFile:
-        try:
-            with path.open("rb") as stream:
-                status = os.fstat(stream.fileno())
-                head = stream.read(MAX_NPY_HEADER) if path.suffix == ".npy" else b""
-        except OSError as error:
-            message = f"cannot read the token file {path}: {error.strerror}"
-            raise DataError(message) from error
+        return self._copied(views, pieces)
 
-        start = npy_data_start(head, token_size=self.token_size, name=str(path))
-        sequences = max(0, status.st_size - start) // self._sequence_bytes
-        return TokenFile(path, start, sequences, status.st_size, status.st_mtime_ns)
-
-    def _read_run(self, number: int, first: int, count: int) -> bytes:
-        file = self.files[number]
-        wanted = count * self._sequence_bytes
-        try:
-            with file.path.open("rb") as stream:
-                status = os.fstat(stream.fileno())
-                stream.seek(file.start + first * self._sequence_bytes)
-                tokens = stream.read(wanted)
-        except OSError as error:
-            message = f"cannot read sequences {first} to {first + count - 1} of {file.path}: {error.strerror}"
-            raise DataError(message) from error
-
-        if (status.st_size, status.st_mtime_ns) != (file.size, file.stamp) or len(tokens) != wanted:
-            message = (
-                f"{file.path} changed while it was in use (it had {file.size} bytes, now {status.st_size}); "
-                "put the old file back or start again, so that everybody reads the same tokens"
-            )
-            raise DataError(message)
+    def _copied(self, views: Iterable[int], pieces: Sequence[memoryview | bytes]) -> bytes:
+        tokens = b"".join(pieces)
+        for file in views:
+            self.files[file].check()
 
         return tokens
+
+    def _examined(self, file: FileStamp) -> FileContents:
+        try:
+            with file.path.open("rb") as stream:
+                head = stream.read(MAX_NPY_HEADER) if file.path.suffix == ".npy" else b""
+        except OSError as error:
+            message = f"cannot read the token file {file.path}: {error.strerror}"
+            raise DataError(message) from error
+
+        start = npy_data_start(head, token_size=self.token_size, name=str(file.path), size=file.size)
+        over = (file.size - start) % self.token_size
+        if over:
+            text = "%s ends with %d bytes that are no whole token of %d bytes; was it cut, or is the token size another?"
+            logger.warning(text, file.path, over, self.token_size)
+        return FileContents(start, (max(0, file.size - start) // self._sequence_bytes,))
 
 
 def token_paths(location: Path) -> list[Path]:
@@ -181,10 +198,11 @@ def _name(path: Path) -> str:
     return path.name
 
 
-def npy_data_start(head: bytes, *, token_size: int, name: str) -> int:
+def npy_data_start(head: bytes, *, token_size: int, name: str, size: int | None = None) -> int:
     """Where tokens begin in a file that starts with `head`: 0 unless it is a numpy header (NEP 1, versions 1.0 to 3.0).
 
-    head: the first MAX_NPY_HEADER bytes, or all. Raises DataError for a header of another dtype, order or form.
+    head: the first MAX_NPY_HEADER bytes, or all. size: bytes of the whole file, where that is known. Raises DataError for a
+    header of another dtype, order or form, and for a file shorter than its header says.
     """
     if not head.startswith(NPY_MAGIC):
         return 0
@@ -211,4 +229,18 @@ def npy_data_start(head: bytes, *, token_size: int, name: str) -> int:
         message = f"{name} is stored column by column; write it again with numpy.save(numpy.ascontiguousarray(tokens))"
         raise DataError(message)
 
+    if size is not None:
+        _check_npy_size(shape, size - start, token_size=token_size, name=name)
+
     return start
+
+
+def _check_npy_size(shape: object, size: int, *, token_size: int, name: str) -> None:
+    if not isinstance(shape, tuple) or not all(type(length) is int and 0 <= length < 2**63 for length in shape):
+        message = f"{name} begins like a numpy file but its header has no shape; write it again with numpy.save"
+        raise DataError(message)
+
+    tokens = math.prod(shape)
+    if tokens * token_size > size:
+        message = f"{name} is cut short: its header promises {tokens} tokens, {size // token_size} are there; copy it again"
+        raise DataError(message)

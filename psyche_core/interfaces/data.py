@@ -2,6 +2,9 @@
 
 A sample is one sequence of exactly `sequence_length` token ids. Sample numbers count over the whole run; what a provider does
 past its end is fixed here: it wraps around (`index mod num_sequences`), so that every member reads the same tokens.
+
+Text to go on from needs tokens alone. Prepared conversations may also say which tokens to predict (`labels`), and where in a row
+one of several packed texts ends and the next begins (`position_ids`, `sequence_lengths`); absent fields cost nothing.
 """
 
 from __future__ import annotations
@@ -14,31 +17,72 @@ from typing import Self
 
 from psyche_core.types import BatchId
 
+IGNORED_LABEL = -100
+"""The label of a token that nobody has to predict."""
+
+LABEL_BYTES = 4
+POSITION_BYTES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Raw tokens: `count` sequences of `sequence_length` tokens, row by row.
 
     tokens: little-endian unsigned integers of `token_size` bytes each; len(tokens) == count * sequence_length * token_size.
+
+    labels: None, or little-endian int32 in the shape of the tokens, ALIGNED with them: labels[i] is token i itself or
+    IGNORED_LABEL. The model shifts inside (what precedes position i predicts labels[i]) and gives ignored places neither loss
+    nor gradient. None means every token is its own label.
+
+    position_ids: None, or little-endian unsigned 32-bit integers in the shape of the tokens: each token's position in its own
+    text. None means 0, 1, 2, ….
+
+    sequence_lengths: None, or for each sample the lengths in tokens of the texts packed in its row, from the left, each at least
+    1, together at most sequence_length (what is left over is padding). Tokens of one text do not attend to another's. None means
+    that every row is one text.
     """
 
     tokens: bytes
     count: int
     sequence_length: int
     token_size: int
+    labels: bytes | None = None
+    position_ids: bytes | None = None
+    sequence_lengths: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if self.token_size not in (2, 4):
             message = f"token_size must be 2 or 4 bytes, got {self.token_size}"
             raise ValueError(message)
 
-        expected = self.count * self.sequence_length * self.token_size
-        if len(self.tokens) != expected:
+        places = self.count * self.sequence_length
+        if len(self.tokens) != places * self.token_size:
             message = (
-                f"{self.count} sequences of {self.sequence_length} tokens of {self.token_size} bytes are {expected} bytes, "
-                f"got {len(self.tokens)}"
+                f"{self.count} sequences of {self.sequence_length} tokens of {self.token_size} bytes are "
+                f"{places * self.token_size} bytes, got {len(self.tokens)}"
             )
             raise ValueError(message)
+
+        for name, column, size in (("labels", self.labels, LABEL_BYTES), ("position_ids", self.position_ids, POSITION_BYTES)):
+            if column is not None and len(column) != places * size:
+                message = f"{name} of {places} tokens are {places * size} bytes ({size} each), got {len(column)}"
+                raise ValueError(message)
+
+        if self.sequence_lengths is not None:
+            self._check_sequence_lengths(self.sequence_lengths)
+
+    def _check_sequence_lengths(self, rows: tuple[tuple[int, ...], ...]) -> None:
+        if len(rows) != self.count:
+            message = f"sequence_lengths has {len(rows)} rows, expected one for each of {self.count} samples"
+            raise ValueError(message)
+
+        for number, lengths in enumerate(rows):
+            if not lengths or min(lengths) < 1 or sum(lengths) > self.sequence_length:
+                message = (
+                    f"sequence_lengths of sample {number} must be one or more lengths from 1, together at most "
+                    f"{self.sequence_length}; got {len(lengths)} lengths, together {sum(lengths)}"
+                )
+                raise ValueError(message)
 
 
 class DataProvider(ABC):

@@ -14,6 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from psyche_core.errors import ModelError
+
 
 class Optimizer(ABC):
     """Synchronous and not thread-safe: one worker thread calls it, except `check`, which may run in another thread at any time.
@@ -72,3 +74,19 @@ class Optimizer(ABC):
 
         Raises ModelError for missing, extra or wrongly shaped parameters, and changes nothing then.
         """
+
+    def private_state(self) -> Mapping[str, Any]:
+        """What only this replica has and would miss after a restart, such as momentum and residuals: float32 tensors by name.
+
+        Asked for when nothing that was sent waits to be settled. Valid to read until the next call. Empty where there is none.
+        """
+        return {}
+
+    def load_private_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `private_state` gave to a replica with the same settings and masters; then it goes on as that one would.
+
+        Raises ModelError for other names or shapes, and changes nothing then.
+        """
+        if state:
+            message = f"this optimizer has no private state, got {', '.join(sorted(state)[:3])}"
+            raise ModelError(message)

@@ -7,7 +7,7 @@ named by the SHA-256 of their bytes, so anybody may serve them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -82,17 +82,34 @@ class Transport(ABC):
         """Offer a blob to members until its tag expires. Returns its SHA-256."""
 
     @abstractmethod
-    async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int) -> bytes:
-        """Get a blob: from our own store, else from `sources` (p2p keys, best first), else from any other member.
+    async def offer(self, blob_hash: bytes, *, size: int, read: Callable[[], bytes | memoryview], tag: int) -> None:
+        """Offer members a blob that is kept elsewhere, on disk for instance, until its tag expires. Reads nothing now.
 
-        Verified against its hash before it is returned, then offered to others under `tag`. Concurrent fetches of one hash
-        share one transfer. Raises BlobNotFound after `timeout` seconds or when everybody asked has answered no,
-        BlobRejected when every answer was too large or false.
+        read: gives the blob's bytes whenever somebody asks for them; it may block and is called in a worker thread, by several
+        at once. It raises OSError or TransportError when it cannot. size: how many bytes that are.
+
+        Guaranteed: what is read is compared with the hash each time before a byte of it leaves; who asks for a blob that cannot
+        be read any more, or has become another, is answered that we do not have it, and the offer is withdrawn. Of a blob
+        offered twice the offer with the higher tag counts, and of equal tags the later one. Offers are limited in number, not
+        in bytes, and take no room from blobs that were published or fetched; what is read is held in memory only while it is
+        being sent, and bounded in sum. Raises TransportError when the tag has expired or there are too many offers.
+        """
+
+    @abstractmethod
+    async def fetch(
+        self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True
+    ) -> bytes:
+        """Get a blob: from our own store or offers, else from `sources` (p2p keys, best first), else from any other member.
+
+        Verified against its hash before it is returned, then, with `keep`, stored and offered to others under `tag`; without,
+        handed over and forgotten, for who keeps it elsewhere. Concurrent fetches of one hash share one transfer. A peer that
+        gave false bytes is asked after all others from then on. Raises BlobNotFound after `timeout` seconds or when everybody
+        asked has answered no, BlobRejected when every answer was too large or false.
         """
 
     @abstractmethod
     async def expire(self, before: int) -> None:
-        """Forget messages and blobs with a tag lower than `before`."""
+        """Forget messages, blobs and offers with a tag lower than `before`."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -10,7 +10,9 @@ Decided here: models are built small, with random weights, on the CPU and with o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +21,7 @@ import torch
 
 from psyche_core.errors import ModelError
 from psyche_core.hookspecs import ModelContext
-from psyche_core.interfaces.data import Samples
+from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.interfaces.model import Model
 
 
@@ -27,11 +29,13 @@ class ModelConformance:
     """What every `Model` must do. Subclass it; override what the comments name.
 
     create: the registration's factory. config: written to config.json of the source folder; keep it under a million
-    parameters. max_seq_len: longest sequence given.
+    parameters. max_seq_len: longest sequence given. prepared_samples: whether labels and packed texts are known; a model that
+    does not know them must refuse them.
     """
 
     config: ClassVar[Mapping[str, Any]]
     max_seq_len: ClassVar[int] = 16
+    prepared_samples: ClassVar[bool] = False
 
     @staticmethod
     def create(context: ModelContext) -> Model:
@@ -157,6 +161,53 @@ class ModelConformance:
         long = Samples(b"".join(token.to_bytes(4, "little") for token in ids), 1, 4, 4)
         assert model.loss(short, micro_batch_size=1) == model.loss(long, micro_batch_size=1)
 
+    def test_ignored_labels_count_for_nothing(self, model: Model) -> None:
+        """A row without a label to predict changes neither loss nor gradient of the other; a wholly ignored batch is refused."""
+        samples = self.samples(model, count=2)
+        one, other = texts_of(samples)
+        labels = struct.pack("<12i", *[IGNORED_LABEL] * 12), struct.pack("<12i", *one)
+        marked = replace(samples, tokens=packed_tokens(other) + packed_tokens(one), labels=b"".join(labels))
+        if not self.prepared_samples:
+            assert_refused(model, marked)
+            return
+
+        loss = model.gradients(text_samples(one), micro_batch_size=1)
+        assert_same_slope(model, marked, loss, gradients_of(model))
+        assert_refused(model, replace(marked, labels=labels[0] * 2))
+
+    def test_only_labelled_tokens_are_predicted(self, model: Model) -> None:
+        """With one label per row, the loss is that token's; what the label of a row's first token says does not matter."""
+        (text,) = texts_of(self.samples(model, count=1))
+        labels = [IGNORED_LABEL] * 12
+        labels[0], labels[7] = text[0], text[7]
+        marked = replace(text_samples(text), labels=struct.pack("<12i", *labels))
+        if not self.prepared_samples:
+            assert_refused(model, marked)
+            return
+
+        upto = [model.loss(text_samples(text[:length]), micro_batch_size=1) * (length - 1) for length in (7, 8)]
+        assert model.loss(marked, micro_batch_size=1) == pytest.approx(upto[1] - upto[0], abs=1e-4)
+
+    def test_packed_texts_count_as_if_alone(self, model: Model) -> None:
+        """Texts of 5 and 4 tokens and padding in one row: 4 + 3 predictions, none across, none of padding."""
+        (row,) = texts_of(self.samples(model, count=1))
+        packed = replace(text_samples(row), sequence_lengths=((5, 4),))
+        positions = struct.pack("<12I", *range(5), *range(4), *range(3))
+        if not self.prepared_samples:
+            assert_refused(model, packed)
+            assert_refused(model, replace(text_samples(row), position_ids=positions))
+            return
+
+        parts = []
+        for text in (row[:5], row[5:9]):
+            loss = model.gradients(text_samples(text), micro_batch_size=1)
+            parts.append((len(text) - 1, loss, gradients_of(model)))
+        loss = sum(count * loss for count, loss, _ in parts) / 7
+        (_, _, first), (_, _, second) = parts
+        expected = {name: (4 * first[name] + 3 * second[name]) / 7 for name in first}
+        assert_same_slope(model, packed, loss, expected)
+        assert_same_slope(model, replace(packed, position_ids=positions), loss, expected)
+
     def test_descent_learns_a_fixed_batch(self, model: Model) -> None:
         """Ten steps of plain descent on one batch, each long enough to lower its loss by 0.02 if that were linear."""
         samples = self.samples(model)
@@ -200,6 +251,38 @@ class ModelConformance:
         """An empty source folder is a ModelError about config.json."""
         with pytest.raises(ModelError, match=r"config\.json"):
             self.build(tmp_path)
+
+
+def texts_of(samples: Samples) -> list[list[int]]:
+    """Token ids of each row of samples with 4-byte tokens."""
+    ids = struct.unpack(f"<{samples.count * samples.sequence_length}I", samples.tokens)
+    length = samples.sequence_length
+    return [list(ids[start : start + length]) for start in range(0, len(ids), length)]
+
+
+def packed_tokens(ids: Sequence[int]) -> bytes:
+    """Token ids in 4 bytes each."""
+    return struct.pack(f"<{len(ids)}I", *ids)
+
+
+def text_samples(ids: Sequence[int]) -> Samples:
+    """One plain row."""
+    return Samples(packed_tokens(ids), 1, len(ids), 4)
+
+
+def assert_refused(model: Model, samples: Samples) -> None:
+    """Samples that a model cannot train on are a ModelError, never trained on as something else."""
+    for call in (model.gradients, model.loss):
+        with pytest.raises(ModelError):
+            call(samples, micro_batch_size=1)
+
+
+def assert_same_slope(model: Model, samples: Samples, loss: float, expected: Mapping[str, torch.Tensor]) -> None:
+    """Loss and gradient of the samples are those, up to rounding."""
+    assert model.gradients(samples, micro_batch_size=1) == pytest.approx(loss, abs=1e-5)
+    assert model.loss(samples, micro_batch_size=1) == pytest.approx(loss, abs=1e-5)
+    for name, gradient in gradients_of(model).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
 
 
 def weights_of(model: Model) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import random
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -21,9 +22,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from psyche_core.errors import NonFiniteError, PayloadRejected
+from psyche_core.errors import ModelError, NonFiniteError, PayloadRejected
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.parameters import LazyParameters
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 
 FUZZED_PAYLOADS = 300
@@ -255,6 +257,65 @@ class OptimizerConformance:
         later = [replica.train(3, data=3, learning_rate=self.learning_rate) for replica in (used, fresh)]
         assert later[0] == later[1]
 
+    def test_parameters_to_load_may_be_made_one_at_a_time(self) -> None:
+        """A model from disk is never in memory as a whole: what was looked up is let go before the next is."""
+        replica = self.replica()
+        wanted = {name: torch.full_like(master, 0.25) for name, master in replica.optimizer.masters.items()}
+        lazy = _OneAtATime(wanted)
+        replica.optimizer.load_parameters(lazy)
+        assert digest(replica.optimizer.masters) == digest(wanted)
+        assert lazy.most_held <= 1
+
+    @pytest.mark.parametrize("how", ["missing", "unknown", "turned"])
+    def test_parameters_of_another_model_change_nothing(self, how: str) -> None:
+        """Names and shapes are compared before anything is replaced, lazy parameters or not."""
+        replica = self.replica()
+        before = digest(replica.optimizer.masters)
+        wrong = {name: torch.zeros_like(master) for name, master in replica.optimizer.masters.items()}
+        if how == "missing":
+            del wrong["odd.bias"]
+        elif how == "unknown":
+            wrong["zz.unknown"] = torch.zeros(3)
+        else:
+            wrong["odd.prime.weight"] = wrong["odd.prime.weight"].t().contiguous()
+        for parameters in (wrong, _OneAtATime(wrong)):
+            with pytest.raises(ModelError):
+                replica.optimizer.load_parameters(parameters)
+        assert digest(replica.optimizer.masters) == before
+
+    def test_a_restarted_replica_goes_on_with_its_private_state(self) -> None:
+        """Masters and private state of one replica in another: the next payload is the one the first would have sent."""
+        before, after = self.replica(), self.replica()
+        for step in (1, 2):
+            before.model.gradients(toy_samples(step), micro_batch_size=1)
+            payload = before.optimizer.compress(step, learning_rate=self.learning_rate)
+            before.optimizer.apply(step, [payload], learning_rate=self.learning_rate, own_accepted=True)
+        after.optimizer.load_parameters({name: master.clone() for name, master in before.optimizer.masters.items()})
+        after.optimizer.load_private_state({name: tensor.clone() for name, tensor in before.optimizer.private_state().items()})
+        payloads = []
+        for replica in (before, after):
+            replica.optimizer.load_lookahead(learning_rate=self.learning_rate)
+            replica.model.gradients(toy_samples(3), micro_batch_size=1)
+            payloads.append(replica.optimizer.compress(3, learning_rate=self.learning_rate))
+        assert payloads[0] == payloads[1]
+
+    def test_private_state_of_another_model_changes_nothing(self) -> None:
+        """Other names, shapes or values that are not finite are refused before anything is taken."""
+        replica = self.replica()
+        replica.model.gradients(toy_samples(1), micro_batch_size=1)
+        replica.optimizer.compress(1, learning_rate=self.learning_rate)
+        good = {name: tensor.clone() for name, tensor in replica.optimizer.private_state().items()}
+        wrongs = [{**good, "unknown": torch.zeros(3)}]
+        if good:
+            name = max(good, key=lambda name: good[name].numel())
+            wrongs.append({key: tensor for key, tensor in good.items() if key != name})
+            wrongs.append({**good, name: torch.zeros(5)})
+            wrongs.append({**good, name: torch.full_like(good[name], float("nan"))})
+        for wrong in wrongs:
+            with pytest.raises(ModelError):
+                replica.optimizer.load_private_state(wrong)
+        assert digest(replica.optimizer.private_state()) == digest(good)
+
     def test_valid_payloads_pass_and_fit(self) -> None:
         """Zero, tiny and large gradients give payloads that pass and fit."""
         optimizer = self.replica().optimizer
@@ -317,6 +378,25 @@ class OptimizerConformance:
             for filler in (bytes(length), b"\xff" * length, dice.randbytes(length)):
                 with pytest.raises(PayloadRejected):
                     optimizer.check(filler)
+
+
+class _OneAtATime(LazyParameters):
+    """Makes each tensor when it is looked up, and notes how many of them somebody still held then."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._made: list[weakref.ref[torch.Tensor]] = []
+        self.most_held = 0
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.most_held = max(self.most_held, sum(made() is not None for made in self._made))
+        made = self._tensors[name].clone()
+        self._made.append(weakref.ref(made))
+        return made
 
 
 def _spoil(payload: bytes, number: int, dice: random.Random) -> bytes:

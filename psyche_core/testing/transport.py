@@ -14,6 +14,7 @@ within a deadline. Where links can be cut (a simulated network), override `cut` 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
@@ -21,7 +22,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from psyche_core.errors import BlobNotFound, BlobRejected
+from psyche_core.errors import BlobNotFound, BlobRejected, TransportError
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Transport
 
 TIMEOUT = 30.0
@@ -46,6 +47,24 @@ async def received(endpoint: Transport, count: int) -> list[Incoming]:
     """Wait for that many messages."""
     with anyio.fail_after(TIMEOUT):
         return [await endpoint.receive() for _ in range(count)]
+
+
+class Shelf:
+    """A blob that is kept outside a transport: what `read` gives can be changed, and every reading is noted."""
+
+    def __init__(self, blob: bytes = BLOB) -> None:
+        self.blob_hash = hashlib.sha256(blob).digest()
+        self.size = len(blob)
+        self.holds: bytes | Exception = blob
+        self.readers: list[int] = []
+
+    def read(self) -> bytes:
+        """What is there now, or the exception that stands for it."""
+        self.readers.append(threading.get_ident())
+        if isinstance(self.holds, Exception):
+            raise self.holds
+
+        return self.holds
 
 
 @pytest.mark.anyio
@@ -313,6 +332,110 @@ class TransportConformance:
             with pytest.raises(BlobNotFound):
                 await other.fetch(old, sources=[one.peer_id], max_bytes=9, timeout=TIMEOUT, tag=5)
 
+    # --------------------------------------------------------------------------------------------------- offers
+
+    async def test_an_offered_blob_is_read_when_it_is_asked_for_and_in_a_worker_thread(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            shelf = Shelf()
+            await one.offer(shelf.blob_hash, size=shelf.size, read=shelf.read, tag=1)
+            assert not shelf.readers
+            for _ in range(2):
+                assert await self._got(other, shelf, one) == BLOB
+            assert len(shelf.readers) == 2
+            assert threading.get_ident() not in shelf.readers
+
+    async def test_our_own_offer_needs_nobody(self) -> None:
+        async with self.make_mesh(1) as (one,):
+            shelf = Shelf(b"mine")
+            await one.offer(shelf.blob_hash, size=4, read=shelf.read, tag=1)
+            assert await one.fetch(shelf.blob_hash, sources=[], max_bytes=4, timeout=TIMEOUT, tag=1) == b"mine"
+            with pytest.raises(BlobRejected):
+                await one.fetch(shelf.blob_hash, sources=[], max_bytes=3, timeout=TIMEOUT, tag=1)
+
+    @pytest.mark.parametrize(
+        "now",
+        [BLOB[:-1] + b"!", BLOB[:-1], BLOB + b"!", b"", OSError("the disk is gone"), TransportError("gone")],
+        ids=["changed", "shorter", "longer", "empty", "disk error", "gone"],
+    )
+    async def test_an_offer_that_cannot_be_kept_is_answered_with_no_and_withdrawn(self, now: bytes | Exception) -> None:
+        """Nobody is blamed for it: the same peer's next blob is taken."""
+        async with self.make_mesh(2) as (one, other):
+            await connected((one, other))
+            shelf, good = Shelf(), Shelf(BLOB[1:])
+            for offered in (shelf, good):
+                await one.offer(offered.blob_hash, size=offered.size, read=offered.read, tag=1)
+            shelf.holds = now
+            for _ in range(2):
+                with anyio.fail_after(TIMEOUT / 2), pytest.raises(BlobNotFound):
+                    await self._got(other, shelf, one)
+            assert len(shelf.readers) == 1, "an offer that was void is asked again"
+            assert await self._got(other, good, one) == BLOB[1:]
+
+    async def test_an_offered_blob_over_the_limit_is_rejected_unread(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            shelf = Shelf()
+            await one.offer(shelf.blob_hash, size=shelf.size, read=shelf.read, tag=1)
+            with pytest.raises(BlobRejected):
+                await other.fetch(shelf.blob_hash, sources=[one.peer_id], max_bytes=len(BLOB) - 1, timeout=TIMEOUT, tag=1)
+            assert not shelf.readers
+
+    async def test_offers_expire_with_their_tag_and_the_higher_one_counts(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await connected((one, other))
+            old, new, first, second = Shelf(b"old"), Shelf(b"new"), Shelf(b"twice"), Shelf(b"twice")
+            for shelf, tag in ((old, 4), (new, 5), (second, 5), (first, 4)):
+                await one.offer(shelf.blob_hash, size=shelf.size, read=shelf.read, tag=tag)
+            await one.expire(5)
+            for shelf in (new, second):
+                assert await self._got(other, shelf, one, tag=5) == shelf.holds
+            with pytest.raises(BlobNotFound):
+                await self._got(other, old, one, tag=5)
+            with pytest.raises(TransportError):
+                await one.offer(old.blob_hash, size=old.size, read=old.read, tag=4)
+            assert not first.readers
+
+    async def test_offers_push_out_nothing_and_are_limited_in_number_only(self) -> None:
+        """Larger in sum than anything a store keeps."""
+        async with self.make_mesh(2) as (one, other):
+            kept = await one.publish(b"result", tag=1)
+            for number in range(1000):
+                shelf = Shelf(b"%d" % number)
+                await one.offer(shelf.blob_hash, size=2**40, read=shelf.read, tag=9)
+            assert await other.fetch(kept, sources=[one.peer_id], max_bytes=9, timeout=TIMEOUT, tag=1) == b"result"
+
+    async def test_what_is_not_to_be_kept_is_handed_over_and_forgotten(self) -> None:
+        async with self.make_mesh(3) as (one, other, late):
+            await connected((one, other, late))
+            await one.publish(BLOB, tag=1)
+            shelf = Shelf()
+            assert await self._got(other, shelf, one) == BLOB
+            await one.aclose()
+            await until(lambda: one.peer_id not in late.stats.peers and one.peer_id not in other.stats.peers)
+            await late.set_peers({other.peer_id: other.address})
+            await other.set_peers({late.peer_id: late.address})
+            with pytest.raises(BlobNotFound):
+                await self._got(late, shelf, other)
+            with pytest.raises(BlobNotFound):
+                await self._got(other, shelf, late)
+
+    async def test_fetches_that_do_not_keep_share_one_transfer_too(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await connected((one, other))
+            blob_hash = await one.publish(BLOB, tag=1)
+            results = []
+
+            async def fetch() -> None:
+                results.append(
+                    await other.fetch(blob_hash, sources=[one.peer_id], max_bytes=len(BLOB), timeout=TIMEOUT, tag=1, keep=False)
+                )
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(fetch)
+
+            assert results == [BLOB] * 5
+            assert other.stats.bytes_received < 2 * len(BLOB)
+
     # ---------------------------------------------------------------------------------------------------- ending
 
     async def test_closing_is_idempotent_and_seen_at_once(self) -> None:
@@ -353,6 +476,13 @@ class TransportConformance:
     def _needs_cuts(self) -> None:
         if not self.can_cut:
             pytest.skip("this transport's links cannot be cut by a test")
+
+    @staticmethod
+    async def _got(endpoint: Transport, shelf: Shelf, source: Transport, *, tag: int = 1) -> bytes:
+        """An offered blob, fetched without keeping it."""
+        return await endpoint.fetch(
+            shelf.blob_hash, sources=[source.peer_id], max_bytes=shelf.size, timeout=TIMEOUT, tag=tag, keep=False
+        )
 
     @staticmethod
     async def _fetched(endpoint: Transport, blob_hash: bytes, source: bytes) -> None:

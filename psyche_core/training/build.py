@@ -1,28 +1,46 @@
 """Build a client's trainer from the run's `[model]` table and the registry of plugins.
 
-Decided here: every member of a run that starts from random weights draws them from SHA-256 of the run id. A checkpoint is read
-from a local directory only; nothing is downloaded. A checkpoint of kind P2P names the directory that says what the model is built
-like; its weights (or random ones) are a starting point only, which the client replaces by those of the other members.
+Decided here: every member of a run that starts from random weights draws them from SHA-256 of the run id. Where the model lies is
+`origin`'s business: this module is given a folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
 from psyche_core.coordinator.schedule import cold_start_factor, learning_rate
-from psyche_core.errors import ConfigError, ModelError
+from psyche_core.errors import ConfigError
 from psyche_core.hookspecs import ModelContext, ModelRegistration, OptimizerRegistration, Registration
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.run_config import Choice, LLMConfig, ModelConfig
 from psyche_core.sentences import sentences
+from psyche_core.training.micro_batch import Notice, find_micro_batch_size
 from psyche_core.training.trainer import Trainer
 
 RegistryLoad = Callable[[str, str], Registration]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """How this member computes; none of it changes results beyond rounding. See ModelContext for what is not said here.
+
+    micro_batch_size: sequences per forward pass, or `auto` for as many as fit. notice: told when it has to become smaller, from
+    the trainer's thread.
+    """
+
+    device: str = "auto"
+    dtype: str = "float32"
+    attention: str = "auto"
+    gradient_checkpointing: bool = False
+    micro_batch_size: int | Literal["auto"] = 1
+    notice: Notice = lambda _: None
 
 
 def build_trainer(
@@ -30,26 +48,26 @@ def build_trainer(
     registry_load: RegistryLoad,
     model_config: ModelConfig,
     run_id: str,
-    base: Path,
-    device: str = "auto",
-    dtype: str = "float32",
-    micro_batch_size: int = 1,
+    source: Path,
+    compute: Compute | None = None,
     cold_start_bounds: Callable[[], tuple[int, int] | None] = lambda: None,
 ) -> Trainer:
     """The trainer of a run; reads the checkpoint and may take seconds, so call it in a worker thread.
 
-    registry_load: (kind, name) -> registration. base: folder that a relative checkpoint directory starts from. device, dtype:
-    see ModelContext. cold_start_bounds: the current epoch's `schedule.cold_start_bounds`; called for every rate, from the
-    trainer's thread.
+    registry_load: (kind, name) -> registration. source: folder with config.json and, unless it starts at random, safetensors.
+    cold_start_bounds: the current epoch's `schedule.cold_start_bounds`; called for every rate, from the trainer's thread.
     Raises ModelError, ConfigError for optimizer settings, and what registry_load raises.
     """
-    llm = model_config.LLM
-    model = _build_model(registry_load, llm, run_id=run_id, base=base, device=device, dtype=dtype)
+    llm, compute = model_config.LLM, compute or Compute()
+    model = _build_model(registry_load, llm, compute, run_id=run_id, source=source)
+    optimizer = _build_optimizer(registry_load, llm.optimizer, model)
+    size = compute.micro_batch_size
     return Trainer(
         model=model,
-        optimizer=_build_optimizer(registry_load, llm.optimizer, model),
+        optimizer=optimizer,
         learning_rate=_rates(llm, cold_start_bounds),
-        micro_batch_size=micro_batch_size,
+        micro_batch_size=find_micro_batch_size(model, sequence_length=llm.max_seq_len) if size == "auto" else size,
+        notice=compute.notice,
     )
 
 
@@ -58,37 +76,21 @@ def model_seed(run_id: str) -> bytes:
     return hashlib.sha256(b"psyche/model-seed" + run_id.encode()).digest()
 
 
-def checkpoint_directory(checkpoint: Choice, *, base: Path) -> Path:
-    """The local directory a run's checkpoint names. Raises ModelError where there is none."""
-    if checkpoint.name not in ("Hub", "P2P"):
-        message = (
-            f"a checkpoint of kind {checkpoint.name} cannot be read in this version; "
-            'write checkpoint = { Hub = { repo_id = "directory" } } with a local directory that holds config.json'
-        )
-        raise ModelError(message)
-
-    settings = checkpoint.settings or {}
-    directory: Path = base / settings["repo_id"]
-    if not directory.is_dir():
-        message = (
-            f"the checkpoint {settings['repo_id']} is no directory under {base}, and only local directories can be read in this "
-            "version; download the repository there and write the directory as repo_id"
-        )
-        raise ModelError(message)
-    if "revision" in settings:
-        message = f"the checkpoint {settings['repo_id']} is a local directory, which has no revision; remove that key"
-        raise ModelError(message)
-    return directory
-
-
-def _build_model(registry_load: RegistryLoad, llm: LLMConfig, *, run_id: str, base: Path, device: str, dtype: str) -> Model:
+def _build_model(registry_load: RegistryLoad, llm: LLMConfig, compute: Compute, *, run_id: str, source: Path) -> Model:
     registration = registry_load("model", llm.architecture)
     if not isinstance(registration, ModelRegistration):
         message = f"registry_load('model', …) must give a ModelRegistration, got {type(registration).__name__}"
         raise TypeError(message)
 
-    source = checkpoint_directory(llm.checkpoint, base=base)
-    context = ModelContext(source=source, max_seq_len=llm.max_seq_len, seed=model_seed(run_id), device=device, dtype=dtype)
+    context = ModelContext(
+        source=source,
+        max_seq_len=llm.max_seq_len,
+        seed=model_seed(run_id),
+        device=compute.device,
+        dtype=compute.dtype,
+        attention=compute.attention,
+        gradient_checkpointing=compute.gradient_checkpointing,
+    )
     return registration.create(context)
 
 

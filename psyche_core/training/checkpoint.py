@@ -1,13 +1,17 @@
-"""Where checkpoints lie: `{run_id}-step{step}` in one folder, of which the newest few are kept."""
+"""Where checkpoints lie: `{run_id}-step{step}` in one folder, of which the newest few are kept, each with its manifest."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from psyche_core.errors import ModelError
+from psyche_core.training.checkpoint_manifest import Facts, write_manifest
+from psyche_core.training.folders import whole_folder
 
+_INSIDE = "model"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -42,3 +46,20 @@ def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
 
 def _stem(run_id: str) -> str:
     return f"{_UNSAFE.sub('_', run_id)}-step"
+
+
+def save_checkpoint(directory: Path, facts: Facts, *, write: Callable[[Path], None]) -> None:
+    """Write a checkpoint that describes itself; `directory` appears whole, its manifest included, or not at all.
+
+    write: writes the model into a folder it makes itself. Raises ModelError.
+    """
+    try:
+        with whole_folder(directory) as partial:
+            write(partial / _INSIDE)
+            for path in (partial / _INSIDE).iterdir():
+                path.rename(partial / path.name)
+            (partial / _INSIDE).rmdir()
+            write_manifest(partial, facts)
+    except OSError as error:
+        message = f"cannot save the model to {directory}: {error.strerror or error}"
+        raise ModelError(message) from error

@@ -1,8 +1,9 @@
 """Digests of float32 master weights: do two replicas hold the same bits?
 
 Decided here: the sample is stratified. All parameters, ascending by name and flattened, are cut into blocks of 4096 values
-(a parameter's last block may be shorter); of every 100 consecutive blocks one is hashed, picked by the seed. So about 1 % is
-read wherever it lies, and over a few hundred rounds nothing stays unread. A model under 100 blocks still gives one.
+(a parameter's last block may be shorter); of every so many consecutive blocks one is hashed, picked by the seed: of every 100 in
+a large model, fewer in a smaller one, so that at least LEAST blocks are read, all of them where there are no more. So about 1 %
+of a large model is read wherever it lies, and over a few hundred rounds nothing stays unread; of a small one all is, every time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 
 BLOCK = 4096
 STRIDE = 100
+LEAST = 256
+"""Blocks that are read at least, where there are so many: 4 MiB, a few milliseconds."""
+
 _SAMPLE_TAG = b"psyche/model-sample/1"
 
 
@@ -39,11 +43,12 @@ def sampled_digest(masters: Mapping[str, torch.Tensor], seed: int) -> bytes:
 
     counts = [-(-masters[name].numel() // BLOCK) for name in names]  # blocks per parameter
     total = sum(counts)
-    picked = [_pick(key, start, min(STRIDE, total - start)) for start in range(0, total, STRIDE)]
+    stride = max(1, min(STRIDE, total // LEAST))
+    picked = [_pick(key, start, min(stride, total - start)) for start in range(0, total, stride)]
     first = 0  # number of this parameter's first block
     for name, count in zip(names, counts, strict=True):
         flat = masters[name].detach().flatten()  # (numel,)
-        for block in picked[first // STRIDE : (first + count - 1) // STRIDE + 1]:
+        for block in picked[first // stride : (first + count - 1) // stride + 1]:
             if first <= block < first + count:
                 begin = (block - first) * BLOCK
                 digest.update(float32_bytes(flat[begin : begin + BLOCK]))

@@ -1,22 +1,27 @@
 """Masters as pieces, and pieces as masters again: the tensors' side of `psyche_core.wire.manifest`.
 
-Decided here: pieces are made one at a time from the live masters, so a snapshot costs whatever its taker keeps and no second
-copy of the model. New masters are built beside the old ones, only for parameters in which something differs, and *every* piece
-of them, fetched or our own, is compared with the manifest before anything is replaced: what comes out has the manifest's bits or
-does not come out. Refuses values that are not finite, whatever their hash: no honest replica holds one.
+Decided here: pieces are made one at a time from the live masters, and new masters one tensor at a time while the optimizer takes
+them, so neither needs a second copy of the model. *Every* piece of the new masters, fetched or our own, is compared with the
+manifest before anything is replaced: what comes out has the manifest's bits or does not come out. Refuses values that are not
+finite, whatever their hash: no honest replica holds one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from psyche_core.errors import ModelError
+from psyche_core.errors import ModelError, ModelHalfReplaced
+from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.parameters import LazyParameters
+from psyche_core.training import comparison
 from psyche_core.training.digest import float32_bytes
+from psyche_core.training.many_hands import each
 from psyche_core.wire.manifest import VALUE_BYTES, Manifest, Piece, Table, cut, parameter_table
 
 Masters = Mapping[str, torch.Tensor]
@@ -34,34 +39,114 @@ def read_piece(masters: Masters, piece: Piece) -> bytes:
 
 
 def differing(masters: Masters, manifest: Manifest) -> tuple[int, ...]:
-    """Numbers of the pieces in which our masters are not the manifest's, ascending. The manifest must be of our table."""
+    """Numbers of the pieces in which our masters are not the manifest's, see `comparison`. The manifest must be of our table."""
     _check_table(masters, manifest)
-    return tuple(piece.number for piece in cut(manifest.table) if not _matches(masters, piece, manifest))
+    return comparison.differing(manifest, lambda piece: hashlib.sha256(_view(masters[piece.name], piece)).digest())
 
 
-def assemble(masters: Masters, manifest: Manifest, pieces: Mapping[int, bytes]) -> dict[str, torch.Tensor]:
-    """The manifest's masters: a new CPU tensor where any piece was given, our own live tensor elsewhere. Changes nothing.
+class NewMasters(LazyParameters):
+    """The masters of a manifest: our own tensors where no piece was given, else CPU tensors made anew at each look-up.
 
-    pieces: fetched bytes by number of the piece, at least all that `differing` names. Raises ModelError for a piece that is
-    missing, not of the manifest or not finite.
+    pieces: by number, of the right length. handed: how many of them were handed out.
+    """
+
+    def __init__(self, masters: Masters, table: Table, pieces: Mapping[int, bytes | memoryview]) -> None:
+        self._masters = masters
+        self._pieces = pieces
+        self._given: dict[str, list[Piece]] = {}
+        for piece in cut(table):
+            if piece.number in pieces:
+                self._given.setdefault(piece.name, []).append(piece)
+        self._shapes = {parameter.name: parameter.shape for parameter in table}
+        self.handed = 0
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Sizes of every tensor."""
+        return self._shapes
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        given, ours = self._given.get(name), self._masters[name]
+        if given is None:
+            return ours
+
+        if VALUE_BYTES * ours.numel() == sum(piece.byte_count for piece in given):
+            built = torch.empty(ours.shape, dtype=torch.float32)
+        else:
+            built = ours.detach().to("cpu", copy=True).contiguous()
+        self._fill(built.view(-1), given)
+        return built
+
+    def copy_to(self, name: str, target: torch.Tensor) -> None:
+        """Write a tensor's values into another, piece by piece; nothing where they are our own and there already."""
+        if target is not self._masters[name]:
+            target.copy_(self._masters[name])
+        given = self._given.get(name)
+        if given is None:
+            return
+
+        if target.is_contiguous():
+            self._fill(target.detach().view(-1), given)
+        else:
+            target.copy_(self[name])
+
+    def _fill(self, flat: torch.Tensor, given: Sequence[Piece]) -> None:
+        """Write pieces to their places in a flat tensor on any device."""
+        for piece in given:
+            start = piece.first // VALUE_BYTES
+            values = np.frombuffer(self._pieces[piece.number], dtype="<f4").astype(np.float32, copy=False)
+            flat[start : start + len(values)].copy_(_tensor(values))
+            self.handed += 1
+
+
+def assemble(masters: Masters, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> NewMasters:
+    """The manifest's masters, every piece of them verified. Changes nothing.
+
+    pieces: fetched bytes by number of the piece, at least all that `differing` names; looked up one at a time, twice each. Raises
+    ModelError for a piece that is missing, not of the manifest, not finite or not to be read.
     """
     _check_table(masters, manifest)
-    built: dict[str, torch.Tensor] = dict(masters)
-    for piece in cut(manifest.table):
-        given = pieces.get(piece.number)
-        if given is None:
-            if not _matches(masters, piece, manifest):
-                message = f"piece {piece.number} of the model ({piece.name}) is neither ours nor fetched"
-                raise ModelError(message)
-            continue
 
-        _check_piece(given, piece, manifest)
-        if built[piece.name] is masters[piece.name]:
-            built[piece.name] = masters[piece.name].detach().to("cpu", copy=True).contiguous()
-        values = np.frombuffer(given, dtype="<f4").astype(np.float32, copy=True)  # writable, in this machine's byte order
-        start = piece.first // VALUE_BYTES
-        built[piece.name].view(-1)[start : start + len(values)] = torch.from_numpy(values)
-    return built
+    def check(piece: Piece) -> None:
+        if piece.number in pieces:
+            _check_piece(_read(pieces, piece), piece, manifest)
+        elif not _matches(masters, piece, manifest):
+            message = f"piece {piece.number} of the model ({piece.name}) is neither ours nor fetched"
+            raise ModelError(message)
+
+    each(check, cut(manifest.table))
+    return NewMasters(masters, manifest.table, pieces)
+
+
+def install(optimizer: Optimizer, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
+    """Replace an optimizer's masters by the manifest's, see `assemble`, and have it forget all else.
+
+    Raises ModelError when that cannot be, and has changed nothing then; ModelHalfReplaced when what was verified could not be
+    read again while it was being taken over.
+    """
+    new = assemble(optimizer.masters, manifest, pieces)
+    try:
+        optimizer.load_parameters(new)
+    except OSError as error:
+        reason = f"a piece could not be read again: {error.strerror or error}"
+        if not new.handed:
+            raise ModelError(reason) from error
+
+        message = f"the model was replaced by that of step {manifest.step} in part only, and fits no step now: {reason}"
+        raise ModelHalfReplaced(message) from error
+
+
+def _tensor(values: NDArray[np.float32]) -> torch.Tensor:
+    """The same memory as a tensor, to be read only."""
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+def _read(pieces: Mapping[int, bytes | memoryview], piece: Piece) -> bytes | memoryview:
+    try:
+        return pieces[piece.number]
+    except OSError as error:
+        message = f"piece {piece.number} of the model ({piece.name}) cannot be read: {error.strerror or error}"
+        raise ModelError(message) from error
 
 
 def _check_table(masters: Masters, manifest: Manifest) -> None:
@@ -70,7 +155,7 @@ def _check_table(masters: Masters, manifest: Manifest) -> None:
         raise ModelError(message)
 
 
-def _check_piece(given: bytes, piece: Piece, manifest: Manifest) -> None:
+def _check_piece(given: bytes | memoryview, piece: Piece, manifest: Manifest) -> None:
     if len(given) != piece.byte_count or hashlib.sha256(given).digest() != manifest.hashes[piece.number]:
         message = f"piece {piece.number} of the model ({piece.name}) does not have the bytes its manifest names"
         raise ModelError(message)

@@ -21,6 +21,8 @@ from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.training import snapshot
 from psyche_core.training.digest import full_digest, sampled_digest
+from psyche_core.training.micro_batch import MicroBatch, Notice
+from psyche_core.training.private_state import load_private, save_private
 from psyche_core.wire.manifest import Manifest, Piece, Table
 
 APPLY_DELAY = 2
@@ -42,24 +44,37 @@ class Trainer:
     """See the module.
 
     learning_rate: step -> dimensionless step size, cold start included. micro_batch_size: sequences per forward pass; changes
-    memory and speed, not the result beyond rounding.
+    memory and speed, not the result beyond rounding. It becomes smaller when memory runs out; notice is told so.
     """
 
     def __init__(
-        self, *, model: Model, optimizer: Optimizer, learning_rate: Callable[[int], float], micro_batch_size: int
+        self,
+        *,
+        model: Model,
+        optimizer: Optimizer,
+        learning_rate: Callable[[int], float],
+        micro_batch_size: int,
+        notice: Notice = lambda _: None,
     ) -> None:
-        if micro_batch_size < 1:
-            message = f"micro_batch_size must be at least 1, got {micro_batch_size}"
-            raise ValueError(message)
         self._model = model
         self._optimizer = optimizer
         self._learning_rate = learning_rate
-        self._micro_batch_size = micro_batch_size
+        self._micro_batch = MicroBatch(model, size=micro_batch_size, notice=notice)
 
     @property
     def vocab_size(self) -> int:
         """Token ids are 0 <= id < vocab_size."""
         return self._model.vocab_size
+
+    @property
+    def description(self) -> Mapping[str, bytes]:
+        """The small files that say how the model is built, by name; empty where it cannot be described so."""
+        return self._model.description
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences per forward pass now."""
+        return self._micro_batch.size
 
     @property
     def max_payload_bytes(self) -> int:
@@ -75,7 +90,7 @@ class Trainer:
         """Train `step` (from 1) on this client's share. Raises ModelError for samples that do not fit, NonFiniteError."""
         start = time.perf_counter()
         self._optimizer.load_lookahead(learning_rate=self._learning_rate(step - 1))
-        loss = self._model.gradients(samples, micro_batch_size=self._micro_batch_size)
+        loss = self._micro_batch.gradients(samples)
         payload = self._optimizer.compress(step, learning_rate=self._learning_rate(step))
         seconds = time.perf_counter() - start
         return Trained(step, loss, samples.count * samples.sequence_length, seconds, payload)
@@ -92,7 +107,7 @@ class Trainer:
     def evaluate(self, samples: Samples) -> float:
         """Loss at the master weights, in nats per predicted token. The next `train` loads its own weights again."""
         self._optimizer.load_masters()
-        return self._model.loss(samples, micro_batch_size=self._micro_batch_size)
+        return self._micro_batch.loss(samples)
 
     def sampled_digest(self, seed: int) -> bytes:
         """SHA-256 over a sample of the masters drawn by `seed` (u64), for witness statements."""
@@ -115,12 +130,26 @@ class Trainer:
         """Numbers of the pieces in which our masters differ from a manifest. Raises ModelError for another table."""
         return snapshot.differing(self._optimizer.masters, manifest)
 
-    def install(self, manifest: Manifest, pieces: Mapping[int, bytes]) -> None:
+    def install(self, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
         """Replace the masters by those of a manifest and forget all optimizer state, or change nothing and raise ModelError.
 
-        pieces: fetched bytes by number of the piece, at least those of `differing`.
+        pieces: fetched bytes by number of the piece, at least those of `differing`; on disk, if they like. Raises
+        ModelHalfReplaced when they could not be read to the end any more.
         """
-        self._optimizer.load_parameters(snapshot.assemble(self._optimizer.masters, manifest, pieces))
+        snapshot.install(self._optimizer, manifest, pieces)
+
+    def save_private(self, path: Path) -> None:
+        """Write what only this replica's optimizer has, for its own next start. Raises ModelError."""
+        state = self._optimizer.private_state()
+        if state:
+            save_private(path, state, masters=self.full_digest())
+
+    def load_private(self, path: Path) -> bool:
+        """Take back what was saved with just these masters; whether there was any. Raises ModelError and changes nothing then."""
+        state = load_private(path, masters=self.full_digest())
+        if state is not None:
+            self._optimizer.load_private_state(state)
+        return state is not None
 
     def save(self, directory: Path) -> None:
         """Write a self-contained checkpoint of the masters, atomically. Raises ModelError."""

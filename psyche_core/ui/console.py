@@ -7,9 +7,11 @@ from typing import TextIO
 
 from psyche_core.client.report import (
     CheckpointSaved,
+    CheckpointStored,
     Ended,
     EpochDigest,
     Event,
+    MicroBatchFound,
     ModelLoaded,
     ModelSync,
     NetworkTotals,
@@ -39,6 +41,8 @@ def describe(event: Event) -> str:
             return f"{event.phase}: epoch {event.epoch}, step {event.step}{height}, {event.clients} clients"
         case ModelLoaded():
             return f"model of {count_text(event.parameters)} parameters ready after {event.seconds:.1f} s"
+        case MicroBatchFound():
+            return f"micro-batch {event.size} found to fit"
         case StepTrained():
             rate = event.tokens / event.seconds if event.seconds > 0 else 0.0
             return (
@@ -61,6 +65,8 @@ def describe(event: Event) -> str:
             return f"validation after step {event.step}: loss {event.loss:.4f}"
         case CheckpointSaved():
             return f"checkpoint of step {event.step} saved in {event.path}"
+        case CheckpointStored():
+            return f"the model of step {event.step} is stored at {event.location}, and the run refers to it"
         case Resynced():
             return f"epoch {event.epoch}: our model is that of the other members after step {event.step} now"
         case ModelSync():

@@ -95,7 +95,7 @@ class RunLedger:
                 if self._server is None or source == self._server:
                     self.phase = event
             case ModelLoaded():
-                self._page(source).parameters = event.parameters
+                self._page(source).note_loaded(event)
             case StepTrained():
                 self._page(source).note_trained(time, event)
                 started = time - event.seconds

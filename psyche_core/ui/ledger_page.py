@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from psyche_core.client.report import Ended, EpochDigest, NetworkTotals, Resynced, Started, StepApplied, StepTrained
+from psyche_core.client.report import Ended, EpochDigest, ModelLoaded, NetworkTotals, Resynced, Started, StepApplied, StepTrained
 
 RATE_WINDOW = 20
 """Newest steps over which tokens per second are taken."""
@@ -81,6 +81,12 @@ class ClientPage:
         self.masters = None
         for known in (self.trained, self.applied, self._open_epochs, self._recent):
             known.clear()
+
+    def note_loaded(self, event: ModelLoaded) -> None:
+        """Enter a model that was built, and the step it is of where that is known: a checkpoint of its own, or a stored one."""
+        self.parameters = event.parameters
+        if event.step is not None:
+            self.masters = {event.step}
 
     def note_trained(self, time: float, event: StepTrained) -> None:
         """Enter a trained step."""

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from psyche_core.client.report import (
     CheckpointSaved,
+    CheckpointStored,
     Ended,
     EpochDigest,
     Event,
@@ -36,7 +37,7 @@ from psyche_core.ui.ledger_page import ClientPage
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
-_WORTH_A_LINE = (Started, EpochDigest, Validated, CheckpointSaved, Problem, ReplicasDiffer, Ended)
+_WORTH_A_LINE = (Started, EpochDigest, Validated, CheckpointSaved, CheckpointStored, Problem, ReplicasDiffer, Ended)
 
 
 class Display(ABC):

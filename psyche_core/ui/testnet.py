@@ -318,7 +318,8 @@ class _Testnet:
             *("client", "train", "--run-id", self._run.run_id, "--server-addr", self._address),
             *("--identity-secret-key-path", str(self._key(name)), "--bind-p2p-interface", HOST),
             *("--device", settings.device, "--torch-threads", str(settings.torch_threads)),
-            *("--micro-batch-size", str(settings.micro_batch_size)),
+            *("--micro-batch-size", str(settings.micro_batch_size), "--compute-dtype", settings.compute_dtype),
+            *("--attention", settings.attention, *(["--gradient-checkpointing"] if settings.gradient_checkpointing else [])),
             *("--logs", "json", "--events-file", str(self._out / "events" / f"{name}.jsonl"), *more),
         ]
 

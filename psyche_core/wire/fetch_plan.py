@@ -1,8 +1,8 @@
 """Whom to ask for a blob next, and when to give up.
 
 Sources are asked in the order given, then the other members; a member that cannot be reached is asked once it can. Decided here:
-a peer whose connection broke may be asked again, a few times; one that answered is not. Refuses to wait, to hash and to talk:
-the transport's shell does, and reports each answer.
+a peer whose connection broke may be asked again, a few times; one that answered is not; who gave false bytes before comes last.
+Refuses to wait, to hash and to talk: the transport's shell does, and reports each answer.
 """
 
 from __future__ import annotations
@@ -44,11 +44,17 @@ class FetchPlan:
         """Name further sources; somebody else wants the same blob."""
         self._order.update(dict.fromkeys(sources))
 
-    def begin(self, *, members: Iterable[bytes], reachable: Collection[bytes]) -> bytes | None:
-        """The peer to ask now, counted as being asked; None when nobody unasked is both a member and reachable."""
+    def begin(self, *, members: Iterable[bytes], reachable: Collection[bytes], doubted: Collection[bytes] = ()) -> bytes | None:
+        """The peer to ask now, counted as being asked; None when nobody unasked is both a member and reachable.
+
+        doubted: members to ask after all others.
+        """
         members = tuple(members)
         allowed = frozenset(members)
-        for peer in (*self._order, *members):
+        order: Iterable[bytes] = (*self._order, *members)
+        if doubted:
+            order = sorted(order, key=lambda peer: peer in doubted)
+        for peer in order:
             if peer in allowed and peer in reachable and peer not in self._busy and peer not in self._answers:
                 self._busy.add(peer)
                 return peer

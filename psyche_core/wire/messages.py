@@ -72,12 +72,16 @@ class ModelOffer:
     """The sender's masters after `step` are those of this manifest, and it serves the manifest and its pieces as blobs.
 
     manifest_hash: SHA-256 of the manifest (psyche_core.wire.manifest), its blob address; manifest_bytes: its length.
+    description_hash, description_bytes: the same of what the model is built like (psyche_core.wire.description), for who has
+    nothing to build it from; 32 zeros and 0 where the sender does not serve one.
     """
 
     epoch: int
     step: int
     manifest_hash: bytes
     manifest_bytes: int
+    description_hash: bytes = bytes(32)
+    description_bytes: int = 0
 
 
 Message = Result | Finished | ModelDigest | ModelWanted | ModelOffer
@@ -129,7 +133,8 @@ def seal(key: SecretKey, run_id: str, message: Message) -> bytes:
         case ModelWanted():
             body = [4, message.epoch, message.step]
         case ModelOffer():
-            body = [5, message.epoch, message.step, message.manifest_hash, message.manifest_bytes]
+            manifest = [message.manifest_hash, message.manifest_bytes]
+            body = [5, message.epoch, message.step, *manifest, message.description_hash, message.description_bytes]
 
     encoded = encode(body)
     return encode([VERSION, key.public, encoded, key.sign(_ENVELOPE, run_id, encoded)])
@@ -187,8 +192,15 @@ def _message(fields: Any) -> Message:
             return ModelDigest(_number(epoch, 32), ended, _bytes(digest, 32))
         case [4, epoch, step]:
             return ModelWanted(_number(epoch, 32), _number(step, 32))
-        case [5, epoch, step, manifest_hash, manifest_bytes]:
-            return ModelOffer(_number(epoch, 32), _number(step, 32), _bytes(manifest_hash, 32), _number(manifest_bytes, 40))
+        case [5, epoch, step, manifest_hash, manifest_bytes, description_hash, description_bytes]:
+            return ModelOffer(
+                _number(epoch, 32),
+                _number(step, 32),
+                _bytes(manifest_hash, 32),
+                _number(manifest_bytes, 40),
+                _bytes(description_hash, 32),
+                _number(description_bytes, 40),
+            )
         case _:
             message = "unknown message kind or wrong number of fields"
             raise WireError(message)

@@ -210,8 +210,8 @@ class LiveRun:
         finishers: clients that saw the end of the last epoch.
         """
         ledger = self.ledger(total_steps=steps)
-        assert ledger.violations == []
-        assert ledger.unfinished() == []
+        assert ledger.violations == [], ledger.violations
+        assert ledger.unfinished() == [], ledger.unfinished()
         assert ledger.identical
         assert ledger.steps == steps
         last = max(ledger.epoch_ends)

@@ -108,6 +108,9 @@ class TinyGru(Model):
 
     def _token_ids(self, samples: Samples) -> torch.Tensor:
         """int64 ids (B, T)."""
+        if (samples.labels, samples.position_ids, samples.sequence_lengths) != (None, None, None):
+            message = "TinyGru trains on plain text: it knows neither labels nor texts packed into one sequence"
+            raise ModelError(message)
         if samples.count < 1 or samples.sequence_length < 2:
             message = "a batch needs at least one sequence of two tokens"
             raise ModelError(message)
@@ -125,8 +128,8 @@ class TinyGru(Model):
 
 def create_tiny_gru(context: ModelContext) -> TinyGru:
     """The registration's factory. Raises ModelError."""
-    if context.device not in ("auto", "cpu") or context.dtype != "float32":
-        message = f"TinyGru runs on the CPU in float32, got {context.device} and {context.dtype}"
+    if context.device not in ("auto", "cpu") or context.dtype != "float32" or context.gradient_checkpointing:
+        message = f"TinyGru runs on the CPU in float32 and keeps its activations, got {context.device} and {context.dtype}"
         raise ModelError(message)
 
     path = context.source / "config.json"

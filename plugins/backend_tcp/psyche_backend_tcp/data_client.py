@@ -1,42 +1,39 @@
 """The `Server` data location: samples from the run's data server.
 
-Decided here: a request carries a number, so an answer to a request that was given up is skipped, not taken for the next one; a
-lost connection is opened again within the caller's time-out; large reads are asked for in pieces the server allows. Refuses a
-server whose sequence length is not the run's, and samples of another size than asked for.
+Decided here: a read is cut into pieces of about a MiB, and several are under way at once; reads at the same time share one
+connection; a lost connection is opened again within the caller's time-out, and only what had not come is asked for again. Refuses
+a server whose sequence length is not the run's, and one that speaks another version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 import anyio
 from pydantic import BaseModel, ConfigDict
 
 from psyche_backend_tcp.addresses import parse_address, reason
-from psyche_backend_tcp.data_protocol import (
-    MAX_INTERVALS,
-    DataBye,
-    SamplesChunk,
-    SamplesHead,
-    SamplesRefusal,
-    SamplesRequest,
-    decode_data,
-    encode_request,
-)
-from psyche_backend_tcp.dialer import Link, dial
-from psyche_backend_tcp.limits import Limits
+from psyche_backend_tcp.data_body import join
+from psyche_backend_tcp.data_link import Errand, SharedLink
+from psyche_backend_tcp.data_protocol import DATA_VERSION, MAX_INTERVALS, RequestRefused
+from psyche_backend_tcp.dialer import dial
 from psyche_backend_tcp.listener import CONNECTION_LOST
 from psyche_backend_tcp.login import DATA
 from psyche_core.errors import BackendError, CommandRefused, DataError, WireError
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
-from psyche_core.types import BatchId, total_samples
+from psyche_core.types import BatchId
 
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 2.0
-SILENCE_SECONDS = 10.0
+
+PIECE_BYTES = 1024 * 1024
+"""Bytes of samples to ask for at once: enough that the asking costs little, few enough that the server reads while it sends."""
+
+WINDOW_BYTES = 8 * 1024 * 1024
+"""Bytes of samples under way on a connection."""
 
 
 class ServerSettings(BaseModel):
@@ -64,8 +61,9 @@ class ServerData(DataProvider):
         self._sequence_length = context.sequence_length
         self._num_sequences = 0
         self._token_size = 0
-        self._link: Link | None = None
-        self._number = 0
+        self._piece_samples = 1
+        self._link: SharedLink | None = None
+        self._connecting = anyio.Lock()
         self._closed = False
 
     @classmethod
@@ -76,7 +74,7 @@ class ServerData(DataProvider):
     async def __aenter__(self) -> Self:
         """Connect. Raises DataError."""
         try:
-            await self._connect(CONNECT_SECONDS)
+            await self._connected(CONNECT_SECONDS)
         except BackendError as error:
             message = f"the data server at {self._location} cannot be used: {error}"
             raise DataError(message) from error
@@ -95,40 +93,48 @@ class ServerData(DataProvider):
 
     async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
         """The samples in order. Raises DataError (refused, or no connection until the time-out), TimeoutError."""
-        pieces: list[bytes] = []
+        errand = Errand(self._pieces(batches))
         lost: BaseException | None = None
         try:
             with anyio.fail_after(timeout):
-                for piece in self._pieces(batches):
-                    pause = RETRY_SECONDS
-                    while True:
-                        try:
-                            pieces.append(await self._ask(piece, timeout))
-                            break
-                        except (*CONNECTION_LOST, WireError, BackendError) as error:
-                            if isinstance(error, CommandRefused) and error.code not in ("Busy", "RateLimited"):
-                                raise DataError(f"the data server at {self._location} refuses us: {error}") from error
-                            lost = error
-                            await self._drop()
-                            await anyio.sleep(pause)
-                            pause = min(2 * pause, MAX_RETRY_SECONDS)
+                pause = 0.0  # a connection that was idle for long may well be closed: that is no reason to wait
+                while batches:
+                    try:
+                        link = await self._connected(timeout)
+                        await link.fetch(errand)
+                        break
+                    except (*CONNECTION_LOST, WireError, BackendError, RequestRefused) as error:
+                        if _is_final(error):
+                            raise DataError(f"the data server at {self._location} refuses us: {error}") from error
+                        lost = error
+                        await anyio.sleep(pause)
+                        pause = min(2 * pause or RETRY_SECONDS, MAX_RETRY_SECONDS)
         except TimeoutError as error:
             if lost is None:
                 raise
             message = f"no samples from the data server at {self._location} within {timeout:g} s: {reason(lost)}"
             raise DataError(message) from error
 
-        return Samples(b"".join(pieces), total_samples(tuple(batches)), self._sequence_length, self._token_size)
+        if not batches:
+            return Samples(b"", 0, self._sequence_length, self._token_size)
+
+        try:
+            parts = [(arrival.head, arrival.chunks) for _, arrival in sorted(errand.arrived.items())]
+            return join(parts, sequence_length=self._sequence_length)
+        except WireError as error:
+            message = f"the data server at {self._location} cannot be believed: {error}"
+            raise DataError(message) from error
 
     async def aclose(self) -> None:
         """Close the connection; idempotent."""
         self._closed = True
-        await self._drop()
+        link, self._link = self._link, None
+        if link is not None:
+            await link.aclose()
 
     def _pieces(self, batches: Sequence[BatchId]) -> Iterator[tuple[BatchId, ...]]:
         """The batches cut and gathered into requests the server allows."""
-        room = at_most = max(1, Limits().data_bytes // (self._sequence_length * self._token_size))
-        piece: list[BatchId] = []
+        room, piece = self._piece_samples, list[BatchId]()
         for batch in batches:
             first = batch.first
             while first <= batch.last:
@@ -138,99 +144,72 @@ class ServerData(DataProvider):
                 first = last + 1
                 if room == 0 or len(piece) == MAX_INTERVALS:
                     yield tuple(piece)
-                    room, piece = at_most, []
+                    room, piece = self._piece_samples, []
 
         if piece:
             yield tuple(piece)
 
-    async def _connect(self, timeout: float) -> Link:
+    async def _connected(self, timeout: float) -> SharedLink:
+        """The connection, a new one if there is none that can be used."""
+        async with self._connecting:
+            if self._link is not None and self._link.lost is not None:
+                link, self._link = self._link, None
+                await link.aclose()
+            if self._link is None:
+                self._link = await self._connect(min(timeout, CONNECT_SECONDS))
+            return self._link
+
+    async def _connect(self, timeout: float) -> SharedLink:
         if self._closed:
             message = "the data provider is closed"
             raise DataError(message)
 
         link = await dial(self._address, service=DATA, key=self._key, run_id=None, timeout=timeout)
-        facts = link.hello.facts
         try:
-            self._check(facts.get("sequence_length"), facts.get("num_sequences"), facts.get("token_size"))
+            window = self._learn(link.hello.facts)
         except DataError:
             await link.frames.aclose()
             raise
 
-        self._link = link
-        return link
+        return SharedLink(link.frames, sequence_length=self._sequence_length, window=window)
 
-    def _check(self, sequence_length: int | None, num_sequences: int | None, token_size: int | None) -> None:
-        if sequence_length != self._sequence_length:
+    def _learn(self, facts: Mapping[str, int]) -> int:
+        """Take in what a server says of itself; the window. Raises DataError when it does not suit us."""
+        version = facts.get("version", 1)
+        if version != DATA_VERSION:
             message = (
-                f"the data server at {self._location} has sequences of {sequence_length} tokens, the run trains on "
+                f"the data server at {self._location} speaks version {version} of the data protocol, we speak {DATA_VERSION}; "
+                "install matching releases"
+            )
+            raise DataError(message)
+
+        length, sequences, size = facts.get("sequence_length"), facts.get("num_sequences", 0), facts.get("token_size", 0)
+        if length != self._sequence_length:
+            message = (
+                f"the data server at {self._location} has sequences of {length} tokens, the run trains on "
                 f"{self._sequence_length} (model.LLM.max_seq_len); start the server with data of that seq_len"
             )
             raise DataError(message)
 
-        if num_sequences is None or num_sequences < 1 or token_size not in (2, 4):
-            message = f"the data server at {self._location} says it has {num_sequences} sequences of {token_size}-byte tokens"
+        samples, requests = facts.get("request_samples", 0), facts.get("requests", 0)
+        if sequences < 1 or size not in (2, 4) or samples < 1 or requests < 1:
+            message = (
+                f"the data server at {self._location} says it has {sequences} sequences of {size}-byte tokens and gives "
+                f"{samples} at once to {requests} requests; it is no data server we know"
+            )
             raise DataError(message)
 
-        if self._token_size not in (0, token_size):
-            message = f"the data server at {self._location} changed its token size from {self._token_size} to {token_size}"
+        if self._token_size not in (0, size):
+            message = f"the data server at {self._location} changed its token size from {self._token_size} to {size}"
             raise DataError(message)
 
-        self._num_sequences = num_sequences
-        self._token_size = token_size
+        self._num_sequences = sequences
+        self._token_size = size
+        sample_bytes = length * size
+        self._piece_samples = min(samples, max(1, PIECE_BYTES // sample_bytes))
+        return min(requests, max(1, WINDOW_BYTES // (self._piece_samples * sample_bytes)))
 
-    async def _ask(self, batches: tuple[BatchId, ...], timeout: float) -> bytes:
-        link = self._link or await self._connect(min(timeout, CONNECT_SECONDS))
-        self._number += 1
-        try:
-            await link.frames.send(encode_request(SamplesRequest(self._number, batches)))
-        except anyio.get_cancelled_exc_class():
-            self._link = None  # half a request may be out: this connection cannot be used again
-            with anyio.CancelScope(shield=True):
-                await link.frames.aclose()
-            raise
 
-        wanted = f"{total_samples(batches)} samples from {batches[0]} on"
-        expected = total_samples(batches) * self._sequence_length * self._token_size
-        tokens = bytearray()
-        announced = False
-        while not announced or len(tokens) < expected:
-            message = decode_data(await self._frame(link))
-            if isinstance(message, DataBye):
-                text = f"the data server at {self._location} closed the connection: {message.code}: {message.sentence}"
-                raise DataError(text)
-
-            if message.number != self._number:
-                continue  # of a request that was given up
-
-            match message:
-                case SamplesHead(_, count, size):
-                    if (count, size) != (total_samples(batches), expected) or announced:
-                        text = (
-                            f"the data server announced {count} samples of {size} bytes for {wanted}, expected {expected} bytes"
-                        )
-                        raise DataError(text)
-                    announced = True
-                case SamplesChunk(_, chunk):
-                    if not announced or len(tokens) + len(chunk) > expected or not chunk:
-                        text = f"the data server sent more than the {expected} bytes of {wanted}"
-                        raise DataError(text)
-                    tokens += chunk
-                case SamplesRefusal(_, code, sentence):
-                    text = f"the data server at {self._location} refuses {wanted}: {code}: {sentence}"
-                    raise DataError(text)
-
-        return bytes(tokens)
-
-    async def _frame(self, link: Link) -> bytes:
-        """The next frame. A link that was cut for a while may stay half open: silence is a lost connection, not patience."""
-        try:
-            with anyio.fail_after(SILENCE_SECONDS):
-                return await link.frames.receive()
-        except TimeoutError as error:
-            message = f"the data server said nothing for {SILENCE_SECONDS:g} s"
-            raise ConnectionError(message) from error
-
-    async def _drop(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.frames.aclose()
+def _is_final(error: BaseException) -> bool:
+    """Whether trying again is of no use."""
+    return isinstance(error, CommandRefused | RequestRefused) and error.code not in ("Busy", "RateLimited", "Idle")

@@ -1,13 +1,16 @@
 """Messages between a logged-in client and the data server, and who may ask for which samples.
 
     client -> server                       server -> client
-    [1, id, [[first, last], ...]]          [1, id, count, bytes]     the samples follow in chunks of raw bytes
-                                           [2, id, chunk]            until that many bytes have come
+    [3, id, [[first, last], ...]]          [1, id, count, token size, labels, position ids, bytes of sequence lengths or null]
+    [4, id]   not wanted any more          0x00, id as 8 bytes big-endian, raw bytes of the samples (not CBOR)
                                            [3, id, code, sentence]   refused, or the data cannot be read
-                                           [4, code, sentence]       bye, the connection is closed
+                                           [4, code, sentence]       bye, the connection is closed; the same in every version
+                                           [5]                       still at work on what was asked, nothing to send yet
 
-Decided: a member of the epoch may read the intervals of its own shares in the rounds the coordinator stores, and nothing else.
-Token size and sequence length are facts of the server's hello. Refuses everything else with a code and a sentence.
+Decided: many requests may be under way; their numbers grow, and chunks of several answers may come in turns. The hello's facts
+say the version, what the samples look like, and how much may be asked for at once. A member of the epoch may read the intervals
+of its own shares in the rounds the coordinator stores, and nothing else. Refuses everything else with a code and a sentence, and
+whatever it would not have written itself: decode, then encode, gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,15 +19,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psyche_backend_tcp.limits import CLIENT_FRAME, SERVER_FRAME
+from psyche_backend_tcp.limits import CLIENT_FRAME
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
 from psyche_core.types import MAX_SAMPLES, BatchId, ClientState, NodeIdentity
 from psyche_core.wire.codec import decode, encode
 
-CHUNK_BYTES = 1024 * 1024
+DATA_VERSION = 2
+"""Of these messages. Version 1 had one request at a time, and requests that began with 1."""
+
 MAX_INTERVALS = 1024
+"""Most intervals of one request."""
+
+CONTROL_BYTES = 4 * 1024
+"""Most bytes of a server's message that carries no samples."""
+
+_CHUNK = b"\x00"  # no CBOR array begins with it
+_CHUNK_HEAD = 9
 
 
 class RequestRefused(Exception):
@@ -38,27 +50,44 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SamplesRequest:
-    """number: comes back with the answer. batches: what is wanted, in order."""
+    """number: comes back with the answer, larger than those before. batches: what is wanted, in order."""
 
     number: int
     batches: tuple[BatchId, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Cancel:
+    """A request's answer is not wanted any more. An answer may have been on its way already."""
+
+    number: int
+
+
+ClientMessage = SamplesRequest | Cancel
+
+
+@dataclass(frozen=True, slots=True)
 class SamplesHead:
-    """The samples of a request follow. count: sequences; size: bytes."""
+    """The samples of a request follow: their columns one after the other (`data_body`).
+
+    count: sequences. token_size: bytes per token. labels, position_ids: whether they come along. lengths_bytes: of the column of
+    sequence lengths, None when there is none.
+    """
 
     number: int
     count: int
-    size: int
+    token_size: int
+    labels: bool = False
+    position_ids: bool = False
+    lengths_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplesChunk:
-    """A stretch of the raw tokens."""
+    """A stretch of the raw samples."""
 
     number: int
-    chunk: bytes
+    chunk: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +100,11 @@ class SamplesRefusal:
 
 
 @dataclass(frozen=True, slots=True)
+class AtWork:
+    """A sign of life while answers take their time."""
+
+
+@dataclass(frozen=True, slots=True)
 class DataBye:
     """The last frame before the server closes the connection."""
 
@@ -78,76 +112,118 @@ class DataBye:
     sentence: str
 
 
-DataMessage = SamplesHead | SamplesChunk | SamplesRefusal | DataBye
+DataMessage = SamplesHead | SamplesChunk | SamplesRefusal | AtWork | DataBye
 
 
-def encode_request(request: SamplesRequest) -> bytes:
-    """The request as a frame."""
-    return encode([1, request.number, [[batch.first, batch.last] for batch in request.batches]])
+def encode_client(message: ClientMessage) -> bytes:
+    """A client's message as a frame."""
+    match message:
+        case SamplesRequest(number, batches):
+            return encode([3, number, [[batch.first, batch.last] for batch in batches]])
+        case Cancel(number):
+            return encode([4, number])
 
 
-def decode_request(payload: bytes) -> SamplesRequest:
-    """A client's frame. Raises WireError."""
+def decode_client(payload: bytes) -> ClientMessage:
+    """A client's frame. Raises WireError, and RequestRefused (VersionMismatch) for a client of version 1."""
     match decode(payload, max_bytes=CLIENT_FRAME):
-        case [1, int() as number, list() as plain] if 0 <= number < 2**64 and 0 < len(plain) <= MAX_INTERVALS:
-            return SamplesRequest(number, tuple(map(_batch, plain)))
+        case [kind, number, list() as plain] if _are(int, kind) and kind == 3 and _are_numbers(number):
+            if 0 < len(plain) <= MAX_INTERVALS:
+                return SamplesRequest(number, tuple(map(_batch, plain)))
+
+            message = f"a request is for 1 to {MAX_INTERVALS} intervals, got {len(plain)}"
+            raise WireError(message)
+        case [kind, number] if _are(int, kind) and kind == 4 and _are_numbers(number):
+            return Cancel(number)
+        case [kind, _, list()] if _are(int, kind) and kind == 1:
+            message = f"the client speaks version 1 of the data protocol, we speak {DATA_VERSION}; install matching releases"
+            raise RequestRefused("VersionMismatch", message)
         case _:
             message = "not a request for samples"
-            raise WireError(message)
-
-
-def _batch(plain: Any) -> BatchId:
-    match plain:
-        case [int() as first, int() as last] if 0 <= first <= last < MAX_SAMPLES:
-            return BatchId(first, last)
-        case _:
-            message = "a batch is two numbers, first <= last"
             raise WireError(message)
 
 
 def encode_data(message: DataMessage) -> bytes:
     """A server's message as a frame."""
     match message:
-        case SamplesHead(number, count, size):
-            return encode([1, number, count, size])
         case SamplesChunk(number, chunk):
-            return encode([2, number, chunk])
+            return b"".join((_CHUNK, number.to_bytes(8, "big"), chunk))
+        case SamplesHead(number, count, token_size, labels, position_ids, lengths_bytes):
+            return encode([1, number, count, token_size, labels, position_ids, lengths_bytes])
         case SamplesRefusal(number, code, sentence):
             return encode([3, number, code, sentence])
         case DataBye(code, sentence):
             return encode([4, code, sentence])
+        case AtWork():
+            return encode([5])
 
 
 def decode_data(payload: bytes) -> DataMessage:
-    """A server's frame. Raises WireError."""
-    match decode(payload, max_bytes=SERVER_FRAME):
-        case [1, int() as number, int() as count, int() as size] if count >= 0 and size >= 0:
-            return SamplesHead(number, count, size)
-        case [2, int() as number, bytes() as chunk]:
-            return SamplesChunk(number, chunk)
-        case [3, int() as number, str() as code, str() as sentence]:
-            return SamplesRefusal(number, code, sentence)
-        case [4, str() as code, str() as sentence]:
-            return DataBye(code, sentence)
+    """A server's frame; a chunk is a view of it. Raises WireError."""
+    if payload.startswith(_CHUNK):
+        if len(payload) <= _CHUNK_HEAD:
+            message = f"a chunk of samples has more than {_CHUNK_HEAD} bytes, got {len(payload)}"
+            raise WireError(message)
+
+        return SamplesChunk(int.from_bytes(payload[1:_CHUNK_HEAD], "big"), memoryview(payload)[_CHUNK_HEAD:])
+
+    match decode(payload, max_bytes=CONTROL_BYTES):
+        case [kind, *rest] if _are(int, kind):
+            found = _control(kind, rest)
         case _:
-            message = "not a message of a data server"
+            found = None
+
+    if found is None:
+        message = "not a message of a data server"
+        raise WireError(message)
+
+    return found
+
+
+def _control(kind: int, rest: list[Any]) -> DataMessage | None:
+    match kind, rest:
+        case 1, [number, count, token_size, bool() as labels, bool() as position_ids, lengths_bytes] if (
+            _are_numbers(number, count, token_size)
+            and token_size in (2, 4)
+            and (lengths_bytes is None or _are_numbers(lengths_bytes))
+        ):
+            return SamplesHead(number, count, token_size, labels, position_ids, lengths_bytes)
+        case 3, [number, str() as code, str() as sentence] if _are_numbers(number):
+            return SamplesRefusal(number, code, sentence)
+        case 4, [str() as code, str() as sentence]:
+            return DataBye(code, sentence)
+        case 5, []:
+            return AtWork()
+        case _:
+            return None
+
+
+def _batch(plain: Any) -> BatchId:
+    match plain:
+        case [first, last] if _are_numbers(first, last) and first <= last < MAX_SAMPLES:
+            return BatchId(first, last)
+        case _:
+            message = "a batch is two numbers, first <= last"
             raise WireError(message)
 
 
-def check_request(
-    state: CoordinatorState, identity: NodeIdentity, batches: Sequence[BatchId], *, sample_bytes: int, max_bytes: int
-) -> None:
-    """Raise RequestRefused unless `identity` may read `batches` now.
+def _are(kind: type, *values: Any) -> bool:
+    """Whether the values are of exactly this type: True is an int to Python, not on the wire."""
+    return all(type(value) is kind for value in values)
 
-    sample_bytes: of one sequence; max_bytes: of one answer, where a single sequence is always small enough.
-    """
+
+def _are_numbers(*values: Any) -> bool:
+    return _are(int, *values) and all(0 <= value < 2**64 for value in values)
+
+
+def check_request(state: CoordinatorState, identity: NodeIdentity, batches: Sequence[BatchId], *, at_most: int) -> None:
+    """Raise RequestRefused unless `identity` may read `batches` now. at_most: samples of one request."""
     slot = state.slot_of(identity)
     if slot is None or state.epoch.clients[slot].state is not ClientState.Healthy:
         raise RequestRefused("NotInEpoch", "only healthy members of the current epoch are given samples")
 
     total = sum(len(batch) for batch in batches)
-    if total > 1 and total * sample_bytes > max_bytes:
-        at_most = max(1, max_bytes // sample_bytes)
+    if total > at_most:
         raise RequestRefused("TooLarge", f"one request is for at most {at_most} samples, got {total}")
 
     own = [interval for stored in state.epoch.rounds for interval in shares(state, stored).get(slot, ())]

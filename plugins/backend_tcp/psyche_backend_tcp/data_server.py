@@ -1,29 +1,28 @@
 """The run's data server: gives each member of the epoch the samples of its own shares.
 
-Decided here: requests of a connection are answered one after the other, and a bounded number of them may wait; reads of the
-provider never overlap; an answer goes out in chunks, so that it is bounded by what the reader takes in. A provider's error is an
-answer, never an end of the server.
+Decided here: of a connection many requests may be under way, while one is read another is sent; reads of the provider never
+overlap, which is all a provider promises, and connections take turns at it; what is sent is bounded by what the reader takes in.
+Who waits long is given signs of life. Samples go out with all they have: labels, positions and lengths too. A provider's error is
+an answer, never an end of the server.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
 
 import anyio
 
+from psyche_backend_tcp.data_answers import Answers
+from psyche_backend_tcp.data_body import largest_sample, pack
 from psyche_backend_tcp.data_protocol import (
-    CHUNK_BYTES,
-    DataBye,
+    DATA_VERSION,
+    Cancel,
     RequestRefused,
-    SamplesChunk,
-    SamplesHead,
-    SamplesRefusal,
     SamplesRequest,
     check_request,
-    decode_request,
-    encode_data,
+    decode_client,
 )
 from psyche_backend_tcp.limits import Limits, TokenBucket
 from psyche_backend_tcp.listener import CONNECTION_LOST, Listener, Visitor
@@ -31,7 +30,7 @@ from psyche_backend_tcp.login import DATA
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
 from psyche_core.interfaces.data import DataProvider, Samples
-from psyche_core.types import BatchId, NodeIdentity
+from psyche_core.types import BatchId, NodeIdentity, total_samples
 from psyche_core.wire.signing import SecretKey
 
 logger = logging.getLogger("psyche.backend.tcp")
@@ -50,13 +49,13 @@ class DataServer:
         *,
         limits: Limits,
         state: Callable[[], CoordinatorState],
-        token_size: int,
+        request_samples: int,
     ) -> None:
         self._provider = provider
         self._listener = listener
         self._limits = limits
         self._state = state
-        self._sample_bytes = provider.sequence_length * token_size
+        self._request_samples = request_samples
         self._reading = anyio.Lock()
 
     @classmethod
@@ -78,12 +77,16 @@ class DataServer:
         """
         first = await provider.read([BatchId(0, 0)], timeout=READ_SECONDS)
         listener = await Listener.bind(host, port, service=DATA, run_id=run_id, key=key, limits=limits, allowed=allowed)
+        request_samples = max(1, limits.data_bytes // largest_sample(provider.sequence_length))
         listener.facts = {
+            "version": DATA_VERSION,
             "sequence_length": provider.sequence_length,
             "num_sequences": provider.num_sequences,
             "token_size": first.token_size,
+            "request_samples": request_samples,
+            "requests": limits.data_requests,
         }
-        return cls(provider, listener, limits=limits, state=state, token_size=first.token_size)
+        return cls(provider, listener, limits=limits, state=state, request_samples=request_samples)
 
     @property
     def address(self) -> str:
@@ -92,7 +95,7 @@ class DataServer:
 
     async def serve(self) -> None:
         """Answer requests until cancelled or closed."""
-        await self._listener.serve(self._attend)
+        await self._listener.serve(lambda visitor: _Visit(visitor, self._limits, self._read).run())
 
     def expel(self, may: Callable[[bytes], bool]) -> None:
         """Close the connections of keys that may not be here any more."""
@@ -102,68 +105,142 @@ class DataServer:
         """Stop listening; idempotent."""
         await self._listener.aclose()
 
-    async def _attend(self, visitor: Visitor) -> None:
-        identity = NodeIdentity(visitor.public, visitor.public)
-        send, receive = anyio.create_memory_object_stream[SamplesRequest](self._limits.data_requests)
-        async with send, receive, anyio.create_task_group() as group:
-
-            async def answer() -> None:
-                try:
-                    async for request in receive:
-                        await self._answer(visitor, identity, request)
-                except (*CONNECTION_LOST, TimeoutError):
-                    group.cancel_scope.cancel()
-
-            group.start_soon(answer)
-            await self._read(visitor, send)
-            group.cancel_scope.cancel()
-
-    async def _read(self, visitor: Visitor, queue: anyio.abc.ObjectSendStream[SamplesRequest]) -> None:
-        """Queue requests; a full queue is waited for, so a peer that asks too much is simply not read."""
-        limits, now = self._limits, anyio.current_time()
-        requests = TokenBucket(rate=limits.requests_per_second, burst=limits.burst, now=now)
-        sizes = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now)
-        while True:
-            try:
-                payload = await visitor.frames.receive()
-                request = decode_request(payload)
-            except CONNECTION_LOST:
-                return
-            except WireError as error:
-                logger.info("closed a data connection: %s", error)
-                with anyio.move_on_after(limits.send_seconds), contextlib.suppress(*CONNECTION_LOST):
-                    await visitor.frames.send(encode_data(DataBye("BadMessage", str(error))))
-                return
-
-            await queue.send(request)
-            now = anyio.current_time()
-            await anyio.sleep(max(requests.take(now), sizes.take(now, len(payload))))
-
-    async def _answer(self, visitor: Visitor, identity: NodeIdentity, request: SamplesRequest) -> None:
-        try:
-            samples = await self._samples(identity, request)
-        except RequestRefused as error:
-            await self._send(visitor, encode_data(SamplesRefusal(request.number, error.code, error.message)))
-            return
-
-        await self._send(visitor, encode_data(SamplesHead(request.number, samples.count, len(samples.tokens))))
-        for start in range(0, len(samples.tokens), CHUNK_BYTES):
-            chunk = samples.tokens[start : start + CHUNK_BYTES]
-            await self._send(visitor, encode_data(SamplesChunk(request.number, chunk)))
-
-    async def _samples(self, identity: NodeIdentity, request: SamplesRequest) -> Samples:
-        check_request(
-            self._state(), identity, request.batches, sample_bytes=self._sample_bytes, max_bytes=self._limits.data_bytes
-        )
+    async def _read(self, identity: NodeIdentity, request: SamplesRequest) -> Samples:
+        """The samples of a request. Raises RequestRefused."""
+        check_request(self._state(), identity, request.batches, at_most=self._request_samples)
         try:
             async with self._reading:
-                return await self._provider.read(request.batches, timeout=READ_SECONDS)
+                samples = await self._provider.read(request.batches, timeout=READ_SECONDS)
         except TimeoutError as error:
             raise RequestRefused("DataSlow", f"the samples were not read within {READ_SECONDS:.0f} s") from error
         except Exception as error:
             logger.exception("samples could not be read")
             raise RequestRefused("DataUnreadable", "the server cannot read these samples; its log says why") from error
 
-    async def _send(self, visitor: Visitor, payload: bytes) -> None:
-        with anyio.fail_after(self._limits.send_seconds):
-            await visitor.frames.send(payload)
+        wanted = total_samples(request.batches), self._provider.sequence_length
+        if (samples.count, samples.sequence_length) != wanted:
+            given = samples.count, samples.sequence_length
+            logger.error("the provider gave %d samples of %d tokens, not %d of %d", *given, *wanted)
+            raise RequestRefused("DataUnreadable", "the server cannot read these samples; its log says why")
+
+        return samples
+
+
+class _Visit:
+    """One connection: hears requests, has them read one after the other, and sends what is ready, all at the same time."""
+
+    def __init__(
+        self, visitor: Visitor, limits: Limits, read: Callable[[NodeIdentity, SamplesRequest], Awaitable[Samples]]
+    ) -> None:
+        self._frames = visitor.frames
+        self._identity = NodeIdentity(visitor.public, visitor.public)
+        self._limits = limits
+        self._read = read
+        self._answers = Answers(
+            requests=limits.data_requests, room=limits.data_bytes, chunk=limits.data_chunk, write=limits.data_write
+        )
+        self._reading = anyio.CancelScope()
+        self._stirred = anyio.Event()
+
+    async def run(self) -> None:
+        """Until the peer is gone, idle for long, or broke the rules."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._supply)
+            group.start_soon(self._hear)
+            await self._send()
+            group.cancel_scope.cancel()
+
+    async def _hear(self) -> None:
+        limits, now = self._limits, anyio.current_time()
+        requests = TokenBucket(rate=limits.data_requests_per_second, burst=limits.data_burst, now=now)
+        sizes = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now)
+        while True:
+            if self._answers.full:  # a peer that asks too much is simply not read
+                await self._stirred.wait()
+                continue
+
+            try:
+                payload = await self._next_frame()
+                self._take(payload)
+            except TimeoutError:  # an OSError too, so it comes first
+                return self._part("Idle", "nothing was asked for a while; connect again when you need samples")
+            except CONNECTION_LOST:
+                return self._part("Closed", "you have closed the connection")
+            except WireError as error:
+                logger.info("closed a data connection: %s", error)
+                return self._part("BadMessage", str(error))
+            except RequestRefused as error:
+                return self._part(error.code, error.message)
+
+            now = anyio.current_time()
+            await anyio.sleep(max(requests.take(now), sizes.take(now, len(payload))))
+
+    async def _next_frame(self) -> bytes:
+        """Raises TimeoutError when the peer is idle, WireError, and what a lost connection raises."""
+        while True:
+            with anyio.move_on_after(self._limits.data_idle_seconds):
+                return await self._frames.receive()
+            if not self._answers.under_way:
+                raise TimeoutError
+
+    def _take(self, payload: bytes) -> None:
+        match decode_client(payload):
+            case SamplesRequest() as request:
+                self._answers.ask(request)
+            case Cancel(number):
+                if self._answers.cancel(number):
+                    self._reading.cancel()
+        self._stir()
+
+    def _part(self, code: str, sentence: str) -> None:
+        self._answers.part(code, sentence)
+        self._stir()
+
+    async def _supply(self) -> None:
+        """Have the provider read what was asked, one after the other."""
+        answers = self._answers
+        while True:
+            request = answers.next_to_read()
+            if request is None:
+                await self._stirred.wait()
+                continue
+
+            with anyio.CancelScope() as self._reading:
+                try:
+                    samples = await self._read(self._identity, request)
+                except RequestRefused as error:
+                    answers.refuse(request.number, error.code, error.message)
+                else:
+                    answers.answer(*pack(request.number, samples))
+            if self._reading.cancelled_caught:
+                answers.give_up()
+            self._stir()
+
+    async def _send(self) -> None:
+        """Send what is ready, or a sign of life; returns when the connection is to be closed."""
+        sent_at = anyio.current_time()
+        while not self._answers.parted:
+            stirred, frames = self._stirred, self._answers.outgoing()
+            if not frames:
+                due = sent_at + self._limits.data_alive_seconds if self._answers.under_way else math.inf
+                with anyio.CancelScope(deadline=due) as scope:
+                    await stirred.wait()
+                if not scope.cancelled_caught:
+                    sent_at = sent_at if due < math.inf else anyio.current_time()
+                    continue
+                frames = self._answers.sign_of_life()
+                if not frames:
+                    continue
+
+            try:
+                with anyio.fail_after(self._limits.send_seconds):
+                    await self._frames.send(*frames)
+            except (*CONNECTION_LOST, TimeoutError):
+                return
+
+            sent_at = anyio.current_time()
+            self._stir()
+
+    def _stir(self) -> None:
+        self._stirred.set()
+        self._stirred = anyio.Event()

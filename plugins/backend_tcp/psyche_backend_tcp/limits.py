@@ -33,8 +33,13 @@ class Limits:
     finish_seconds: after the run is finished, to leave.
     requests_per_second, burst: token bucket of each key; bytes_per_second, burst_bytes: of each connection. Who sends faster is
     read more slowly. max_outbox: answers not yet sent; who lets more pile up is closed.
-    data_requests: most requests of one data connection under way; data_bytes: most bytes of one answer, unless one sample is
-    larger.
+    Data. data_requests: most requests of one data connection under way. data_bytes: most bytes of one answer, unless one sample
+    is larger, and of a connection's answers in memory before no more is read for it. data_chunk: bytes of a frame of samples,
+    small ones being kind to memory and to other answers; data_write: bytes of frames to send at once, many being kind to the
+    system. data_requests_per_second, data_burst: token bucket of each data connection; far more than of commands, because what a
+    member takes in is bounded by its own line. data_alive_seconds: who waits for samples is given a sign of life at least so
+    often. data_idle_seconds: a data connection nobody uses is closed; the client opens another when it needs one, and those whose
+    other end is gone do not keep their place.
     """
 
     handshake_seconds: float = 10.0
@@ -55,8 +60,14 @@ class Limits:
     bytes_per_second: float = 256.0 * 1024
     burst_bytes: float = 1024.0 * 1024
     max_outbox: int = 256
-    data_requests: int = 4
+    data_requests: int = 16
     data_bytes: int = 16 * 1024 * 1024
+    data_chunk: int = 112 * 1024
+    data_write: int = 256 * 1024
+    data_requests_per_second: float = 1000.0
+    data_burst: float = 2000.0
+    data_alive_seconds: float = 3.0
+    data_idle_seconds: float = 60.0
 
 
 class TokenBucket:

@@ -13,21 +13,23 @@ from anyio.abc import SocketAttribute, SocketStream
 from psyche_backend_tcp.addresses import parse_address
 from psyche_backend_tcp.data_client import ServerData, ServerSettings
 from psyche_backend_tcp.data_protocol import (
+    AtWork,
+    Cancel,
     DataBye,
     RequestRefused,
-    SamplesRefusal,
+    SamplesChunk,
+    SamplesHead,
     SamplesRequest,
     check_request,
     decode_data,
-    decode_request,
-    encode_request,
+    encode_client,
 )
 from psyche_backend_tcp.limits import Limits
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Round
-from psyche_core.errors import DataError, WireError
+from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext
-from psyche_core.interfaces.data import DataProvider, Samples
+from psyche_core.interfaces.data import IGNORED_LABEL, DataProvider, Samples
 from psyche_core.testing.backend import small_state
 from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, total_samples
 from psyche_core.wire.codec import encode
@@ -69,6 +71,38 @@ class Numbers(DataProvider):
         self.go.set()
 
 
+class Conversations(DataProvider):
+    """Rows of two texts, of which only the second is learnt; of every third sample the whole row is one text."""
+
+    sequence_length = LENGTH
+    num_sequences = 100
+
+    async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
+        numbers = [n for batch in batches for n in range(batch.first, batch.last + 1)]
+        learnt = [n if place > 3 else IGNORED_LABEL for n in numbers for place in range(LENGTH)]
+        labels = b"".join(label.to_bytes(4, "little", signed=True) for label in learnt)
+        positions = b"".join((place % 4).to_bytes(4, "little") for _ in numbers for place in range(LENGTH))
+        lengths = tuple((LENGTH,) if n % 3 == 0 else (4, n % 4 + 1) for n in numbers)
+        return Samples(expected(numbers), len(numbers), LENGTH, 2, labels, positions, lengths)
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+class Wide(DataProvider):
+    """Samples far larger than what a connection's buffers take in."""
+
+    sequence_length = 24 * 1024 * 1024
+    num_sequences = 1
+
+    async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
+        count = total_samples(tuple(batches))
+        return Samples(bytes(2 * self.sequence_length * count), count, self.sequence_length, 2)
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
 def expected(numbers: Sequence[int]) -> bytes:
     return b"".join((n % 100).to_bytes(2, "little") * LENGTH for n in numbers)
 
@@ -79,6 +113,11 @@ def playing(keys: Sequence[SecretKey], *, samples: int = 30) -> CoordinatorState
     round_ = Round(height=0, step=1, seed=7, slots=(0, 1), batches=(BatchId(0, samples - 1),))
     state = small_state()
     return replace(state, run_state=RunState.RoundTrain, epoch=Epoch(clients=clients, rounds=(round_,), start_time=state.since))
+
+
+def holder(state: CoordinatorState, number: int) -> int:
+    """The slot in whose share the sample is."""
+    return next(slot for slot in (0, 1) if any(batch.first <= number <= batch.last for batch in own(state, slot)))
 
 
 def own(state: CoordinatorState, slot: int) -> tuple[BatchId, ...]:
@@ -165,7 +204,7 @@ async def test_b16_inverted_and_malformed_requests_cost_only_their_connection(
         for bad in ([[5, 3]], [[-1, 3]], [[0, 2**63 - 1]], [[0, 2**64 - 1, 1]], [], [["a", 1]], [[0.5, 1.0]], [[0, 0]] * 1025):
             frames = await raw(server.data_address)
             await login(frames, keys[0], server)
-            await frames.send(encode([1, 1, bad]))
+            await frames.send(encode([3, 1, bad]))
             with anyio.fail_after(TIMEOUT):
                 bye = decode_data(await frames.receive())
                 assert isinstance(bye, DataBye)
@@ -179,7 +218,7 @@ async def test_b16_inverted_and_malformed_requests_cost_only_their_connection(
 
 async def test_unreadable_samples_are_refused_without_details(serving: Any, keys: list[SecretKey]) -> None:
     state = playing(keys)
-    slot = next(slot for slot in (0, 1) if any(batch.first <= 13 <= batch.last for batch in own(state, slot)))
+    slot = holder(state, 13)
     async with serving(state=state, data=Numbers()) as server, data_of(server, keys[slot]) as data:
         with pytest.raises(DataError, match="DataUnreadable") as refused:
             await data.read([BatchId(13, 13)], timeout=TIMEOUT)
@@ -188,7 +227,7 @@ async def test_unreadable_samples_are_refused_without_details(serving: Any, keys
 
 async def test_b60_answer_to_a_given_up_request_is_not_taken_for_the_next(serving: Any, keys: list[SecretKey]) -> None:
     state = playing(keys)
-    slot = next(slot for slot in (0, 1) if any(batch.first <= 14 <= batch.last for batch in own(state, slot)))
+    slot = holder(state, 14)
     numbers = Numbers()
     first = own(state, slot)[0].first
     wanted = first if first != 14 else 15
@@ -204,22 +243,137 @@ async def test_b60_answer_to_a_given_up_request_is_not_taken_for_the_next(servin
 async def test_large_share_comes_in_chunks_and_pieces(
     serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psyche_backend_tcp.data_server.CHUNK_BYTES", 48)
+    monkeypatch.setattr("psyche_backend_tcp.data_client.PIECE_BYTES", 50 * LENGTH * 2)
     state = playing([keys[0], keys[1]], samples=2300)
-    share = own(state, 0)
-    safe = [BatchId(n, n) for batch in share for n in range(batch.first, batch.last + 1) if n % 100 not in (13, 14)]
+    safe = [BatchId(n, n) for batch in own(state, 0) for n in range(batch.first, batch.last + 1) if n % 100 not in (13, 14)]
     numbers = Numbers()
-    async with serving(state=state, data=numbers) as server, data_of(server, keys[0]) as data:
+    limits = Limits(data_chunk=48, data_write=100)
+    async with serving(state=state, data=numbers, limits=limits) as server, data_of(server, keys[0]) as data:
         samples = await data.read(safe, timeout=TIMEOUT)
     assert samples.tokens == expected([batch.first for batch in safe])
-    assert numbers.reads == 1 + 2, "one read to learn the token size, then at most 1024 intervals a request"
+    assert numbers.reads == 1 + -(-len(safe) // 50), "one to learn the token size, then 50 samples a request"
+
+
+async def test_scattered_samples_are_asked_for_in_requests_of_bounded_size(serving: Any, keys: list[SecretKey]) -> None:
+    state = playing([keys[0], keys[1]], samples=2300)
+    safe = [BatchId(n, n) for batch in own(state, 0) for n in range(batch.first, batch.last + 1) if n % 100 not in (13, 14)]
+    numbers = Numbers()
+    async with serving(state=state, data=numbers) as server, data_of(server, keys[0]) as data:
+        assert (await data.read(safe, timeout=TIMEOUT)).count == len(safe) > 1024
+    assert numbers.reads == 1 + 2, "at most 1024 intervals a request"
+
+
+async def test_reads_at_once_share_a_connection_and_are_answered_as_they_come(serving: Any, keys: list[SecretKey]) -> None:
+    state = playing(keys)
+    slot = holder(state, 14)
+    wanted = next(n for batch in own(state, slot) for n in range(batch.first, batch.last + 1) if n not in (13, 14))
+    numbers = Numbers()
+    found: dict[int, bytes] = {}
+    async with serving(state=state, data=numbers) as server, data_of(server, keys[slot]) as data:
+
+        async def read(number: int) -> None:
+            found[number] = (await data.read([BatchId(number, number)], timeout=TIMEOUT)).tokens
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(read, 14)
+            await numbers.blocked.wait()
+            group.start_soon(read, wanted)
+            await anyio.wait_all_tasks_blocked()
+            assert found == {}
+            numbers.go.set()
+        assert found == {14: expected([14]), wanted: expected([wanted])}
+
+
+async def test_cancelled_request_is_not_read_on_and_the_next_one_is(serving: Any, keys: list[SecretKey]) -> None:
+    """The provider hangs on 14 for ever: only a server that hears the cancel gets to anything after it."""
+    state = playing(keys)
+    slot = holder(state, 14)
+    wanted = next(n for batch in own(state, slot) for n in range(batch.first, batch.last + 1) if n not in (13, 14))
+    numbers = Numbers()
+    async with serving(state=state, data=numbers) as server, data_of(server, keys[slot]) as data:
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: data.read([BatchId(14, 14)], timeout=TIMEOUT))
+            await numbers.blocked.wait()
+            group.cancel_scope.cancel()
+        assert (await data.read([BatchId(wanted, wanted)], timeout=TIMEOUT)).tokens == expected([wanted])
+        assert not numbers.go.is_set()
+
+
+async def test_slow_read_is_told_by_signs_of_life(serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read takes several silences, during which the server only says that it is at work; the connection is kept."""
+    monkeypatch.setattr("psyche_backend_tcp.data_link.SILENCE_SECONDS", 0.6)
+    state = playing(keys)
+    slot = holder(state, 14)
+    numbers = Numbers()
+    limits = Limits(data_alive_seconds=0.05)
+    async with serving(state=state, data=numbers, limits=limits) as server, data_of(server, keys[slot]) as data:
+        link = data._link
+        async with anyio.create_task_group() as group:
+
+            async def let_go_later() -> None:
+                await numbers.blocked.wait()
+                await anyio.sleep(2.0)
+                numbers.go.set()
+
+            group.start_soon(let_go_later)
+            assert (await data.read([BatchId(14, 14)], timeout=TIMEOUT)).tokens == expected([14])
+        assert data._link is link, "one connection, never given up"
+        assert numbers.reads == 1 + 1
+
+
+async def test_idle_connection_is_closed_and_opened_again_unnoticed(serving: Any, keys: list[SecretKey]) -> None:
+    state = playing(keys, samples=12)
+    async with serving(state=state, data=Numbers(), limits=Limits(data_idle_seconds=0.05)) as server:
+        async with data_of(server, keys[0]) as data:
+            first = data._link
+            with anyio.fail_after(TIMEOUT):
+                while server._data._listener._inside:
+                    await anyio.sleep(0.01)
+            assert (await data.read(own(state, 0), timeout=TIMEOUT)).count == total_samples(own(state, 0))
+            assert data._link is not first
+
+
+async def test_labels_positions_and_lengths_are_carried(
+    serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psyche_backend_tcp.data_client.PIECE_BYTES", 3 * LENGTH * 2)
+    state = playing(keys, samples=40)
+    share = own(state, 0)
+    provider = Conversations()
+    async with serving(state=state, data=provider) as server, data_of(server, keys[0]) as data:
+        samples = await data.read(share, timeout=TIMEOUT)
+    assert samples == await provider.read(share, timeout=TIMEOUT)
+    assert samples.labels is not None
+    assert samples.position_ids is not None
+    assert samples.sequence_lengths is not None
+
+
+async def test_client_of_version_1_is_told_so(serving: Any, raw: Any, login: Any, keys: list[SecretKey]) -> None:
+    async with serving(state=playing(keys), data=Numbers()) as server:
+        frames = await raw(server.data_address)
+        await login(frames, keys[0], server)
+        await frames.send(encode([1, 1, [[0, 0]]]))
+        with anyio.fail_after(TIMEOUT):
+            assert decode_data(await frames.receive()) == DataBye(
+                "VersionMismatch", "the client speaks version 1 of the data protocol, we speak 2; install matching releases"
+            )
+        await frames.aclose()
+
+
+async def test_server_of_version_1_is_refused(serving: Any, keys: list[SecretKey]) -> None:
+    async with serving(state=playing(keys), data=Numbers()) as server:
+        server._data._listener.facts = {"sequence_length": LENGTH, "num_sequences": 100, "token_size": 2}
+        with pytest.raises(DataError, match="speaks version 1 of the data protocol, we speak 2"):
+            async with data_of(server, keys[0]):
+                pass
 
 
 async def test_lost_connection_is_opened_again(serving: Any, keys: list[SecretKey]) -> None:
     state = playing(keys, samples=12)
     async with serving(state=state, data=Numbers()) as server, data_of(server, keys[0]) as data:
         assert data._link is not None
-        await data._link.frames.aclose()
+        await data._link._frames.aclose()
         assert (await data.read(own(state, 0), timeout=TIMEOUT)).count == total_samples(own(state, 0))
 
 
@@ -227,7 +381,7 @@ async def test_half_open_connection_is_given_up_after_a_silence(
     serving: Any, keys: list[SecretKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cut link can leave our end of a connection open for ever: the request is sent again on a new one."""
-    monkeypatch.setattr("psyche_backend_tcp.data_client.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("psyche_backend_tcp.data_link.SILENCE_SECONDS", 0.5)
     state = playing(keys, samples=12)
     async with serving(state=state, data=Numbers()) as server, silent_relay(server.data_address) as relay:
         context = DataContext(settings=ServerSettings(location=relay.address), sequence_length=LENGTH, key=keys[0])
@@ -251,7 +405,7 @@ async def test_unreachable_server_is_a_data_error_with_the_reason(serving: Any, 
 
 async def test_slow_server_is_a_timeout(serving: Any, keys: list[SecretKey]) -> None:
     state = playing(keys)
-    slot = next(slot for slot in (0, 1) if any(batch.first <= 14 <= batch.last for batch in own(state, slot)))
+    slot = holder(state, 14)
     async with serving(state=state, data=Numbers()) as server, data_of(server, keys[slot]) as data:
         with pytest.raises(TimeoutError):
             await data.read([BatchId(14, 14)], timeout=0.1)
@@ -274,15 +428,58 @@ async def test_coordinator_port_is_told_apart(serving: Any, keys: list[SecretKey
 
 async def test_requests_under_way_are_bounded(serving: Any, raw: Any, login: Any, keys: list[SecretKey]) -> None:
     state = playing(keys)
-    slot = next(slot for slot in (0, 1) if any(batch.first <= 14 <= batch.last for batch in own(state, slot)))
+    slot = holder(state, 14)
     numbers = Numbers()
     async with serving(state=state, data=numbers, limits=Limits(data_requests=2)) as server:
         frames = await raw(server.data_address)
         await login(frames, keys[slot], server)
-        await frames.send(*[encode_request(SamplesRequest(n, (BatchId(14, 14),))) for n in range(100)])
+        await frames.send(*[encode_client(SamplesRequest(n, (BatchId(14, 14),))) for n in range(100)])
         await numbers.blocked.wait()
         await anyio.wait_all_tasks_blocked()
         assert numbers.reads == 2, "the one for the token size and one of this connection"
+        await frames.aclose()
+
+
+async def test_answers_come_in_turns_and_a_small_one_need_not_wait(
+    serving: Any, raw: Any, login: Any, keys: list[SecretKey]
+) -> None:
+    state = playing(keys, samples=2000)
+    share = own(state, 0)
+    numbers = Numbers()
+    first = share[0].first + 20
+    large = (BatchId(first, first),) * 1000
+    async with serving(state=state, data=numbers, limits=Limits(data_chunk=16, data_write=16)) as server:
+        frames = await raw(server.data_address)
+        await login(frames, keys[0], server)
+        await frames.send(encode_client(SamplesRequest(1, large)), encode_client(SamplesRequest(2, large[:1])))
+        seen: list[int] = []
+        with anyio.fail_after(TIMEOUT):
+            while seen.count(1) < 1000 or 2 not in seen:
+                message = decode_data(await frames.receive())
+                if isinstance(message, SamplesChunk):
+                    seen.append(message.number)
+        assert seen.index(2) < 999, "the small answer came before the end of the large one"
+        await frames.aclose()
+
+
+async def test_cancelled_answer_stops_coming(serving: Any, raw: Any, login: Any, keys: list[SecretKey]) -> None:
+    """The peer reads nothing until it has cancelled: what the system's buffers hold comes, then nothing more."""
+    state = playing(keys, samples=2000)
+    share = own(state, 0)
+    first = share[0].first + 20
+    wide = Wide()
+    async with serving(state=state, data=wide) as server:
+        frames = await raw(server.data_address)
+        await login(frames, keys[0], server)
+        await frames.send(encode_client(SamplesRequest(1, (BatchId(first, first),))))
+        with anyio.fail_after(TIMEOUT):
+            assert isinstance(decode_data(await frames.receive()), SamplesHead)
+            await frames.send(encode_client(Cancel(1)), encode_client(SamplesRequest(2, (BatchId(first, first),))))
+            got = 0
+            while not isinstance(message := decode_data(await frames.receive()), SamplesHead):
+                got += len(message.chunk) if isinstance(message, SamplesChunk) else 0
+                assert isinstance(message, SamplesChunk | AtWork)
+        assert got < wide.sequence_length * 2, "the first answer was not sent to its end"
         await frames.aclose()
 
 
@@ -293,25 +490,16 @@ def test_who_may_read_what(keys: list[SecretKey]) -> None:
 
     def refusal(state: CoordinatorState, batches: Sequence[BatchId], who: NodeIdentity = alice, limit: int = 10**6) -> str:
         with pytest.raises(RequestRefused) as refused:
-            check_request(state, who, batches, sample_bytes=16, max_bytes=limit)
+            check_request(state, who, batches, at_most=limit)
         return refused.value.code
 
-    check_request(state, alice, share, sample_bytes=16, max_bytes=10**6)
-    check_request(state, alice, [BatchId(share[0].first, share[0].first)], sample_bytes=16, max_bytes=1)
-    assert refusal(state, share, limit=16) == "TooLarge"
+    check_request(state, alice, share, at_most=total_samples(share))
+    assert refusal(state, share, limit=total_samples(share) - 1) == "TooLarge"
     assert refusal(state, [BatchId(share[0].first, share[-1].last + 1)]) == "NotYours"
     assert refusal(state, share, who=NodeIdentity(bytes(32), bytes(32))) == "NotInEpoch"
     withdrawn = replace(state.epoch.clients[0], state=ClientState.Withdrawn)
     state = replace(state, epoch=replace(state.epoch, clients=(withdrawn, state.epoch.clients[1])))
     assert refusal(state, share) == "NotInEpoch"
-
-
-def test_data_messages_are_strict() -> None:
-    request = SamplesRequest(3, (BatchId(1, 2), BatchId(9, 9)))
-    assert decode_request(encode_request(request)) == request
-    with pytest.raises(WireError):
-        decode_data(encode([4, 1]))
-    assert decode_data(encode([3, 1, "Code", "why"])) == SamplesRefusal(1, "Code", "why")
 
 
 def test_missing_key_is_a_data_error() -> None:

@@ -1,82 +1,61 @@
-"""Range reads over HTTP that resume, and refuse what is not the file they began with. The only module that knows httpx.
+"""One HTTP client: sizes, ranges and small documents, each in one attempt. The only module that knows httpx.
 
-Decided: what may pass (no connection, a cut or stalled answer, 408, 425, 429, 5xx) is tried again with growing pauses until the
-caller's deadline, going on from the last byte received; everything else is a DataError at once. A file is known by its size and
-its ETag or Last-Modified: every read asks `If-Range`, and an answer with another validator or size is "changed". Bodies are
-never decompressed, for ranges count stored bytes. Messages show addresses without user names and queries, which may be secrets.
+Decided: connections are kept and reused, at most `connections` at once; silence for `stall_seconds` counts as a cut connection,
+and there is no other limit on how long an answer takes. Bodies are never decompressed. Redirects are followed, but not from
+https to http. Proxies come from the usual environment variables. Attempts fail with PassingError where another may succeed;
+`psyche_data_http.attempts` tries again.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TypeVar
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.to_thread
 import httpx
 
 from psyche_core.errors import DataError
+from psyche_data_http.addresses import Redaction, shown
+from psyche_data_http.answers import (
+    is_encoded,
+    piece_length,
+    refuse_change,
+    refuse_encoding,
+    refuse_failure,
+    refuse_large_whole,
+    refuse_whole,
+    stated_length,
+    stated_whole,
+)
+from psyche_data_http.attempts import PassingError
+from psyche_data_http.files import RemoteFile, changed
 
-MAX_SKIPPED_BYTES = 64 << 20
-"""A server that ignores ranges sends the whole file each time; up to this many bytes of it are read past."""
-
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-LONGEST_ASKED_PAUSE = 30.0
 CONNECT_SECONDS = 10.0
+STALL_SECONDS = 20.0
+CONNECTIONS = 8
 
-_PASSING = frozenset({408, 425, 429})
 _NO_HEAD = frozenset({403, 405, 501})
-_NUMBER = re.compile(r"[0-9]{1,19}")
-"""A size or a place; longer ones are nobody's, and from 4301 digits on Python refuses to read them."""
-
-_CONTENT_RANGE = re.compile(rf"bytes ({_NUMBER.pattern})-({_NUMBER.pattern})/({_NUMBER.pattern}|\*)")
 _IDENTITY = {"Accept-Encoding": "identity"}
-
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A file as it was found. size in bytes; etag and modified as the server said them, None where it did not."""
-
-    url: str
-    size: int
-    etag: str | None
-    modified: str | None
-
-    @property
-    def condition(self) -> str | None:
-        """What `If-Range` may hold: a strong ETag, else the date (RFC 9110, section 13.1.5)."""
-        return self.etag if self.etag is not None and not self.etag.startswith("W/") else self.modified
-
-
-class _PassingError(Exception):
-    """Worth trying again. pause: seconds the server asked us to wait."""
-
-    def __init__(self, message: str, *, pause: float = 0.0) -> None:
-        super().__init__(message)
-        self.pause = pause
 
 
 class RangeClient:
-    """Connections to web servers, kept and reused. connections: at most so many; stall_seconds: silence that counts as cut.
+    """Connections to web servers. connections: at most so many at once; stall_seconds: silence that counts as cut.
 
-    Its methods have no time limit of their own: call them inside a cancel scope with a deadline. `last_trouble` then tells why
-    it took so long.
+    Its methods make one attempt and have no time limit of their own; they raise PassingError and DataError.
     """
 
-    def __init__(self, *, connections: int, stall_seconds: float) -> None:
-        self.last_trouble = ""
+    def __init__(self, *, connections: int = CONNECTIONS, stall_seconds: float = STALL_SECONDS) -> None:
         self._connections = connections
         self._timeout = httpx.Timeout(stall_seconds, connect=min(CONNECT_SECONDS, stall_seconds), pool=None)
+        self._slots = anyio.Semaphore(connections)  # thousands waiting in the HTTP library's own queue are slow
+        self._rangeless: set[str] = set()
+        self._redaction = Redaction()
         self._http: httpx.AsyncClient | None = None
 
     async def open(self) -> None:
         """Get ready; in a thread, because certificates are read from disk."""
+        self._redaction.begin()
         self._http = await anyio.to_thread.run_sync(self._connected)
 
     async def aclose(self) -> None:
@@ -85,25 +64,70 @@ class RangeClient:
         if http is not None:
             with anyio.move_on_after(CONNECT_SECONDS, shield=True):
                 await http.aclose()
+        self._redaction.end()
 
     async def find(self, url: str) -> RemoteFile:
-        """Size and validators of a file. Raises DataError."""
-        return await self._persist(lambda: self._find(url), url)
+        """Size and validators of a file."""
+        async with self._attempt(url):
+            answer = await self._client.head(url, headers=_IDENTITY)
+            size = stated_length(answer.headers)
+            if answer.status_code not in _NO_HEAD and not (answer.is_success and (size is None or is_encoded(answer.headers))):
+                refuse_failure(url, answer.status_code, answer.headers)
+                return self._found(url, size, answer)
 
-    async def read(self, file: RemoteFile, start: int, length: int) -> bytes:
-        """Bytes start .. start + length - 1. Raises DataError, also when the file is no longer the one found."""
-        received = bytearray()
+            return await self._find_by_range(url)
 
-        async def rest() -> None:
-            while len(received) < length:
-                await self._receive(file, start + len(received), length - len(received), received)
+    async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
+        """Append up to `wanted` bytes from `start` to `received`; whatever was appended stays valid when this fails."""
+        headers = _IDENTITY | {"Range": f"bytes={start}-{start + wanted - 1}"}
+        if file.condition is not None:
+            headers["If-Range"] = file.condition
 
-        await self._persist(rest, file.url)
-        return bytes(received)
+        async with self._attempt(file.url), self._client.stream("GET", file.url, headers=headers) as answer:
+            if answer.status_code in (404, 410) and file.version is not None:
+                raise changed(file, f"version {file.version} is gone")
+
+            refuse_failure(file.url, answer.status_code, answer.headers)
+            refuse_encoding(file.url, answer.headers)
+            refuse_change(file, answer.headers)
+            if answer.status_code == 206:
+                skip, sent = 0, piece_length(file, answer.headers, start, wanted)
+            else:
+                refuse_whole(file, answer.headers)
+                self._rangeless.add(file.url)
+                skip, sent = start, wanted
+
+            taken = await _take(answer, skip, sent, received)
+            if taken > sent and answer.status_code == 206:
+                message = f"{file.name} sent more bytes than it announced; its server does not follow HTTP: use another"
+                raise DataError(message)
+
+            if taken < sent:
+                message = f"{file.name} ended after {taken} of {sent} bytes"
+                raise PassingError(message)
+
+    async def document(self, url: str, *, at_most: int) -> bytes:
+        """A whole small file of at most so many bytes."""
+        async with self._attempt(url), self._client.stream("GET", url, headers=_IDENTITY) as answer:
+            refuse_failure(url, answer.status_code, answer.headers)
+            refuse_encoding(url, answer.headers)
+            content = bytearray()
+            async for chunk in answer.aiter_raw():
+                content += chunk
+                if len(content) > at_most:
+                    message = f"{shown(url)} is longer than {at_most} bytes; check that it is the file meant"
+                    raise DataError(message)
+
+            return bytes(content)
+
+    def serves_ranges(self, file: RemoteFile) -> bool:
+        """False once a server was seen to send the whole file whatever is asked for."""
+        return file.url not in self._rangeless
 
     def _connected(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=self._connections, max_keepalive_connections=self._connections)
-        return httpx.AsyncClient(timeout=self._timeout, limits=limits, follow_redirects=True)
+        hooks = {"response": [_refuse_downgrade]}
+        return httpx.AsyncClient(timeout=self._timeout, limits=limits, follow_redirects=True, event_hooks=hooks)
 
     @property
     def _client(self) -> httpx.AsyncClient:
@@ -113,191 +137,71 @@ class RangeClient:
 
         return self._http
 
-    async def _persist(self, attempt: Callable[[], Awaitable[_Result]], url: str) -> _Result:
-        pause = FIRST_PAUSE
-        while True:
+    @asynccontextmanager
+    async def _attempt(self, url: str) -> AsyncIterator[None]:
+        """A connection of our own number, and httpx's errors as ours."""
+        async with self._slots:
             try:
-                return await attempt()
-            except _PassingError as error:
-                self.last_trouble = str(error)
-                asked = error.pause
+                yield
             except httpx.UnsupportedProtocol as error:
-                message = f"{shown(url)} leads to an address that is neither http nor https"
+                message = f"{shown(url)} leads to an address that is neither http nor https; use the one it should lead to"
                 raise DataError(message) from error
             except httpx.TransportError as error:
-                self.last_trouble = f"{shown(url)}: {_sentence(error)}"
-                asked = 0.0
+                message = f"{shown(url)}: {_sentence(error)}"
+                raise PassingError(message) from error
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                message = f"{shown(url)} cannot be read: {_sentence(error)}"
+                message = f"{shown(url)} cannot be read: {_sentence(error)}; check the address in data_location"
                 raise DataError(message) from error
-
-            await anyio.sleep(max(pause, asked))
-            pause = min(2 * pause, LONGEST_PAUSE)
-
-    async def _find(self, url: str) -> RemoteFile:
-        answer = await self._client.head(url, headers=_IDENTITY)
-        size = answer.headers.get("Content-Length", "")
-        if answer.status_code in _NO_HEAD or (answer.is_success and (not _NUMBER.fullmatch(size) or _encoded(answer))):
-            return await self._find_by_range(url)
-
-        _refuse_failure(answer, url)
-        return _found(url, int(size), answer)
 
     async def _find_by_range(self, url: str) -> RemoteFile:
         """For servers that refuse HEAD or say no size there: the first byte's answer tells the size of the whole."""
         async with self._client.stream("GET", url, headers=_IDENTITY | {"Range": "bytes=0-0"}) as answer:
             if answer.status_code == 416 and answer.headers.get("Content-Range") == "bytes */0":
-                return _found(url, 0, answer)
+                return self._found(url, 0, answer)
 
-            _refuse_failure(answer, url)
-            _refuse_encoding(answer, url)
-            if answer.status_code == 206:
-                match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-                size = match.group(3) if match else ""
-            else:
-                size = answer.headers.get("Content-Length", "")
+            refuse_failure(url, answer.status_code, answer.headers)
+            refuse_encoding(url, answer.headers)
+            size = stated_whole(answer.headers) if answer.status_code == 206 else stated_length(answer.headers)
+            return self._found(url, size, answer)
 
-            if not _NUMBER.fullmatch(size):
-                message = f"{shown(url)} does not say how long it is; put the file on a server that sends Content-Length"
-                raise DataError(message)
-
-            return _found(url, int(size), answer)
-
-    async def _receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
-        """Append up to `wanted` bytes from `start` to `received`; whatever was appended stays valid when this fails."""
-        headers = _IDENTITY | {"Range": f"bytes={start}-{start + wanted - 1}"}
-        if file.condition is not None:
-            headers["If-Range"] = file.condition
-
-        async with self._client.stream("GET", file.url, headers=headers) as answer:
-            _refuse_failure(answer, file.url)
-            _refuse_encoding(answer, file.url)
-            _refuse_change(answer, file)
-            if answer.status_code == 206:
-                skip, sent = 0, _sent_bytes(answer, file, start, wanted)
-            else:
-                skip, sent = _skipped_bytes(answer, file, start, wanted), wanted
-
-            taken = 0
-            async for chunk in answer.aiter_raw():
-                fresh = chunk[skip:]
-                skip -= min(skip, len(chunk))
-                received += fresh[: sent - taken]
-                taken += len(fresh)
-                if taken > sent or (taken == sent and answer.status_code == 200):
-                    break  # the rest is not ours; a range is read to its end instead, so that its connection is kept
-
-        if taken > sent and answer.status_code == 206:
-            message = f"{shown(file.url)} sent more bytes than it announced; its server does not follow HTTP"
+    def _found(self, url: str, size: int | None, answer: httpx.Response) -> RemoteFile:
+        if size is None:
+            message = f"{shown(url)} does not say how long it is; put the file on a server that sends Content-Length"
             raise DataError(message)
 
-        if taken < sent:
-            message = f"{shown(file.url)} ended after {taken} of {sent} bytes"
-            raise _PassingError(message)
+        file = RemoteFile(url, size, answer.headers.get("ETag"), answer.headers.get("Last-Modified"))
+        if answer.headers.get("Accept-Ranges") == "none":
+            refuse_large_whole(file)
+            self._rangeless.add(url)
+        return file
 
 
-def shown(url: str) -> str:
-    """The address without user name, password, query and fragment."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+async def _take(answer: httpx.Response, skip: int, sent: int, received: bytearray) -> int:
+    """Append `sent` bytes of the body after the first `skip`; returns how many of them came, or one more if more came."""
+    taken = 0
+    async for chunk in answer.aiter_raw():
+        fresh = chunk[skip:] if skip else chunk
+        skip -= min(skip, len(chunk))
+        room = sent - taken
+        received += fresh if len(fresh) <= room else fresh[:room]
+        taken += min(len(fresh), room + 1)
+        if taken > sent or (taken == sent and answer.status_code == 200):
+            break  # the rest is not ours; a range is read to its end instead, so that its connection is kept
+
+    return taken
+
+
+async def _refuse_downgrade(answer: httpx.Response) -> None:
+    """A redirect from https to http would let anybody on the way choose the tokens."""
+    if answer.url.scheme == "https" and answer.has_redirect_location:
+        target = answer.url.join(answer.headers["Location"])
+        if target.scheme == "http":
+            message = (
+                f"{shown(str(answer.url))} leads from https to http ({shown(str(target))}), where anybody on the way could "
+                "change the data; use an address that stays with https"
+            )
+            raise DataError(message)
 
 
 def _sentence(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _found(url: str, size: int, answer: httpx.Response) -> RemoteFile:
-    return RemoteFile(url, size, answer.headers.get("ETag"), answer.headers.get("Last-Modified"))
-
-
-def _encoded(answer: httpx.Response) -> bool:
-    return bool(answer.headers.get("Content-Encoding", "identity") != "identity")
-
-
-def _refuse_failure(answer: httpx.Response, url: str) -> None:
-    """Raise for every status but 200 and 206."""
-    status = answer.status_code
-    if status in (200, 206):
-        return
-
-    if status in _PASSING or status >= 500:
-        asked = answer.headers.get("Retry-After", "")
-        pause = min(float(asked), LONGEST_ASKED_PAUSE) if asked.isdecimal() else 0.0
-        message = f"{shown(url)}: the server answered {status} {answer.reason_phrase}"
-        raise _PassingError(message, pause=pause)
-
-    match status:
-        case 404 | 410:
-            message = f"{shown(url)} does not exist ({status}); check data_location.Http.location"
-        case 401 | 403:
-            message = f"{shown(url)} refuses access ({status}); make the file public or use an address that needs no login"
-        case 416:
-            message = f"{shown(url)} no longer has the bytes asked for (416); the file changed while it was in use"
-        case _:
-            message = f"{shown(url)}: unexpected answer {status} {answer.reason_phrase}; expected 200 or 206"
-
-    raise DataError(message)
-
-
-def _refuse_encoding(answer: httpx.Response, url: str) -> None:
-    if _encoded(answer):
-        encoding = answer.headers["Content-Encoding"]
-        message = f"{shown(url)} is sent as {encoding} although plain bytes were asked for; switch compression off for it"
-        raise DataError(message)
-
-
-def _refuse_change(answer: httpx.Response, file: RemoteFile) -> None:
-    """Raise when the answer carries another validator than the file was found with."""
-    for name, before in (("ETag", file.etag), ("Last-Modified", file.modified)):
-        now = answer.headers.get(name)
-        if before is not None and now is not None:
-            if now != before:
-                raise _changed(file, f"its {name} was {before}, now {now}")
-            return  # an equal ETag says more than a date
-
-
-def _changed(file: RemoteFile, how: str) -> DataError:
-    return DataError(
-        f"{shown(file.url)} changed while it was in use ({how}); "
-        "restore it or start again, so that everybody reads the same tokens"
-    )
-
-
-def _sent_bytes(answer: httpx.Response, file: RemoteFile, start: int, wanted: int) -> int:
-    """How many bytes a 206 brings; it may be fewer than wanted. Raises DataError unless they are the right ones."""
-    content_range = answer.headers.get("Content-Range", "")
-    match = _CONTENT_RANGE.fullmatch(content_range)
-    if match is None:
-        message = f"{shown(file.url)} answered 206 with Content-Range {content_range!r}; expected 'bytes first-last/size'"
-        raise DataError(message)
-
-    first, last, size = int(match.group(1)), int(match.group(2)), match.group(3)
-    if size not in ("*", str(file.size)):
-        raise _changed(file, f"it had {file.size} bytes, now {size}")
-
-    if first != start or not start <= last < start + wanted:
-        message = f"{shown(file.url)} sent bytes {first} to {last}; asked for {start} to {start + wanted - 1}"
-        raise DataError(message)
-
-    length = answer.headers.get("Content-Length")
-    if length is not None and length != str(last - first + 1):
-        message = f"{shown(file.url)} announced {length} bytes for the range {content_range!r}; its server does not follow HTTP"
-        raise DataError(message)
-
-    return last - first + 1
-
-
-def _skipped_bytes(answer: httpx.Response, file: RemoteFile, start: int, wanted: int) -> int:
-    """How many bytes of a 200 (the whole file) come before the wanted ones. Raises DataError when it is not worth it."""
-    length = answer.headers.get("Content-Length")
-    if length is not None and length != str(file.size):
-        raise _changed(file, f"it had {file.size} bytes, now {length}")
-
-    if start + wanted > MAX_SKIPPED_BYTES:
-        message = (
-            f"{shown(file.url)}: the server sends whole files instead of ranges, and the file is too large for that "
-            f"(over {MAX_SKIPPED_BYTES >> 20} MiB); use a server that answers range requests, or smaller files"
-        )
-        raise DataError(message)
-
-    return start

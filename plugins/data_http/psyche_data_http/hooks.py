@@ -1,10 +1,10 @@
-"""What this plugin registers: the data location `Http`. The HTTP library is imported only when a provider is made."""
+"""What this plugin registers: the data locations `Http` and `WeightedHttp`. The HTTP library is imported when one is made."""
 
 from __future__ import annotations
 
 from psyche_core.hookspecs import DataContext, DataRegistration, hookimpl
 from psyche_core.interfaces import DataProvider
-from psyche_data_http.settings import HttpSettings
+from psyche_data_http.settings import HttpSettings, WeightedHttpSettings
 
 PSYCHE_PLUGIN_API = "1.0"
 
@@ -15,14 +15,26 @@ def _create(context: DataContext) -> DataProvider:
     return HttpData.from_context(context)
 
 
+def _create_weighted(context: DataContext) -> DataProvider:
+    from psyche_data_http.weighted import WeightedHttpData
+
+    return WeightedHttpData.from_context(context)
+
+
 @hookimpl
 def psyche_register_data() -> list[DataRegistration]:
-    """The data location `Http`."""
+    """The data locations `Http` and `WeightedHttp`."""
     return [
         DataRegistration(
             name="Http",
-            summary="Token files on web servers, read by ranges",
+            summary="token files on web servers and in buckets, read by ranges",
             settings=HttpSettings,
             create=_create,
-        )
+        ),
+        DataRegistration(
+            name="WeightedHttp",
+            summary="several such sources mixed by weight, as a JSON file says",
+            settings=WeightedHttpSettings,
+            create=_create_weighted,
+        ),
     ]

@@ -1,26 +1,46 @@
 """A real web server on the loopback interface that serves a folder, and misbehaves on request."""
 
+import ssl
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
+from psyche_data_http import attempts
+from psyche_data_http.client import RangeClient
+from psyche_data_http.provider import HttpData
+from psyche_data_http.toolbox import Toolbox
+from psyche_data_http.web_files import WebFiles
+
 
 @dataclass
 class WebServer:
-    """faults: taken one per GET; always: the fault of every request after them. requests: (method, path, Range) as they came."""
+    """faults: taken one per GET; always: the fault of every request after them. requests: (method, path, Range) as they came.
+
+    pause: the Retry-After of a 429. redirects: from path to address. before_answer: called for each GET with the number of it.
+    """
 
     folder: Path
     faults: deque = field(default_factory=deque)
     always: str = ""
     head_fault: str = ""
+    pause: str = ""
+    accept_ranges: str = ""
+    redirects: dict = field(default_factory=dict)
+    before_answer: Callable[[int], None] = lambda number: None
+    scheme: str = "http"
     validators: bool = True
     requests: list = field(default_factory=list)
     conditions: list = field(default_factory=list)
+    authorizations: set = field(default_factory=set)
     connections: set = field(default_factory=set)
     running: int = 0
     most_running: int = 0
@@ -29,7 +49,7 @@ class WebServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.port}/{name}"
+        return f"{self.scheme}://127.0.0.1:{self.port}/{name}"
 
     def urls(self) -> list[str]:
         return [self.url(path.name) for path in sorted(self.folder.iterdir())]
@@ -47,7 +67,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self):
         web = self.begin()
-        if web.head_fault:
+        if self.path in web.redirects:
+            self.answer(302, b"", {"Location": web.redirects[self.path]}, body=False)
+        elif not self.file().exists():
+            self.answer(404, b"", body=False)
+        elif web.head_fault:
             self.answer(int(web.head_fault), b"", body=False)
         else:
             self.answer(200, self.content(), body=False)
@@ -58,8 +82,14 @@ class Handler(BaseHTTPRequestHandler):
             fault = web.faults.popleft() if web.faults else web.always
             web.running += 1
             web.most_running = max(web.most_running, web.running)
+        web.before_answer(len(web.gets()))
         try:
-            self.get(web, fault)
+            if self.path in web.redirects:
+                self.answer(302, b"", {"Location": web.redirects[self.path]})
+            elif not self.file().exists():
+                self.answer(404, b"")
+            else:
+                self.get(web, fault)
         finally:
             with web.lock:
                 web.running -= 1
@@ -69,12 +99,16 @@ class Handler(BaseHTTPRequestHandler):
         with web.lock:
             web.requests.append((self.command, self.path, self.headers.get("Range", "")))
             web.connections.add(self.client_address)
+            web.authorizations.add(self.headers.get("Authorization"))
             if self.command == "GET":
                 web.conditions.append(self.headers.get("If-Range"))
         return web
 
     def content(self) -> bytes:
-        return (self.server.web.folder / self.path.lstrip("/").partition("?")[0]).read_bytes()
+        return self.file().read_bytes()
+
+    def file(self) -> Path:
+        return self.server.web.folder / self.path.lstrip("/").partition("?")[0]
 
     def etag(self, content: bytes) -> str:
         return f'"{sha256(content).hexdigest()[:16]}"'
@@ -82,8 +116,8 @@ class Handler(BaseHTTPRequestHandler):
     def get(self, web: WebServer, fault: str) -> None:
         if fault.isdecimal():
             return self.answer(int(fault), b"sorry")
-        if fault == "503 for long":
-            return self.answer(503, b"sorry", {"Retry-After": "30"})
+        if fault == "busy":
+            return self.answer(429, b"sorry", {"Retry-After": web.pause})
         if fault == "drop":
             self.close_connection = True
             return None
@@ -105,6 +139,12 @@ class Handler(BaseHTTPRequestHandler):
         match fault:
             case "cut":
                 self.answer(206, piece, headers, sent=len(piece) // 2)
+            case "slow":
+                self.answer(206, piece, headers, sent=0)
+                for at in range(len(piece)):
+                    self.wfile.write(piece[at : at + 1])
+                    self.wfile.flush()
+                    web.hold.wait(0.03)
             case "stall":
                 self.answer(206, piece, headers, sent=len(piece) // 2, stall=True)
             case "short range":
@@ -118,6 +158,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(206, piece[:-1], headers, sized=False)
             case "inner range":
                 self.answer(206, piece[1:], {"Content-Range": f"bytes {start + 1}-{end}/{len(content)}"})
+            case "longer range":
+                more = content[start : end + 2]
+                self.answer(206, more, {"Content-Range": f"bytes {start}-{end + 1}/{len(content)}"})
             case "other range":
                 self.answer(206, piece, {"Content-Range": f"bytes {start + 2}-{end + 2}/{len(content)}"})
             case "other size":
@@ -137,6 +180,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content)))
         else:
             self.send_header("Connection", "close")
+        if web.accept_ranges:
+            self.send_header("Accept-Ranges", web.accept_ranges)
         if web.validators and status in (200, 206):
             self.send_header("ETag", self.etag(self.content()))
         for name, value in (headers or {}).items():
@@ -171,19 +216,117 @@ def token_folder(tmp_path) -> Path:
     return folder
 
 
-@pytest.fixture
-def web(token_folder, monkeypatch):
-    """The server, serving `token_folder`."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    server = WebServer(token_folder)
+@contextmanager
+def serving(server: WebServer, context: ssl.SSLContext | None = None):
     listener = Listener(("127.0.0.1", 0), Handler)
     listener.web = server
     server.port = listener.server_address[1]
+    if context is not None:
+        server.scheme = "https"
+        listener.socket = context.wrap_socket(listener.socket, server_side=True)
     thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield server
-    server.hold.set()
-    listener.shutdown()
-    thread.join()
-    listener.server_close()
+    try:
+        yield server
+    finally:
+        server.hold.set()
+        listener.shutdown()
+        thread.join()
+        listener.server_close()
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    """No proxies and no credentials of the machine's."""
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch):
+    monkeypatch.setattr(attempts, "FIRST_PAUSE", 0.001)
+
+
+@pytest.fixture
+def web(token_folder):
+    """The server, serving `token_folder`."""
+    with serving(WebServer(token_folder)) as server:
+        yield server
+
+
+@pytest.fixture
+def other_web(tmp_path):
+    """A second server, with a folder of its own."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    with serving(WebServer(folder)) as server:
+        yield server
+
+
+@pytest.fixture
+def secure_web(token_folder, certificate, monkeypatch):
+    """The server with TLS; clients opened in this test trust it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with serving(WebServer(token_folder), context) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory) -> Path:
+    """A file with a key and its own certificate for 127.0.0.1."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+@pytest.fixture
+def http_data():
+    """Makes a provider of rows of 4 tokens of 2 bytes: of addresses, with settings of the client, toolbox and provider."""
+
+    def make(urls, *, sequence_length=4, cache=None, cache_bytes=1 << 20, connections=8, stall_seconds=20.0, **settings):
+        toolbox = Toolbox(RangeClient(connections=connections, stall_seconds=stall_seconds), cache=cache, cache_bytes=cache_bytes)
+        return HttpData(WebFiles(urls, toolbox.client), toolbox, sequence_length=sequence_length, token_size=2, **settings)
+
+    return make
+
+
+@pytest.fixture
+def rows_of():
+    """Puts a file of 40 sequences of 8 bytes, the number of each repeated, on a server; returns its address."""
+
+    def put(server):
+        (server.folder / "rows.bin").write_bytes(b"".join(bytes([number]) * 8 for number in range(40)))
+        return server.url("rows.bin")
+
+    return put
+
+
+@pytest.fixture
+def rows(web, rows_of):
+    """The address of that file on the usual server."""
+    return rows_of(web)

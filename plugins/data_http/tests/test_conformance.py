@@ -12,7 +12,7 @@ class TestHttpData(DataConformance):
         return web
 
     def provider(self, source):
-        return HttpData(source.urls(), sequence_length=self.sequence_length, token_size=self.token_size)
+        return HttpData.of_urls(source.urls(), sequence_length=self.sequence_length, token_size=self.token_size)
 
 
 class TestFourBytes(TestHttpData):

@@ -41,7 +41,7 @@ def test_files_by_name_keep_their_order():
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ({}, "exactly one of SingleUrl, NumberedFiles and Urls, got none"),
+        ({}, "exactly one of SingleUrl, NumberedFiles, Urls, Gcp and S3, got none"),
         ({"SingleUrl": URL, "Urls": [URL]}, "got SingleUrl and Urls"),
         ({"SingleUrl": "file:///etc/passwd"}, "must be an address like https://"),
         ({"SingleUrl": "https://"}, "must be an address like https://"),
@@ -50,7 +50,12 @@ def test_files_by_name_keep_their_order():
         ({"NumberedFiles": {"url_template": "https://h/x", "num_files": 2}}, "exactly once.*got 0 times"),
         ({"NumberedFiles": {"url_template": "https://h/{}{}", "num_files": 2}}, "exactly once.*got 2 times"),
         ({"NumberedFiles": {"url_template": "https://h/{}", "num_files": 0}}, "greater than or equal to 1"),
-        ({"Gcp": {"bucket_name": "b"}}, "Extra inputs are not permitted"),
+        ({"Gcp": {"bucket_name": "a/b"}}, "should match pattern"),
+        ({"Gcp": {"bucket_name": "tokens", "region": "x"}}, "Extra inputs are not permitted"),
+        ({"Gcp": {"bucket_name": "tokens", "endpoint": "unix:/x"}}, "must be an address like https://"),
+        ({"S3": {"bucket_name": "tokens", "region": "us east"}}, "should match pattern"),
+        ({"S3": {"bucket_name": "tokens", "access": "public"}}, "'auto', 'anonymous' or 'credentials'"),
+        ({"Azure": {"bucket_name": "tokens"}}, "Extra inputs are not permitted"),
     ],
 )
 def test_wrong_locations_are_refused(location, message):
@@ -58,7 +63,26 @@ def test_wrong_locations_are_refused(location, message):
         urls(location)
 
 
+def test_what_was_refused_is_not_repeated():
+    """An address may hold secrets; a run's configuration is shown with what is wrong in it."""
+    with pytest.raises(ValidationError) as caught:
+        urls({"SingleUrl": "ftp://user:verysecret@host/"})
+
+    assert "verysecret" not in str(caught.value)
+
+
+def test_the_references_bucket_is_read():
+    location = HttpSettings.model_validate({"location": {"Gcp": {"bucket_name": "tokens", "filter_directory": "a/b"}}}).location
+
+    assert location.Gcp.filter_directory == "a/b"
+    assert location.Gcp.access == "auto"
+    assert location.urls == ()
+
+
 def test_registering_imports_no_http_library():
-    code = "import psyche_data_http.hooks as h, sys; h.psyche_register_data(); sys.exit('httpx' in sys.modules)"
+    code = (
+        "import psyche_data_http.hooks as hooks, sys; hooks.psyche_register_data(); "
+        "sys.exit(not {'httpx', 'obstore'}.isdisjoint(sys.modules))"
+    )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -26,6 +26,7 @@ from torch import Tensor
 from psyche_core.errors import ModelError, NonFiniteError
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import Aggregator
 from psyche_optim_distro.layout import build_layout
@@ -161,19 +162,32 @@ class DistroOptimizer(Optimizer):
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:
         """Replace the masters; delta and unsettled results are dropped. Raises ModelError for other names or shapes."""
-        if set(parameters) != set(self._masters):
-            different = sorted(set(parameters) ^ set(self._masters))[:3]
+        shapes = shapes_of(parameters)
+        if set(shapes) != set(self._masters):
+            different = sorted(set(shapes) ^ set(self._masters))[:3]
             message = f"expected exactly our {len(self._masters)} parameters; missing or unknown: {', '.join(different)}"
             raise ModelError(message)
 
         for name, master in self._masters.items():
-            if tuple(parameters[name].shape) != tuple(master.shape):
-                message = f"{name} must have shape {tuple(master.shape)}, got {tuple(parameters[name].shape)}"
+            if shapes[name] != tuple(master.shape):
+                message = f"{name} must have shape {tuple(master.shape)}, got {shapes[name]}"
                 raise ModelError(message)
 
         for name, master in self._masters.items():
-            master.copy_(parameters[name])
+            copy_parameter(parameters, name, master)
         self._flat_delta.zero_()
+        self._sent.clear()
+
+    def private_state(self) -> Mapping[str, Any]:
+        """delta, by parameter name."""
+        return {f"delta.{name}": tensor for name, tensor in self._delta.items()}
+
+    @torch.no_grad()
+    def load_private_state(self, state: Mapping[str, Any]) -> None:
+        """Take delta back. Raises ModelError for other names or shapes, or values that are not finite."""
+        check_private_state(state, self.private_state())
+        for name, tensor in self._delta.items():
+            tensor.copy_(state[f"delta.{name}"])
         self._sent.clear()
 
     def _settle(self, step: int, *, accepted: bool) -> None:

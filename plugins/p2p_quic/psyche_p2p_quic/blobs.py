@@ -1,8 +1,10 @@
-"""Blobs over streams: one request per stream, served from the store, fetched by asking one source after another.
+"""Blobs over streams: one request per stream, served from the store or an offer, fetched by asking one source after another.
 
 Request and answer are in `control`; the body follows the head and nothing follows the body. Decided here: a source that makes
 no progress for a moment is raced by the next, the first right answer wins; a body is compared with its hash before anybody gets
-it, in a worker thread when it is large; a wrong one counts against its sender. Refuses to serve what is not in the store.
+it, in a worker thread when it is large; a wrong one counts against its sender, who comes last from then on. What is offered from
+elsewhere is read, compared with its hash and only then announced, so its memory is held for the time of the sending, in turns.
+Refuses to serve what is neither in the store nor offered.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 
 import anyio
 import anyio.to_thread
@@ -18,6 +21,7 @@ import anyio.to_thread
 from psyche_core.errors import BlobNotFound, BlobRejected, WireError
 from psyche_core.wire.blob_store import BlobStore
 from psyche_core.wire.fetch_plan import Answer, FetchPlan, Outcome
+from psyche_core.wire.offers import Offer, OfferBook
 from psyche_p2p_quic import session
 from psyche_p2p_quic.control import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.endpoint import LinkLost, Stream
@@ -26,6 +30,15 @@ from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
 
 LARGE_BLOB_BYTES = 64 * 1024
+READ_BYTES = 512 * 1024
+READ_SECONDS = 0.1
+"""A body is read in parts that take about this long, at most READ_BYTES: each costs a call into the library, and progress is
+seen between them."""
+
+FIRST_BYTES = 64 * 1024
+"""Of a body that are sent with the head."""
+
+_WORTH_WAITING_BYTES = 32 * 1024
 _MOST = 2**64 - 1
 
 
@@ -49,10 +62,13 @@ class _Transfer:
 
 
 class BlobExchange:
-    """Serves and fetches the blobs of `store` over the sessions of `mesh`."""
+    """Serves what is in `store` and `offers` over the sessions of `mesh`, and fetches blobs over them."""
 
-    def __init__(self, store: BlobStore, mesh: Mesh, *, settings: QuicSettings) -> None:
+    def __init__(self, store: BlobStore, offers: OfferBook, mesh: Mesh, *, settings: QuicSettings) -> None:
         self._store = store
+        self._offers = offers
+        self._reading = anyio.Semaphore(settings.offers_read)
+        self._readers = anyio.CapacityLimiter(settings.read_threads)
         self._mesh = mesh
         self._settings = settings
         self._transfers: dict[bytes, _Transfer] = {}
@@ -69,7 +85,7 @@ class BlobExchange:
                 await stream.stop_reading()
 
             asker.heard(BLOB_REQUEST_BYTES)
-            sent = await self._answer(stream, request)
+            sent = await self._answer(asker, stream, request)
             answered = True
             return sent
         except TimeoutError as error:
@@ -79,25 +95,53 @@ class BlobExchange:
             if not answered:
                 await stream.abandon()
 
-    async def _answer(self, stream: Stream, request: BlobRequest) -> int:
+    async def _answer(self, asker: Session, stream: Stream, request: BlobRequest) -> int:
         blob = self._store.get(request.blob_hash)
-        head = BlobHead(blob is not None, 0 if blob is None else len(blob))
-        body = blob if blob is not None and len(blob) <= request.max_bytes else b""
-        chunk = self._settings.chunk_bytes
-        with anyio.fail_after(self._settings.stall_seconds):
-            await stream.write(head.encode() + body[: chunk - BLOB_HEAD_BYTES])
+        offer = self._offers.get(request.blob_hash)
+        if blob is not None or offer is None:
+            return await self._send(stream, blob, most=request.max_bytes)
 
-        for at in range(chunk - BLOB_HEAD_BYTES, len(body), chunk):
-            with anyio.fail_after(self._settings.stall_seconds):
+        if offer.size > request.max_bytes:
+            return await self._send(stream, b"", claimed=offer.size)
+
+        async with asker.being_read_to, self._reading:
+            return await self._send(stream, await self._read(offer), most=request.max_bytes)
+
+    async def _read(self, offer: Offer) -> bytes | memoryview | None:
+        """An offered blob, None when it is void; then it is offered no more."""
+        blob = await anyio.to_thread.run_sync(offer.checked, limiter=self._readers)
+        if blob is None:
+            self._offers.withdraw(offer)
+        return blob
+
+    async def _send(self, stream: Stream, blob: bytes | memoryview | None, *, most: int = 0, claimed: int = 0) -> int:
+        """Head and body of an answer; the head alone when there is no blob or it is longer than `most`."""
+        head = BlobHead(blob is not None, claimed or len(blob or b""))
+        body = blob if blob is not None and len(blob) <= most else b""
+        chunk = self._settings.chunk_bytes
+        with anyio.fail_after(self._settings.stall_seconds) as patience:
+            await stream.write(head.encode() + body[:FIRST_BYTES])
+            for at in range(FIRST_BYTES, len(body), chunk):
+                self._go_on(patience)
                 await stream.write(body[at : at + chunk])
 
-        with anyio.fail_after(self._settings.stall_seconds):
+            self._go_on(patience)
             await stream.finish()
             await stream.delivered()
 
         return BLOB_HEAD_BYTES + len(body)
 
     # ---------------------------------------------------------------------------------------------------- fetching
+
+    async def own(self, blob_hash: bytes) -> bytes | None:
+        """A blob that we hold or offer ourselves."""
+        blob = self._store.get(blob_hash)
+        offer = self._offers.get(blob_hash)
+        if blob is not None or offer is None:
+            return blob
+
+        read = await self._read(offer)
+        return None if read is None else bytes(read)
 
     async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float) -> bytes:
         """Get a blob that is not in the store. Raises BlobNotFound or BlobRejected."""
@@ -151,7 +195,8 @@ class BlobExchange:
             while True:
                 changed = self._mesh.changed
                 if self._may_start_another(races):
-                    peer = plan.begin(members=self._mesh.members, reachable=self._mesh.sessions)
+                    mesh = self._mesh
+                    peer = plan.begin(members=mesh.members, reachable=mesh.sessions, doubted=mesh.standing.doubted)
                     if peer is not None:
                         race = _Race(peer)
                         asking = self._ask(self._mesh.sessions[peer], blob_hash, transfer.max_bytes, race)
@@ -216,31 +261,41 @@ class BlobExchange:
 
         return blob
 
-    async def _read_answer(self, source: Session, stream: Stream, request: BlobRequest, race: _Race) -> list[bytes] | Answer:
-        with anyio.fail_after(self._settings.stall_seconds):
+    async def _read_answer(self, source: Session, stream: Stream, request: BlobRequest, race: _Race) -> BytesIO | Answer:
+        with anyio.fail_after(self._settings.stall_seconds) as patience:
             await stream.write(request.encode())
             await stream.finish()
             head = BlobHead.decode(await stream.read_exactly(BLOB_HEAD_BYTES))
+            source.heard(BLOB_HEAD_BYTES)
+            if not head.found:
+                return Answer.ABSENT
 
-        source.heard(BLOB_HEAD_BYTES)
-        if not head.found:
-            return Answer.ABSENT
+            if head.length > request.max_bytes:
+                return Answer.TOO_LARGE
 
-        if head.length > request.max_bytes:
-            return Answer.TOO_LARGE
+            body = BytesIO()  # grows with what comes, whatever was promised, and hands it out without another copy
+            began = self._go_on(patience)
+            while race.received < head.length:
+                seconds = max(self._go_on(patience) - began, 1e-3)
+                part = min(head.length - race.received, READ_BYTES, int(READ_SECONDS * race.received / seconds))
+                if part >= _WORTH_WAITING_BYTES:
+                    chunk = await stream.read_exactly(part)
+                else:
+                    chunk = await stream.read(min(head.length - race.received, LARGE_BLOB_BYTES))
+                if not chunk:
+                    return Answer.LOST
 
-        chunks: list[bytes] = []
-        while race.received < head.length:
-            with anyio.fail_after(self._settings.stall_seconds):
-                chunk = await stream.read(min(head.length - race.received, self._settings.chunk_bytes))
-            if not chunk:
-                return Answer.LOST
+                body.write(chunk)
+                race.received += len(chunk)
+                source.heard(len(chunk))
 
-            chunks.append(chunk)
-            race.received += len(chunk)
-            source.heard(len(chunk))
+            return body
 
-        return chunks
+    def _go_on(self, patience: anyio.CancelScope) -> float:
+        """Progress was made: the deadline moves on. The time now. One scope for all reads of a body costs less than one each."""
+        now = asyncio.get_running_loop().time()
+        patience.deadline = now + self._settings.stall_seconds
+        return now
 
     def _blame(self, source: Session) -> None:
         if self._mesh.standing.served_false(source.peer, now=asyncio.get_running_loop().time()):
@@ -255,17 +310,10 @@ async def sha256(blob: bytes) -> bytes:
     return await anyio.to_thread.run_sync(lambda: hashlib.sha256(blob).digest())
 
 
-async def _verified(chunks: list[bytes], blob_hash: bytes) -> bytes | None:
-    """The chunks as one blob, None when their hash is another."""
-
-    def join_and_compare() -> bytes | None:
-        blob = b"".join(chunks)
-        return blob if hashlib.sha256(blob).digest() == blob_hash else None
-
-    if sum(map(len, chunks)) < LARGE_BLOB_BYTES:
-        return join_and_compare()
-
-    return await anyio.to_thread.run_sync(join_and_compare)
+async def _verified(body: BytesIO, blob_hash: bytes) -> bytes | None:
+    """What came as a blob, None when its hash is another."""
+    blob = body.getvalue()
+    return blob if await sha256(blob) == blob_hash else None
 
 
 def _give_up(blob_hash: bytes, outcome: Outcome) -> None:

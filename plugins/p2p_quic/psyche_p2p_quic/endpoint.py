@@ -65,7 +65,7 @@ class Stream:
         with _as_link_lost("read"):
             return bytes(await self._receive.read_exact(count))
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Hand over all bytes; waits while the peer does not read. Cancelling it breaks the stream."""
         with _as_link_lost("write"):
             await self._send.write_all(data)

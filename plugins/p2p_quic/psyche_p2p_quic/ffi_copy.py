@@ -19,26 +19,30 @@ _MEASURED = ("1.2.",)
 _SAMPLE = bytes(range(256)) * 3
 
 
-def _write(builder: Any, value: bytes) -> None:
-    """Append `value` to the builder's Rust buffer."""
+def _write(builder: Any, value: bytes | memoryview) -> None:
+    """Append `value`, bytes or anything that has bytes, to the builder's Rust buffer."""
     count = len(value)
     if not count:
         return
 
+    whole = isinstance(value, memoryview) and value.c_contiguous and not value.readonly
+    source = (ctypes.c_char * count).from_buffer(value) if whole else bytes(value)
     with builder._reserve(count):
         buffer = builder.rbuf
-        ctypes.memmove(ctypes.addressof(buffer.data.contents) + buffer.len, bytes(value), count)
+        ctypes.memmove(ctypes.addressof(buffer.data.contents) + buffer.len, source, count)
 
 
 def _copies_right() -> bool:
-    """Whether two appended samples come out of a Rust buffer as they went in, across a reallocation."""
+    """Whether appended samples come out of a Rust buffer as they went in, across a reallocation."""
     builder = _ffi._UniffiRustBufferBuilder()
     try:
         _write(builder, _SAMPLE[:5])
         _write(builder, b"")
         _write(builder, _SAMPLE)
+        _write(builder, memoryview(_SAMPLE)[7:])
+        _write(builder, memoryview(bytearray(_SAMPLE))[7:])
         buffer = builder.rbuf
-        return bool(buffer.data[: buffer.len] == _SAMPLE[:5] + _SAMPLE)
+        return bool(buffer.data[: buffer.len] == _SAMPLE[:5] + _SAMPLE + 2 * _SAMPLE[7:])
     finally:
         builder.discard()
 

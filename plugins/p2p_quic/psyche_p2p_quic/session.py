@@ -70,6 +70,7 @@ class Session:
         self.peer_left = False
         self.conversation = conversation
         self.asking = anyio.Semaphore(settings.streams_asked)
+        self.being_read_to = anyio.Semaphore(settings.offers_read_per_peer)
         self._link = link
         self._stream = stream
         self._decoder = decoder

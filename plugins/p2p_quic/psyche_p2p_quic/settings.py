@@ -24,7 +24,10 @@ class QuicSettings:
     hedge_seconds: a blob source that makes no progress for that long is raced by the next. racers: most sources at once.
     chunk_bytes: of one blob write. stall_seconds: longest wait for a single read or write of a blob. streams_served: blob
     requests of one peer at once; more break the rules. streams_asked: the same for ours, kept well below.
-    store_blobs, store_bytes: most blobs kept. close_seconds: longest wait for a clean end.
+    offers_read, offers_read_per_peer: offered blobs that are in memory at once while they are being sent, in all and for one
+    peer; further askers wait. read_threads: how many of them are read and hashed at once.
+    store_blobs, store_bytes: most blobs kept. offers: most blobs offered from elsewhere. close_seconds: longest
+    wait for a clean end.
     """
 
     heartbeat_seconds: float = 1.0
@@ -46,10 +49,14 @@ class QuicSettings:
 
     hedge_seconds: float = 0.5
     racers: int = 3
-    chunk_bytes: int = 2**20
+    chunk_bytes: int = 2**19
     stall_seconds: float = 10.0
     streams_served: int = 48
     streams_asked: int = 16
+    offers_read: int = 64
+    offers_read_per_peer: int = 8
+    read_threads: int = 4
+    offers: int = 65_536
     store_blobs: int = 16_384
     store_bytes: int = 2 * 2**30
     close_seconds: float = 0.5

@@ -1,8 +1,9 @@
-"""How peers have behaved: who is refused until when, and how many wrong blobs each has served. Pure; times are the caller's."""
+"""How peers have behaved: who is refused until when, how many wrong blobs each has served. Pure; times are the caller's."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 
 
 class Standing:
@@ -13,6 +14,12 @@ class Standing:
         self._most_false = false_blobs
         self._refused_until: dict[bytes, float] = {}
         self._false: Counter[bytes] = Counter()
+        self._doubted: set[bytes] = set()
+
+    @property
+    def doubted(self) -> AbstractSet[bytes]:
+        """Peers that served a wrong blob since they became members: to be asked after all others."""
+        return self._doubted
 
     def offended(self, peer: bytes, *, now: float) -> None:
         """The peer broke a rule."""
@@ -20,6 +27,7 @@ class Standing:
 
     def served_false(self, peer: bytes, *, now: float) -> bool:
         """The peer served bytes that do not match their hash; whether that was once too often."""
+        self._doubted.add(peer)
         self._false[peer] += 1
         if self._false[peer] < self._most_false:
             return False
@@ -35,4 +43,5 @@ class Standing:
     def keep_only(self, peers: frozenset[bytes]) -> None:
         """Forget who is no member any more."""
         self._refused_until = {peer: until for peer, until in self._refused_until.items() if peer in peers}
+        self._doubted &= peers
         self._false = Counter({peer: count for peer, count in self._false.items() if peer in peers})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import anyio
@@ -19,6 +19,7 @@ from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Transp
 from psyche_core.wire.blob_store import BlobStore
 from psyche_core.wire.frames import FrameDecoder
 from psyche_core.wire.message_log import MessageLog
+from psyche_core.wire.offers import Offer, OfferBook
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.address import PeerAddress
 from psyche_p2p_quic.blobs import BlobExchange, sha256
@@ -49,6 +50,7 @@ class QuicTransport(Transport):
         self._settings = settings or QuicSettings()
         self._log = MessageLog(limits=self._settings.log)
         self._store = BlobStore(max_blobs=self._settings.store_blobs, max_bytes=self._settings.store_bytes)
+        self._offers = OfferBook(max_offers=self._settings.offers)
         self._readable = anyio.Event()
         self._sent = 0
         self._received = 0
@@ -88,7 +90,7 @@ class QuicTransport(Transport):
                 self._mesh = Mesh(
                     endpoint, own=self.peer_id, hello=hello, furnish=self._furnish, settings=self._settings, tasks=tasks
                 )
-                self._blobs = BlobExchange(self._store, self._mesh, settings=self._settings)
+                self._blobs = BlobExchange(self._store, self._offers, self._mesh, settings=self._settings)
                 ready.set_result(None)
                 await self._mesh.listen()
         finally:
@@ -153,13 +155,22 @@ class QuicTransport(Transport):
 
         return blob_hash
 
-    async def fetch(self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int) -> bytes:
+    async def offer(self, blob_hash: bytes, *, size: int, read: Callable[[], bytes | memoryview], tag: int) -> None:
+        """Offer a blob that is kept elsewhere. Raises TransportError when its tag has expired or there are too many."""
+        if not self._offers.put(Offer(blob_hash, size, read, tag)):
+            message = f"a blob of {size} bytes cannot be offered: its tag {tag} has expired or there are too many offers"
+            raise TransportError(message)
+
+    async def fetch(
+        self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True
+    ) -> bytes:
         """Get a blob, see the contract."""
         _, blobs = self._entered()
-        blob = self._store.get(blob_hash)
+        blob = await blobs.own(blob_hash)
         if blob is None:
             blob = await blobs.fetch(blob_hash, sources=sources, max_bytes=max_bytes, timeout=timeout)
-            self._store.put(blob_hash, blob, tag=tag, own=False)
+            if keep:
+                self._store.put(blob_hash, blob, tag=tag, own=False)
         elif len(blob) > max_bytes:
             message = f"blob {blob_hash.hex()} has {len(blob)} bytes, over the limit of {max_bytes}"
             raise BlobRejected(message)
@@ -171,6 +182,7 @@ class QuicTransport(Transport):
         """Forget what is older."""
         self._log.expire(before)
         self._store.expire(before)
+        self._offers.expire(before)
 
     def _entered(self) -> tuple[Mesh, BlobExchange]:
         if self._mesh is None or self._blobs is None or self._running is None or self._running.done():

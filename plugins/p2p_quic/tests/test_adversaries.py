@@ -358,6 +358,56 @@ async def test_wrong_bytes_alone_are_rejected_and_a_few_of_them_cost_the_connect
         await honest_pair_works(victim, friend)
 
 
+async def test_who_served_wrong_bytes_comes_last_from_then_on():
+    asked = []
+
+    async def wrong(stream):
+        asked.append(stream)
+        await wrong_bytes(stream)
+
+    async with false_source(wrong) as (victim, friend, rogue, _):
+        sources = [rogue.peer_id, friend.peer_id]
+        for n in range(5):
+            blob = b"%d" % n * 1000
+            blob_hash = await friend.publish(blob, tag=1)
+            assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1, keep=False) == blob
+        assert len(asked) == 1
+        assert rogue.peer_id in victim.stats.peers
+
+
+async def test_askers_that_do_not_read_hold_a_bounded_number_of_offered_blobs_in_memory():
+    """And others are served meanwhile."""
+    settings = replace(SETTINGS, offers_read_per_peer=2, streams_served=32, stall_seconds=20)
+    large = bytes(8 * 2**20)
+    reading, most = 0, 0
+
+    def read():
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        return large
+
+    async with world(settings=settings) as (victim, friend, rogue):
+        link, stream = await rogue.greeted(victim)
+        blob_hash = hashlib.sha256(large).digest()
+        await victim.offer(blob_hash, size=len(large), read=read, tag=1)
+        opened = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(talk, stream)
+            for _ in range(20):
+                opened.append(await link.open())
+                await opened[-1].write(BlobRequest(blob_hash, 2**40).encode())
+                await opened[-1].finish()
+            heads = [await half.read_exactly(control.BLOB_HEAD_BYTES) for half in opened[:1]]
+            assert BlobHead.decode(heads[0]).length == len(large)
+            served = await friend.fetch(blob_hash, sources=[victim.peer_id], max_bytes=2**40, timeout=20, tag=1, keep=False)
+            assert served == large
+            assert most <= 3, "two of the rogue and one of the friend"
+            tasks.cancel_scope.cancel()
+        link.close(0, "done")
+        assert opened
+
+
 async def test_a_silent_source_alone_is_not_found_within_the_timeout():
     async with false_source(silence) as (victim, _, rogue, _):
         with anyio.fail_after(10), pytest.raises(BlobNotFound):

@@ -267,5 +267,7 @@ def test_standing_refuses_for_a_while_and_forgets_strangers():
     assert standing.refused_for(b"a", now=2) == 9
     assert standing.refused_for(b"a", now=11) == 0
     assert standing.refused_for(b"b", now=2) == 0
+    assert set(standing.doubted) == {b"a"}
     standing.keep_only(frozenset((b"b",)))
+    assert not standing.doubted
     assert standing.refused_for(b"a", now=2) == 0

@@ -116,7 +116,7 @@ def _right(old: CoordinatorState, command: commands.Command) -> None:
             raise Broken("members-speak-for-themselves", f"{command.sender} spoke for slot {index}")
     elif isinstance(command, commands.Checkpoint):
         order = drawn_order(tuple(range(len(old.epoch.clients))), old.epoch.seed)
-        elected = next((slot for slot in order if slot in old.healthy_slots), None)
+        elected = next((slot for slot in order if slot in old.healthy_slots and slot not in old.epoch.ceded), None)
         if elected is None or old.epoch.clients[elected].id.signer != command.sender.signer:
             raise Broken("checkpointers-are-elected", f"{command.sender} moved the checkpoint, elected is slot {elected}")
 

@@ -76,7 +76,10 @@ class Lies:
                     message = replace(message, digest=chance.randbytes(32))
                 case "false-digests", ModelOffer():
                     self._count(kind)
-                    message = replace(message, manifest_hash=chance.randbytes(32))
+                    if chance.random() < 0.6:
+                        message = replace(message, manifest_hash=chance.randbytes(32))
+                    else:
+                        message = replace(message, description_hash=chance.randbytes(32))
                 case "silent-witness", Finished() if chance.random() < 0.5:
                     self._count(kind)
                     return
@@ -156,7 +159,7 @@ class Lies:
             lambda: Finished(epoch, height),
             lambda: ModelDigest(epoch, chance.random() < 0.5, blob),
             lambda: ModelWanted(epoch, step),
-            lambda: ModelOffer(epoch, step, blob, chance.getrandbits(20)),
+            lambda: ModelOffer(epoch, step, blob, chance.getrandbits(20), chance.randbytes(32), chance.getrandbits(20)),
         )
         node.say(chance.choice(invented)(), tag + chance.choice((0, 0, 1, 60)))
         if chance.random() < 0.5:

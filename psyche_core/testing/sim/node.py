@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 LOOK = 1.0
 """Seconds between two looks at the clock (TimePassed)."""
 
+STORE_FAILS = 0.2
+"""How often storing a model fails."""
+
 SIZES_EVERY = 4
 """Looks at the clock between two at what the machine keeps: what grows without bound is seen all the same."""
 
@@ -39,6 +42,7 @@ SECONDS = {
     ev.CloseEpoch: 0.1,
     ev.TakeSnapshot: 0.05,
     ev.FetchModel: 0.5,
+    ev.StoreModel: 0.8,
 }
 """Typical seconds of each kind of work but training; chance makes it half as much to half as much again."""
 
@@ -84,6 +88,8 @@ class Node:
         self._withheld: dict[bytes, frozenset[int]] = {}
         self._trained = 0
         self._looks = 0
+        self._has_store = chance.random() < 0.6
+        self._knows_the_model = chance.random() < 0.5
 
     def __repr__(self) -> str:
         return self.name
@@ -102,6 +108,7 @@ class Node:
             sign=lambda commitment: signed_by(self.index, commitment),
             verify=verified,
             patience=Patience(payload=20.0, peers=3.0, offers=4.0, answer=10.0, leaving=5.0),
+            can_store=self._has_store,
         )
         if not disk:
             self._disk = None
@@ -295,8 +302,16 @@ class Node:
         self.replica.spoil()
 
     def _load(self, work: ev.Load) -> ev.Event:
+        checkpoint = work.state.model.LLM.checkpoint
+        if checkpoint.name == "P2P" and not self._knows_the_model and self._loads_from is None:
+            return ev.SourceMissing("nothing here says how the model is built")
+
         self.replica = self._world.new_replica()
         self.spoiled = False
+        settings = checkpoint.settings or {}
+        stored = self._world.stored.get(settings.get("repo_id", ""))
+        if stored is not None:
+            self.replica.restore(stored[0])
         step = None
         if self._loads_from is not None and not getattr(work, "fresh", False):
             masters, step = self._loads_from
@@ -336,13 +351,29 @@ class Node:
             self._world.replicas.closed(self.name, step=work.step, masters=masters)
         if not self.spoiled:
             self._disk = (masters, work.step)
-        return ev.EpochClosed(self.replica.digest())
+        return ev.EpochClosed(self.replica.digest(), saved=not self.spoiled)
+
+    def _store_model(self, action: ev.StoreModel) -> None:
+        """Begin to store the masters of the epoch's end, which training leaves alone: a copy on the disk goes."""
+        seconds = SECONDS[ev.StoreModel] * (0.5 + self._chance.random()) * max(self.slowed, default=1.0)
+        self._world.clock.after(seconds, self._stored, self.life, action, self._disk)
+
+    def _stored(self, life: int, action: ev.StoreModel, disk: tuple[object, int] | None) -> None:
+        if disk is None or disk[1] != action.step or self._chance.random() < STORE_FAILS:
+            self.counts["store failed"] += 1
+            self.receive(life, ev.StoreFailed(action.step, "the store is full"))
+            return
+
+        self.counts["stored"] += 1
+        location = {"Hub": {"repo_id": f"{self.name}-step{action.step}"}}
+        self._world.stored[location["Hub"]["repo_id"]] = disk
+        self.receive(life, ev.ModelStored(action.step, location))
 
     def _take_snapshot(self, work: ev.TakeSnapshot) -> ev.Event:
         manifest = hashlib.sha256(b"manifest" + self.replica.digest()).digest()
         self.snapshots[manifest] = (work.tag, work.step, self.replica.snapshot())
         self.counts["snapshots"] += 1
-        return ev.SnapshotTaken(work.step, manifest, 256)
+        return ev.SnapshotTaken(work.step, manifest, 256, hashlib.sha256(b"description").digest(), 64)
 
     def _fetch_model(self, work: ev.FetchModel) -> ev.Event:
         network = self._world.network
@@ -352,11 +383,20 @@ class Node:
             return ev.ModelFetchFailed(work.step, "nobody connected holds these masters any more")
 
         masters = source.snapshots[work.manifest_hash][2]
+        if work.build is not None:
+            if (hashlib.sha256(b"description").digest(), 64) not in work.descriptions:
+                raise Broken(
+                    "descriptions-come-with-offers", f"{self.name} has {len(work.descriptions)} descriptions, none is true"
+                )
+            self.counts["models built from others"] += 1
+            self.replica = self._world.new_replica()
         self.replica.restore(masters)
         self.spoiled = False
         self.counts["models fetched"] += 1
         if not self.liar:
             self._world.replicas.fetched(self.name, step=work.step, masters=masters)
+        if work.build is not None:
+            return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, work.step)
         return ev.ModelFetched(work.step, self.replica.digest())
 
 
@@ -383,6 +423,7 @@ _CARRY_OUT: dict[type, Any] = {
     ev.FetchPayload: Node._fetch_payload,
     ev.Expire: Node._expire,
     ev.Prefetch: Node._prefetch,
+    ev.StoreModel: Node._store_model,
     ev.Load: Node._work,
     ev.Train: Node._work,
     ev.Apply: Node._work,

@@ -69,6 +69,7 @@ class World:
         self.clock = Clock()
         self.handled = 0
         self.mark = script.seed
+        self.stored: dict[str, tuple[object, int]] = {}
         self.train_seconds = script.shape.train_seconds
         self.index_of = {identity_of(index).p2p: index for index in range(script.clients)}
         liars = script.liars

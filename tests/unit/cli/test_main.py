@@ -19,8 +19,11 @@ LEAVES = [
     ("server", "run"),
     ("server", "validate-config"),
     ("testnet", "start"),
+    ("data", "inspect"),
+    ("data", "tokenize"),
     ("plugins", "list"),
     ("plugins", "show"),
+    ("predownload",),
     ("sim",),
 ]
 
@@ -41,7 +44,7 @@ def test_help_imports_click_and_nothing_of_weight() -> None:
     assert all(name.startswith(("psyche_core.cli", "psyche_core.errors", "psyche_core.__about__")) for name in ours[1:]), ours
 
 
-@pytest.mark.parametrize("group", ["client", "server", "testnet", "plugins", "sim"])
+@pytest.mark.parametrize("group", ["client", "data", "server", "testnet", "plugins", "sim"])
 def test_a_group_s_help_and_its_commands_help_load_no_torch(group: str) -> None:
     words = [*next(leaf for leaf in LEAVES if leaf[0] == group), "--help"]
     modules = modules_after(f"from psyche_core.cli import main; main({words})")
@@ -77,7 +80,7 @@ def test_short_help_in_the_table_is_the_command_s_own(psyche) -> None:
         command = cli.get_command(context, name)
         assert command is not None
         summary = (command.help or "").split(". ")[0].rstrip(".")
-        assert summary in psyche("--help").out.replace("\n            ", " ")
+        assert summary in " ".join(psyche("--help").out.split())
 
 
 def test_an_unknown_command_is_a_usage_error(psyche) -> None:

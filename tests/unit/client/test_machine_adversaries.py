@@ -109,7 +109,7 @@ def proofs(actions: list[ev.Action]) -> list[Equivocation]:
 
 
 def test_proof_of_two_results_is_repeated_until_it_is_answered() -> None:
-    """A server that was away for a moment swallowed it, and a share that nobody applied stayed accepted (simulator, seed 2924)."""
+    """A server that was away swallowed it, and a share that nobody applied stayed accepted (simulator, seed 2924)."""
     world, honest, liar = training_world()
     first = hear(world, honest, liar, a_result(world, liar, payload_hash=b"a" * 32))
     (proof,) = proofs(first + hear(world, honest, liar, a_result(world, liar, payload_hash=b"b" * 32)))

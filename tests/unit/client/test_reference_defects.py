@@ -111,6 +111,19 @@ def test_10_a_dropped_client_comes_back_with_the_others_masters_not_with_its_old
     assert {epoch for epoch, _, _ in slow.trained} == {0}, "it came back within the epoch"
 
 
+def test_a_joiner_that_has_nothing_to_build_the_model_from_gets_everything_from_the_others() -> None:
+    """In the reference checkpoints of joiners lack their configuration; here a joiner gets it with the model."""
+    world = World(3, total_steps=9, rounds_per_epoch=3)
+    world.run(until=lambda: world.state.progress.step == 2)
+    late = world.add_member()
+    world.sourceless.append(late)
+    world.run()
+    all_ended_well(world)
+    assert any(isinstance(event, report.Resynced) for event in late.told)
+    assert late.trained
+    assert len({member.weights for member in world.members}) == 1
+
+
 def test_20_who_never_says_finished_stalls_two_rounds_not_every_round() -> None:
     world = World(4, total_steps=16, rounds_per_epoch=16, min_clients=2)
     silent = world.members[1]

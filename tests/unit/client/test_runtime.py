@@ -100,6 +100,13 @@ class ChainTrainer:
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True)
 
+    def save_private(self, path: Path) -> None:
+        """It has nothing of its own."""
+
+    @property
+    def description(self) -> dict[str, bytes]:
+        return {}
+
 
 class Party:
     """Three runtimes over memory parts, on the real clock."""

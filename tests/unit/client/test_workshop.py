@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -19,16 +19,20 @@ from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client import events as ev
-from psyche_core.client import model_exchange, report
-from psyche_core.client.workshop import Bench, Workshop
+from psyche_core.client import gathering, model_exchange, report
+from psyche_core.client.model_exchange import ModelExchange
+from psyche_core.client.workshop import Bench, Start, Workshop
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BlobNotFound, TransportError
+from psyche_core.errors import BlobNotFound, ModelError, TransportError
 from psyche_core.run_config import parse_run_file
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
+from psyche_core.training.checkpoint_manifest import read_manifest
+from psyche_core.training.origin import SourceMissing
+from psyche_core.training.scratch import Scratch
 from psyche_core.training.trainer import Trainer
 from psyche_core.types import BatchId
-from psyche_core.wire import codec, manifest
+from psyche_core.wire import codec, description, manifest
 from psyche_core.wire.manifest import PIECE_BYTES
 from world import RUN
 
@@ -38,7 +42,7 @@ STEP, TAG = 4, 50
 
 
 def run_state(*, step: int = 1, run_id: str = "world") -> CoordinatorState:
-    table = {"total_steps": 9, "clients": 2, "min_clients": 2, "witness_nodes": 0, "rounds_per_epoch": 3}
+    table = {"total_steps": 9, "clients": 2, "min_clients": 2, "witness_nodes": 0, "rounds_per_epoch": 3, "cooldown_time": 1}
     run = parse_run_file(RUN.format(**table), source="world")
     state = new_state(run_id, run.config, run.model)
     return replace(state, progress=replace(state.progress, step=step))
@@ -52,14 +56,24 @@ def build_trainer(seed: int) -> Trainer:
 class Member:
     """A workshop with a real trainer, and what it told."""
 
-    def __init__(self, name: str, network: MemoryNetwork, *, seed: int, transport: type[MemoryTransport] = MemoryTransport):
+    def __init__(
+        self,
+        name: str,
+        network: MemoryNetwork,
+        *,
+        seed: int,
+        transport: type[MemoryTransport] = MemoryTransport,
+        folder: Path | None = None,
+    ) -> None:
         self.transport = transport(network, hashlib.sha256(name.encode()).digest())
         self.trainer = build_trainer(seed)
         self.told: list[report.Event] = []
-        self.workshop = Workshop(self._build, transport=self.transport, tell=self.told.append)
+        self.scratch = Scratch(folder)
+        self.exchange = ModelExchange(self.transport, tell=self.told.append, scratch=self.scratch)
+        self.workshop = Workshop(self._build, transport=self.transport, tell=self.told.append, exchange=self.exchange)
         self.checkpoints: Path | None = None
 
-    async def _build(self, _: CoordinatorState) -> Bench:
+    async def _build(self, _: Start) -> Bench:
         data = DummyData(sequence_length=16)
         return Bench(self.trainer, data, validation=toy_samples(7), checkpoints=self.checkpoints)
 
@@ -86,20 +100,27 @@ class Member:
 
 
 @asynccontextmanager
-async def members(*names: str, transports: dict[str, type[MemoryTransport]] | None = None) -> AsyncIterator[list[Member]]:
-    """Entered, loaded, connected with each other; the first has seed 1, all others seed 2."""
+async def members(
+    *names: str, transports: dict[str, type[MemoryTransport]] | None = None, folder: Path | None = None
+) -> AsyncIterator[list[Member]]:
+    """Entered, loaded, connected with each other; the first has seed 1, all others seed 2. folder: shared by their files."""
     network = MemoryNetwork()
     async with AsyncExitStack() as stack:
         found = []
         for number, name in enumerate(names):
             kind = (transports or {}).get(name, MemoryTransport)
-            member = Member(name, network, seed=1 if number == 0 else 2, transport=kind)
+            member = Member(name, network, seed=1 if number == 0 else 2, transport=kind, folder=folder)
+            stack.callback(member.scratch.close)
             await stack.enter_async_context(member.transport)
             found.append(member)
         for member in found:
             await member.transport.set_peers({other.key: b"" for other in found})
             await member.workshop.do(ev.Load(run_state()))
         yield found
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / "scratch").iterdir())
 
 
 # ------------------------------------------------------------------------------------------------ handing over
@@ -178,8 +199,8 @@ async def test_what_was_read_and_received_before_stays_valid() -> None:
 class Corrupting(MemoryTransport):
     """Serves blobs with their last bit flipped."""
 
-    def blob(self, blob_hash: bytes) -> bytes | None:
-        blob = super().blob(blob_hash)
+    async def blob(self, blob_hash: bytes) -> bytes | None:
+        blob = await super().blob(blob_hash)
         return None if blob is None else blob[:-1] + bytes((blob[-1] ^ 1,))
 
 
@@ -206,14 +227,14 @@ class Vanishing(MemoryTransport):
 
     serves = 5
 
-    def blob(self, blob_hash: bytes) -> bytes | None:
+    async def blob(self, blob_hash: bytes) -> bytes | None:
         if self.serves == 0:
             for peer in self.members:
                 self._network.disconnect(self.peer_id, peer)
             return None
 
         self.serves -= 1
-        return super().blob(blob_hash)
+        return await super().blob(blob_hash)
 
 
 async def test_when_a_source_vanishes_half_way_the_rest_comes_from_another() -> None:
@@ -276,9 +297,42 @@ async def test_a_few_pieces_at_once_are_fetched_and_sources_take_turns() -> None
         assert await twin.snapshot() == taken
         before = [member.transport.stats.bytes_sent for member in (maker, twin)]
         assert isinstance(await taker.fetch(taken, maker, twin), ev.ModelFetched)
-        assert taker.transport.most_running == model_exchange.PIECES_AT_ONCE
+        assert taker.transport.most_running == min(model_exchange.PIECES_AT_ONCE, 2 * gathering.MOST_PER_SOURCE)
         sent = [member.transport.stats.bytes_sent - start for member, start in zip((maker, twin), before, strict=True)]
-        assert min(sent) > PIECE_BYTES / 2
+        assert min(sent) > 0
+
+
+async def test_masters_replaced_half_way_are_not_worked_with_until_they_are_whole_again() -> None:
+    """The optimizer fails in the middle, twice: nothing is trained, applied, saved or offered at such masters."""
+    async with members("maker", "taker") as (maker, taker):
+        taken = await maker.snapshot()
+        load, failures = taker.trainer._optimizer.load_parameters, [OSError("the disk is broken")] * 2
+
+        def fails_half_way(parameters: Any) -> None:
+            if not failures:
+                load(parameters)
+                return
+            master = taker.masters["big.weight"]
+            parameters.copy_to("big.weight", master)
+            raise failures.pop()
+
+        taker.trainer._optimizer.load_parameters = fails_half_way  # type: ignore[method-assign]
+        failed = await taker.fetch(taken, maker)
+        assert isinstance(failed, ev.ModelFetchFailed)
+        assert "replaced by that of step 4 in part only" in failed.reason
+
+        refused = await taker.workshop.do(ev.Train(2, 2, (BatchId(3, 4),), 2))
+        assert isinstance(refused, ev.TrainFailed)
+        assert "in part only" in refused.reason
+        for work in (ev.Apply(1, 1, (), own_accepted=False), ev.CloseEpoch(0, 3)):
+            with pytest.raises(ModelError, match="in part only"):
+                await taker.workshop.do(work)
+        assert isinstance(await taker.workshop.do(ev.TakeSnapshot(STEP, TAG)), ev.SnapshotFailed)
+        digests = [[await member.workshop.do(ev.Digest(1, seed)) for seed in range(20)] for member in (maker, taker)]
+        assert digests[0] != digests[1], "what others see is that they differ"
+
+        assert await taker.fetch(taken, maker) == ev.ModelFetched(STEP, maker.trainer.full_digest())
+        assert isinstance(await taker.workshop.do(ev.Train(2, 2, (BatchId(3, 4),), 2)), ev.Trained)
 
 
 # ------------------------------------------------------------------------------------------------ manifests that lie
@@ -347,32 +401,56 @@ async def test_a_piece_of_another_length_than_our_table_says_is_refused() -> Non
 # ------------------------------------------------------------------------------------------------ limits
 
 
-async def test_snapshots_that_the_transport_could_not_keep_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with members("maker") as (maker,):
+async def test_old_snapshots_are_gone_from_disk_when_they_expire(tmp_path: Path) -> None:
+    async with members("maker", "taker", folder=tmp_path) as (maker, taker):
+        taken = await maker.snapshot()
         size = sum(4 * tensor.numel() for tensor in maker.masters.values())
-        monkeypatch.setattr(model_exchange, "MAX_OFFERED_BYTES", 2 * size)
-        await maker.snapshot()
+        assert [file.stat().st_size for file in files(tmp_path)] == [size]
         assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + 1, TAG + 1)), ev.SnapshotTaken)
-        failed = await maker.workshop.do(ev.TakeSnapshot(STEP + 2, TAG + 2))
-        assert isinstance(failed, ev.SnapshotFailed)
-        assert report.Problem("warning", failed.reason) in maker.told
+        assert len(files(tmp_path)) == 2
 
-        maker.workshop.expire(TAG + 1)
-        assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + 2, TAG + 2)), ev.SnapshotTaken)
+        await maker.workshop.expire(TAG + 1)
+        await maker.transport.expire(TAG + 1)
+        assert len(files(tmp_path)) == 1
+        answer = await taker.fetch(taken, maker)
+        assert isinstance(answer, ev.ModelFetchFailed), "the manifest is still offered"
+
+
+async def test_nobody_fills_our_disk_by_asking_for_one_model_after_the_other(tmp_path: Path) -> None:
+    async with members("maker", folder=tmp_path) as (maker,):
+        for later in range(model_exchange.MOST_OFFERED):
+            assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + later, TAG + later)), ev.SnapshotTaken)
+        failed = await maker.workshop.do(ev.TakeSnapshot(STEP + 9, TAG + 9))
+        assert isinstance(failed, ev.SnapshotFailed)
+        assert "4 are being offered already" in failed.reason
+        assert len(files(tmp_path)) == model_exchange.MOST_OFFERED
+        await maker.workshop.expire(TAG + 1)
+        assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + 9, TAG + 9)), ev.SnapshotTaken)
+
+
+async def test_a_snapshot_is_of_the_masters_as_they_were_whatever_becomes_of_them() -> None:
+    """One copy, on disk: the members that fetch it may take minutes, and training goes on meanwhile."""
+    async with members("maker", "taker") as (maker, taker):
+        taken, digest = await maker.snapshot(), maker.trainer.full_digest()
+        for master in maker.masters.values():
+            master.add_(1.0)
+        assert await taker.fetch(taken, maker) == ev.ModelFetched(STEP, digest)
 
 
 class Full(MemoryTransport):
     """A store without room."""
 
-    async def publish(self, blob: bytes, *, tag: int) -> bytes:
+    async def offer(self, blob_hash: bytes, **how: Any) -> None:
         message = "the store is full"
         raise TransportError(message)
 
 
-async def test_a_transport_that_cannot_publish_is_told_and_survived() -> None:
-    async with members("maker", transports={"maker": Full}) as (maker,):
+async def test_a_transport_that_cannot_publish_is_told_and_survived(tmp_path: Path) -> None:
+    async with members("maker", transports={"maker": Full}, folder=tmp_path) as (maker,):
         failed = await maker.workshop.do(ev.TakeSnapshot(STEP, TAG))
         assert failed == ev.SnapshotFailed(STEP, "the model after step 4 cannot be offered to others: the store is full")
+        assert report.Problem("warning", failed.reason) in maker.told
+        assert not files(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ loading and saving
@@ -389,15 +467,92 @@ async def test_the_model_is_validated_at_load_only_where_it_is_the_runs() -> Non
 
 
 async def test_a_run_id_never_leads_a_checkpoint_out_of_its_folder(tmp_path: Path) -> None:
-    saved: list[Path] = []
-
-    def note(directory: Path) -> Callable[[Path], None] | None:
-        saved.append(directory)
-        return None
+    def save(directory: Path) -> None:
+        directory.mkdir()
+        (directory / "config.json").write_text("{}")
 
     async with members("one") as (one,):
-        one.checkpoints = tmp_path
-        one.trainer.save = note  # type: ignore[assignment, method-assign]  # the toy model has no checkpoint format
+        one.checkpoints = tmp_path / "mine"
+        one.trainer.save = save  # type: ignore[method-assign]  # the toy model has no checkpoint format
         await one.workshop.do(ev.Load(run_state(run_id="../a run")))
-        await one.workshop.do(ev.CloseEpoch(0, 3))
-    assert saved == [tmp_path / ".._a_run-step3"]
+        closed = await one.workshop.do(ev.CloseEpoch(0, 3, 24))
+    assert isinstance(closed, ev.EpochClosed)
+    assert closed.saved
+    (folder,) = (tmp_path / "mine").iterdir()
+    assert folder.name == ".._a_run-step3"
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert (manifest.run_id, manifest.step, manifest.epoch, manifest.data_index) == ("../a run", 3, 0, 24)
+
+
+class Newcomer(Member):
+    """A member that has nothing to build the model from."""
+
+    folders: ClassVar[list[Path]]
+
+    async def _build(self, start: Start) -> Bench:
+        if start.folder is None:
+            message = "this machine has no copy of the model"
+            raise SourceMissing(message)
+
+        self.folders.append(start.folder)
+        if (start.folder / "config.json").read_bytes() != b'{"toy": 1}':
+            message = "this is no toy"
+            raise ModelError(message)
+        return Bench(self.trainer, DummyData(sequence_length=16), checkpoints=self.checkpoints)
+
+
+async def newcomer_and_sharer(stack: AsyncExitStack) -> tuple[Member, Newcomer]:
+    network = MemoryNetwork()
+    one = Member("one", network, seed=1)
+    new = Newcomer("new", network, seed=2)
+    new.folders = []
+    for member in (one, new):
+        stack.callback(member.scratch.close)
+        await stack.enter_async_context(member.transport)
+    for member, other in ((one, new), (new, one)):
+        await member.transport.set_peers({other.key: b""})
+    await one.workshop.do(ev.Load(run_state()))
+    return one, new
+
+
+@pytest.mark.parametrize("false_first", [False, True])
+async def test_who_has_nothing_gets_how_the_model_is_built_and_the_model(
+    monkeypatch: pytest.MonkeyPatch, false_first: bool
+) -> None:
+    """Checkpoints of the reference's joiners lack their config: here it comes with the model."""
+    async with AsyncExitStack() as stack:
+        one, new = await newcomer_and_sharer(stack)
+        missing = await new.workshop.do(ev.Load(run_state()))
+        assert isinstance(missing, ev.SourceMissing)
+
+        files = {"config.json": b'{"toy": 1}', "tokenizer.json": b"{}"}
+        monkeypatch.setattr(Trainer, "description", property(lambda self: files))
+        taken = await one.snapshot()
+        true = (taken.description_hash, taken.description_bytes)
+        assert true[1] > 0
+        lie = description.encode({"config.json": b'{"toy": 2}'})
+        false = (await one.transport.publish(lie, tag=TAG), len(lie))
+        descriptions = (false, true) if false_first else (true, false)
+        work = ev.FetchModel(
+            taken.step, taken.manifest_hash, taken.manifest_bytes, (one.key,), TAG, build=run_state(), descriptions=descriptions
+        )
+        ready = await new.workshop.do(work)
+        assert isinstance(ready, ev.ModelReady), ready
+        assert ready.step == STEP
+        assert all(torch.equal(tensor, one.masters[name]) for name, tensor in new.masters.items())
+        assert len(new.folders) == 1 + false_first
+        assert {path.name: path.read_bytes() for path in new.folders[-1].iterdir()} == files
+        await new.workshop.aclose()
+        assert not new.folders[-1].exists()
+
+
+async def test_when_nobody_says_how_the_model_is_built_that_is_the_reason() -> None:
+    async with AsyncExitStack() as stack:
+        one, new = await newcomer_and_sharer(stack)
+        taken = await one.snapshot()
+        assert (taken.description_hash, taken.description_bytes) == (bytes(32), 0), "the toy model cannot be described"
+        work = ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, (one.key,), TAG, build=run_state())
+        failed = await new.workshop.do(work)
+        assert isinstance(failed, ev.ModelFetchFailed)
+        assert "no member says how the model is built" in failed.reason

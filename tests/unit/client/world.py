@@ -10,7 +10,7 @@ import hashlib
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from psyche_core.client import events as ev
@@ -22,10 +22,12 @@ from psyche_core.coordinator.commands import Command, Join, RoundSettled, Tick
 from psyche_core.coordinator.commands import Event as CoordinatorEvent
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
-from psyche_core.run_config import parse_run_file
+from psyche_core.run_config import Choice, parse_run_file
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import Finished, Message, Result, commitment_hash, sign_commitment
 from psyche_core.wire.signing import SecretKey
+
+DESCRIPTION = hashlib.sha256(b"how the model is built").digest()
 
 RUN = """
 run_id = "world"
@@ -93,10 +95,17 @@ class World:
     """n clients, a coordinator, a network with random delays. `faults` may be edited by tests before or during a run."""
 
     def __init__(
-        self, clients: int = 3, *, seed: int = 0, train_seconds: tuple[float, float] = (0.2, 0.6), **config: int
+        self,
+        clients: int = 3,
+        *,
+        seed: int = 0,
+        train_seconds: tuple[float, float] = (0.2, 0.6),
+        stores: Collection[int] = (),
+        **config: int,
     ) -> None:
-        table = {"total_steps": 9, "clients": clients, "min_clients": min(clients, 2), "witness_nodes": 0, "rounds_per_epoch": 3}
-        run = parse_run_file(RUN.format(**{**table, **config}), source="world")
+        shape = {"total_steps": 9, "rounds_per_epoch": 3, "witness_nodes": 0, "min_clients": min(clients, 2), **config}
+        text = RUN.replace("cooldown_time = 2", f"cooldown_time = {config.get('cooldown_time', 2)}")
+        run = parse_run_file(text.format(**shape), source="world")
         self.random = random.Random(seed)
         self.now = 1_000_000.0
         self.train_seconds = train_seconds
@@ -110,6 +119,13 @@ class World:
         self.deaf: Callable[[Member, Member, Message], bool] = lambda source, target, message: False
         self.fails: Callable[[Member, ev.Train], bool] = lambda member, work: False
         self.double: Callable[[Member], bool] = lambda member: False
+        self.stores = stores
+        self.sourceless: list[Member] = []
+        self.store_seconds = 0.1
+        self.close_seconds = 0.005
+        self.store_fails: Callable[[Member], bool] = lambda member: False
+        self.stored: list[tuple[str, int]] = []
+        self.stored_weights: dict[str, bytes] = {}
         self.skip_states = False
         self.live_messages: list[tuple[bytes, Message, int]] = []
         self.epoch_clients: dict[int, list[NodeIdentity]] = {}
@@ -129,6 +145,7 @@ class World:
             "world",
             sign=lambda commitment: sign_commitment(key, "world", commitment),
             patience=Patience(payload=20.0, peers=3.0),
+            can_store=index in self.stores,
         )
         return Member(f"client-{index}", key, machine)
 
@@ -250,11 +267,21 @@ class World:
                 self._fetch(member, action)
             case ev.Expire() | ev.Prefetch():
                 pass
+            case ev.StoreModel():
+                self._store(member, action)
             case _:
                 assert not member.busy, f"{member.name} was given two pieces of work"
                 member.busy = True
                 life = member.incarnation
                 self._at(self._work_time(member, action), lambda: self._work(member, action, life))
+
+    def _store(self, member: Member, action: ev.StoreModel) -> None:
+        self.stored.append((member.name, action.step))
+        location = Choice("Hub", {"repo_id": f"{member.name}/step-{action.step}"})
+        failed = ev.StoreFailed(action.step, "the store is full")
+        answer = failed if self.store_fails(member) else ev.ModelStored(action.step, location)
+        self.stored_weights[location.settings["repo_id"]] = member.weights  # type: ignore[index]  # has settings
+        self._later(member, answer, extra=self.store_seconds)
 
     def _twin(self, member: Member, message: Message) -> Message | None:
         """Another result for the same share, signed as well and served as well."""
@@ -302,6 +329,8 @@ class World:
         self._later(member, ev.PayloadMissing(action.payload_hash), extra=0.5)
 
     def _work_time(self, member: Member, work: ev.Work) -> float:
+        if isinstance(work, ev.CloseEpoch):
+            return self.close_seconds
         return self.train_delay(member) if isinstance(work, ev.Train) else 0.005
 
     def _work(self, member: Member, work: ev.Work, life: int) -> None:
@@ -317,13 +346,19 @@ class World:
             case ev.TakeSnapshot():
                 manifest = hashlib.sha256(repr((work.step, member.weights)).encode()).digest()
                 member.snapshots[manifest] = (work.step, member.weights)
-                return ev.SnapshotTaken(work.step, manifest, 100)
+                return ev.SnapshotTaken(work.step, manifest, 100, DESCRIPTION, 64)
             case ev.FetchModel():
                 for other in self.members:
                     if other.alive and other.key.public in work.sources and work.manifest_hash in other.snapshots:
                         _, member.weights = other.snapshots[work.manifest_hash]
+                        if work.build is not None:
+                            assert work.descriptions[0] == (DESCRIPTION, 64)
+                            return ev.ModelReady(hashlib.sha256(member.weights).digest(), 100, work.step)
+                        assert not work.descriptions
                         return ev.ModelFetched(work.step, hashlib.sha256(member.weights).digest())
                 return ev.ModelFetchFailed(work.step, "nobody had it")
+            case ev.Load() if member in self.sourceless and work.state.model.LLM.checkpoint.name == "P2P":
+                return ev.SourceMissing("nothing here says how the model is built")
             case ev.Load():
                 return ev.ModelReady(hashlib.sha256(member.weights).digest(), 100, None)
             case ev.Train() if self.fails(member, work):
@@ -348,7 +383,7 @@ class World:
             case ev.Digest():
                 return ev.Digested(work.height, hashlib.sha256(member.weights + work.seed.to_bytes(8, "big")).digest())
             case ev.CloseEpoch():
-                return ev.EpochClosed(hashlib.sha256(member.weights).digest())
+                return ev.EpochClosed(hashlib.sha256(member.weights).digest(), saved=True)
 
     # ------------------------------------------------------------------------------------ what tests look at
 

@@ -1,14 +1,16 @@
 """The seeded shuffle against the reference's vectors and the published ChaCha8 key stream."""
 
+import sys
 from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from psyche_core.errors import DataError
-from psyche_core.formats.data_shuffle import MAX_SEQUENCES, Shuffle, chacha8_words, shuffle_seed, shuffled_order
+from psyche_core.formats.chacha import chacha8_words, uniform_below
+from psyche_core.formats.data_shuffle import MAX_SEQUENCES, Shuffle, backward_order, shuffle_seed, shuffled_order
 
 SEEDS = {"A": bytes(range(1, 33)), "B": bytes([42] * 32), "Z": bytes(32)}
 
@@ -59,10 +61,73 @@ def test_order_equals_the_reference(count, seed, first, expected):
     check(count, seed, first, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("count", "seed", "first", "expected"), LARGE)
 def test_order_of_a_hundred_thousand_equals_the_reference(count, seed, first, expected):
     check(count, seed, first, expected)
+
+
+# Hash of the plain draws x in 0..=i for i = n - 1 down to 1, with a fresh generator.
+PLAIN_DRAWS = [
+    (2, "A", 1),
+    (3, "A", 2000006),
+    (3, "Z", 1),
+    (4, "B", 1000006000010),
+    (14, "A", 15004661963370034871),
+    (20, "Z", 7437129549277999344),
+    (1000, "A", 7683697958898793627),
+    (1000, "B", 11054093411324500024),
+    (100_000, "A", 13939202016078998004),
+    (100_000, "Z", 3014377482348954804),
+]
+
+
+@pytest.mark.parametrize(("count", "seed", "expected"), PLAIN_DRAWS)
+def test_plain_draws_equal_the_reference(count, seed, expected):
+    words = chacha8_words(SEEDS[seed])
+
+    assert polynomial_hash(uniform_below(bound, words) for bound in range(count, 1, -1)) == expected
+
+
+@pytest.mark.parametrize("fast_from", [0, 1_000_000])
+def test_backward_order_swaps_by_plain_draws(fast_from):
+    words = chacha8_words(SEEDS["B"])
+    expected = list(range(3000))
+    for place in reversed(range(1, 3000)):
+        other = uniform_below(place + 1, words)
+        expected[place], expected[other] = expected[other], expected[place]
+
+    assert list(backward_order(3000, SEEDS["B"], fast_from=fast_from)) == expected
+
+
+@pytest.mark.parametrize("order", [shuffled_order, backward_order])
+@pytest.mark.parametrize("count", [0, 1, 2, 13, 65_534, 65_535, 65_536, 65_537, 65_538, 65_539, 300_000])
+def test_numpy_changes_no_order(order, count):
+    assert order(count, SEEDS["A"], fast_from=0) == order(count, SEEDS["A"], fast_from=1_000_000)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 3000), st.binary(min_size=32, max_size=32))
+def test_numpy_changes_no_order_of_any_seed(count, seed):
+    assert backward_order(count, seed, fast_from=0) == backward_order(count, seed, fast_from=1_000_000)
+
+
+def test_draws_that_need_their_correction_word_are_the_same_with_numpy():
+    fast_draws = pytest.importorskip("psyche_core.formats.fast_draws")
+    bounds = range(2**31 + 7, 2**31 + 7 + 2000)  # every second draw needs it
+    words = chacha8_words(SEEDS["A"])
+
+    stretches = list(fast_draws.uniform_stretches(bounds, fast_draws.FastWords(SEEDS["A"])))
+
+    assert [draw for stretch in stretches for draw in stretch.tolist()] == [uniform_below(bound, words) for bound in bounds]
+    assert len(stretches) > 500
+
+
+def test_without_numpy_large_orders_are_the_same(monkeypatch):
+    expected = shuffled_order(5000, SEEDS["A"])
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    monkeypatch.delitem(sys.modules, "psyche_core.formats.fast_draws", raising=False)
+
+    assert shuffled_order(5000, SEEDS["A"], fast_from=0) == expected
 
 
 def test_key_stream_equals_the_published_chacha8_vector():

@@ -20,7 +20,8 @@ from psyche_core.sentences import shown
 from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.messages import Finished, ModelWanted, seal, unseal
 from psyche_core.wire.signing import SecretKey
-from psyche_data_http.client import RangeClient, RemoteFile
+from psyche_data_http.client import RangeClient
+from psyche_data_http.files import RemoteFile
 from psyche_p2p_quic import control
 from psyche_p2p_quic.address import PeerAddress
 
@@ -163,10 +164,10 @@ def test_a_path_with_a_nul_character_is_a_config_error(key: str) -> None:
 
 
 def test_a_model_configuration_of_too_many_levels_is_a_model_error(tmp_path: Path) -> None:
-    hf_models = pytest.importorskip("psyche_core.builtin.hf_models")
+    configuration = pytest.importorskip("psyche_core.builtin.hf.configuration")
     (tmp_path / "config.json").write_text("[" * 100_000 + "]" * 100_000)
     with pytest.raises(ModelError, match="is not a model configuration"):
-        hf_models._read_config(tmp_path, required_type=None)
+        configuration.read_configuration(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------ token files
@@ -197,7 +198,7 @@ def test_a_web_server_s_number_of_too_many_digits_is_a_data_error(field: str) ->
     async def read() -> None:
         client = RangeClient(connections=1, stall_seconds=5)
         client._http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-        await client.read(RemoteFile("http://x/tokens.bin", 100, None, None), 0, 8)
+        await client.receive(RemoteFile("http://x/tokens.bin", 100, None, None), 0, 8, bytearray())
 
     with pytest.raises(DataError):
         anyio.run(read)

@@ -11,10 +11,10 @@ import torch
 
 from psyche_core.builtin import hooks
 from psyche_core.coordinator.schedule import learning_rate
-from psyche_core.errors import ConfigError, ModelError
+from psyche_core.errors import ConfigError
 from psyche_core.interfaces.data import Samples
 from psyche_core.run_config import Choice, ModelConfig
-from psyche_core.training.build import build_trainer, checkpoint_directory, model_seed
+from psyche_core.training.build import Compute, build_trainer, model_seed
 
 LLAMA = {
     "model_type": "llama",
@@ -63,9 +63,9 @@ def base(tmp_path: Path) -> Path:
 
 
 def build(base: Path, model_config: ModelConfig | None = None, *, run_id: str = "run", **changes: Any) -> Any:
-    return build_trainer(
-        registry_load=load, model_config=model_config or config(), run_id=run_id, base=base, device="cpu", **changes
-    )
+    changes.setdefault("compute", Compute(device="cpu"))
+    model_config = model_config or config()
+    return build_trainer(registry_load=load, model_config=model_config, run_id=run_id, source=base / "model", **changes)
 
 
 def test_members_of_a_run_start_equal_and_runs_differ(base: Path) -> None:
@@ -96,12 +96,6 @@ def test_cold_start_scales_the_rate(base: Path) -> None:
     assert moved_by(base, step=10, cold_start_bounds=lambda: (9, 13)) == pytest.approx(expected, rel=0.01)
 
 
-def test_relative_checkpoints_start_at_base_and_absolute_ones_do_not(base: Path, tmp_path: Path) -> None:
-    assert checkpoint_directory(Choice("Hub", {"repo_id": "model"}), base=base) == base / "model"
-    absolute = Choice("Hub", {"repo_id": str(base / "model")})
-    assert checkpoint_directory(absolute, base=tmp_path / "elsewhere") == base / "model"
-
-
 @pytest.mark.parametrize("weights", [False, True])
 def test_a_late_joiner_builds_the_skeleton_of_a_run_that_shares_its_model(base: Path, weights: bool) -> None:
     """A run's checkpoint turns from Hub to P2P after its first epoch: same directory, same starting point."""
@@ -114,22 +108,6 @@ def test_a_late_joiner_builds_the_skeleton_of_a_run_that_shares_its_model(base: 
     assert p2p.table == hub.table
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "sentence"),
-    [
-        ({"Hub": {"repo_id": "owner/name"}}, "only local directories can be read in this version; download"),
-        ({"Hub": {"repo_id": "model", "revision": "main"}}, "has no revision"),
-        ({"P2P": {"repo_id": "owner/name"}}, "only local directories can be read in this version; download"),
-        ({"Gcs": {"bucket": "b"}}, "kind Gcs cannot be read in this version"),
-        ({"P2PGcs": {"bucket": "b"}}, "kind P2PGcs cannot be read in this version"),
-        ("Ephemeral", "kind Ephemeral cannot be read"),
-    ],
-)
-def test_other_checkpoints_are_refused_with_advice(base: Path, checkpoint: Any, sentence: str) -> None:
-    with pytest.raises(ModelError, match=sentence):
-        build(base, config(checkpoint=checkpoint))
-
-
 def test_bad_optimizer_settings_name_their_key(base: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.LLM\.optimizer\.AdamW\.epsilon"):
         build(base, config(optimizer={"AdamW": {"epsilon": 1e-8}}))
@@ -138,7 +116,7 @@ def test_bad_optimizer_settings_name_their_key(base: Path) -> None:
 def test_registry_that_gives_another_kind_is_a_programming_error(base: Path) -> None:
     swapped = {"model": load("optimizer", "AdamW"), "optimizer": load("model", "HfLlama")}
     with pytest.raises(TypeError, match="ModelRegistration"):
-        build_trainer(registry_load=lambda kind, _: swapped[kind], model_config=config(), run_id="run", base=base)
+        build_trainer(registry_load=lambda kind, _: swapped[kind], model_config=config(), run_id="run", source=base / "model")
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from psyche_core.training import digest
 from psyche_core.training.digest import BLOCK, STRIDE, full_digest, sampled_digest
 
 
@@ -53,8 +54,9 @@ def test_sample_sees_a_drift_of_everything_at_once() -> None:
     assert all(sampled_digest(table, seed) != sampled_digest(drifted, seed) for seed in range(10))
 
 
-def test_every_block_is_read_by_some_seed_and_few_by_each() -> None:
-    """A single wrong block is caught by about one seed in 100, wherever it lies."""
+def test_every_block_is_read_by_some_seed_and_few_by_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single wrong block of a large model is caught by about one seed in 100, wherever it lies."""
+    monkeypatch.setattr(digest, "LEAST", 1)
     table = masters()
     plain = [sampled_digest(table, seed) for seed in range(1000)]
     for name, index in [("embed", (0, 0)), ("embed", (199, BLOCK - 1)), ("head", (100, 0)), ("norm.17", (63,))]:
@@ -63,6 +65,16 @@ def test_every_block_is_read_by_some_seed_and_few_by_each() -> None:
         changed[name][index] += 1
         caught = sum(sampled_digest(changed, seed) != plain[seed] for seed in range(1000))
         assert 1000 / STRIDE / 4 < caught < 1000 / STRIDE * 4, (name, caught)
+
+
+def test_of_a_small_model_every_value_is_read_every_time() -> None:
+    """One flipped bit of a demo's model is noticed in the next round, not in one of a hundred."""
+    table = {"embed": torch.zeros(100, BLOCK), "norm": torch.zeros(64)}
+    for name, tensor in table.items():
+        for place in (0, tensor.numel() // 2, tensor.numel() - 1):
+            changed = {**table, name: tensor.clone()}
+            changed[name].view(-1)[place] = 1e-30
+            assert all(sampled_digest(changed, seed) != sampled_digest(table, seed) for seed in range(5))
 
 
 def test_small_model_is_sampled_too() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 
 from psyche_core.builtin.adamw import AdamW
 from psyche_core.builtin.adamw_settings import AdamWSettings
-from psyche_core.errors import ModelError
+from psyche_core.errors import ModelError, ModelHalfReplaced
+from psyche_core.interfaces.parameters import copy_parameter, shapes_of
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 from psyche_core.training.snapshot import assemble, differing, read_piece, table_of
 from psyche_core.training.trainer import Trainer
@@ -222,6 +225,93 @@ def test_a_manifest_that_names_bytes_of_another_length_is_refused(count: int) ->
     hashes = (*own.hashes[:number], hashlib.sha256(lie).digest(), *own.hashes[number + 1 :])
     with pytest.raises(ModelError, match=r"odd\.bias"):
         assemble(ours, Manifest("run", 4, own.table, hashes), {**pieces_of(theirs), number: lie})
+
+
+class Disk(Mapping[int, bytes]):
+    """Pieces that can be looked up; from the so-manieth look-up on the disk is broken. Counts how many are held at once."""
+
+    def __init__(self, pieces: dict[int, bytes], *, broken_after: int = 10**9) -> None:
+        self.pieces = pieces
+        self.left = broken_after
+        self.made: list[weakref.ref[Any]] = []
+        self.most_held = 0
+
+    def __getitem__(self, number: int) -> Any:
+        if self.left == 0:
+            raise OSError(errno.EIO, "Input/output error")
+
+        self.left -= 1
+        piece: Any = np.frombuffer(self.pieces[number], dtype=np.uint8).copy()
+        self.made.append(weakref.ref(piece))
+        self.most_held = max(self.most_held, sum(made() is not None for made in self.made))
+        return memoryview(piece)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self.pieces
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.pieces)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_pieces_are_looked_up_one_at_a_time(optimizer: str) -> None:
+    """Nothing holds a tensor's worth of them, let alone a model's; and masters keep the memory they have."""
+    shapes = {"big.weight": (2 * VALUES + 5, 1), **TOY_SHAPES}
+    maker, taker = build(optimizer, seed=1, shapes=shapes), build(optimizer, seed=2, shapes=shapes)
+    disk = Disk(pieces_of(maker._optimizer.masters))
+    before = {name: master.data_ptr() for name, master in taker._optimizer.masters.items()}
+    taker.install(manifest_of(maker._optimizer.masters), disk)
+    assert taker.full_digest() == maker.full_digest()
+    assert disk.most_held <= 5, "four threads verify"
+    assert {name: master.data_ptr() for name, master in taker._optimizer.masters.items()} == before
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_disk_that_breaks_while_masters_are_replaced_is_told_from_one_that_breaks_before(optimizer: str) -> None:
+    maker = build(optimizer, seed=1)
+    manifest, pieces = manifest_of(maker._optimizer.masters), pieces_of(maker._optimizer.masters)
+    count = len(pieces)
+    outcomes = []
+    for broken_after in range(2 * count + 1):
+        taker = build(optimizer, seed=2)
+        before = taker.full_digest()
+        try:
+            taker.install(manifest, Disk(pieces, broken_after=broken_after))
+        except ModelHalfReplaced:
+            outcomes.append("half")
+            taker.install(manifest, Disk(pieces))  # and can be mended
+            assert taker.full_digest() == maker.full_digest()
+        except ModelError:
+            assert taker.full_digest() == before
+            outcomes.append("unchanged")
+        else:
+            assert taker.full_digest() == maker.full_digest()
+            outcomes.append("replaced")
+    assert outcomes == ["unchanged"] * (count + 1) + ["half"] * (count - 1) + ["replaced"]
+
+
+def test_new_masters_can_be_looked_up_and_copied_anywhere() -> None:
+    """By optimizers that know nothing of lazy parameters, and into tensors that are not contiguous."""
+    ours, theirs = masters(0), masters(1)
+    theirs["odd.bias"] = ours["odd.bias"].clone()
+    manifest, pieces = manifest_of(theirs), pieces_of(theirs)
+    wanted = differing(ours, manifest)
+    new = assemble(ours, manifest, {number: pieces[number] for number in wanted})
+    assert shapes_of(new) == shapes_of(theirs)
+    assert list(new) == sorted(theirs)
+    for name, tensor in theirs.items():
+        assert bits(new[name]) == bits(tensor)
+        target = torch.zeros(tensor.shape)
+        copy_parameter(new, name, target)
+        assert bits(target) == bits(tensor)
+        if tensor.dim() == 2:
+            turned = torch.zeros(tensor.shape[::-1]).t()
+            copy_parameter(new, name, turned)
+            assert bits(turned) == bits(tensor)
+    assert new["odd.bias"] is ours["odd.bias"]
 
 
 def test_equal_replicas_have_equal_manifests() -> None:

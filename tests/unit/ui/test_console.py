@@ -17,6 +17,7 @@ EVENTS: list[tuple[report.Event, str]] = [
     (report.PhaseChanged("RoundTrain", 1, 42, 3, 7), "RoundTrain: epoch 1, step 42, round 7, 3 clients"),
     (report.PhaseChanged("Warmup", 1, 42, 3), "Warmup: epoch 1, step 42, 3 clients"),
     (report.ModelLoaded(1_060_000, 0.25), "model of 1.06 M parameters ready after 0.2 s"),
+    (report.MicroBatchFound(16), "micro-batch 16 found to fit"),
     (
         report.StepTrained(0, 3, 4.25, 2000, 0.5, 1234),
         "trained step 3: loss 4.2500, 2000 tokens in 0.50 s (4.0 k/s), result 1.2 kB",
@@ -33,6 +34,7 @@ EVENTS: list[tuple[report.Event, str]] = [
     (report.Validated(60, 3.5), "validation after step 60: loss 3.5000"),
     (report.CheckpointSaved(60, "out/c"), "checkpoint of step 60 saved in out/c"),
     (report.ModelSync(60, 3, 12, 4_000_000), "fetching the model after step 60: 3 of 12 pieces, 4.0 MB"),
+    (report.CheckpointStored(60, "there"), "the model of step 60 is stored at there, and the run refers to it"),
     (report.Resynced(2, 60), "epoch 2: our model is that of the other members after step 60 now"),
     (report.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
     (report.Ended("the run finished", success=True), "the run finished"),

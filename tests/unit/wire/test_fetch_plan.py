@@ -48,3 +48,9 @@ def test_added_sources_are_asked_before_other_members():
     plan.begin(members=ALL, reachable=ALL)
     plan.add([C])
     assert plan.begin(members=ALL, reachable=ALL) == C
+
+
+def test_who_is_doubted_is_asked_after_all_others_and_still_asked():
+    plan = FetchPlan([C, B])
+    asked = [plan.begin(members=ALL, reachable=ALL, doubted={C}) for _ in range(4)]
+    assert asked == [B, A, C, None]

@@ -1,0 +1,67 @@
+"""Addresses as messages may show them, and which of them are accepted.
+
+Decided: user names, passwords, queries and fragments are never shown, for any of them may be a secret. The HTTP library logs
+whole addresses at INFO and whole headers at DEBUG; while one of our clients is open, `Redaction` cuts the ones down and drops the
+others.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from urllib.parse import urlsplit
+
+_LOGGERS = ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.http2", "httpcore.proxy", "httpcore.socks")
+_ADDRESS = re.compile(r"[a-z]+://[^\s'\"]+")
+_HEADERS = "receive_response_headers.complete"
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+def shown(url: str) -> str:
+    """The address without user name, password, query and fragment."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def web_address(url: str) -> str:
+    """The address itself. Raises ValueError unless it is one of http or https with a host."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        usable = False
+    if not usable:
+        message = "must be an address like https://host/path"
+        raise ValueError(message)
+
+    return url
+
+
+def is_private_line(url: str) -> bool:
+    """Whether nobody on the way can change what is read: https, or this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or parts.hostname in LOOPBACK_HOSTS
+
+
+class Redaction(logging.Filter):
+    """Keeps what may be a secret out of log records of HTTP libraries."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Cut addresses in the record down; False, which drops it, for one that lists headers."""
+        text = record.getMessage()
+        if _HEADERS in text:
+            return False
+
+        record.msg, record.args = _ADDRESS.sub(lambda found: shown(found.group()), text), None
+        return True
+
+    def begin(self) -> None:
+        """Watch the libraries' loggers."""
+        for name in _LOGGERS:
+            logging.getLogger(name).addFilter(self)
+
+    def end(self) -> None:
+        """Leave them alone again; idempotent."""
+        for name in _LOGGERS:
+            logging.getLogger(name).removeFilter(self)

@@ -1,0 +1,103 @@
+"""Trying again, and doing things side by side, within a caller's time limit.
+
+Decided: what may pass is tried again until the caller's deadline, after pauses that double up to LONGEST_PAUSE and are shortened
+at random, so that clients which failed together do not come back together; a server that asks for a longer pause gets it. The
+reason of the last failure goes with the TimeoutError. Whatever will not pass is a DataError at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import anyio
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+AT_ONCE = 64
+"""Jobs of one `together` that run at the same time; the rest need no task of their own yet."""
+
+_Result = TypeVar("_Result")
+
+
+class PassingError(Exception):
+    """Worth trying again. pause: seconds the server asked us to wait, 0 if it did not."""
+
+    def __init__(self, message: str, *, pause: float = 0.0) -> None:
+        super().__init__(message)
+        self.pause = pause
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What went wrong last during one call of ours; tells why it took so long."""
+
+    last: str = ""
+
+
+class Pauses:
+    """The pauses between attempts at one thing, growing until `begin_again`."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        self._trouble = trouble
+        self._next = FIRST_PAUSE
+
+    def begin_again(self) -> None:
+        """There was progress: the next pause is a short one."""
+        self._next = FIRST_PAUSE
+
+    async def after(self, error: PassingError) -> None:
+        """Wait before trying again, at least as long as the server asked."""
+        self._trouble.last = str(error)
+        pause = max(error.pause, self._next * random.uniform(0.5, 1.0))
+        self._next = min(2 * self._next, LONGEST_PAUSE)
+        await anyio.sleep(pause)
+
+
+async def persist(attempt: Callable[[], Awaitable[_Result]], trouble: Trouble) -> _Result:
+    """The result of the first attempt that raises no PassingError; endless without a deadline around it."""
+    pauses = Pauses(trouble)
+    while True:
+        try:
+            return await attempt()
+        except PassingError as error:
+            await pauses.after(error)
+
+
+@asynccontextmanager
+async def deadline(seconds: float) -> AsyncIterator[Trouble]:
+    """Raise TimeoutError after `seconds`, with the last trouble as its reason."""
+    trouble = Trouble()
+    try:
+        with anyio.fail_after(seconds):
+            yield trouble
+    except TimeoutError as error:
+        message = f"training data did not arrive within {seconds:g} s; {trouble.last or 'the server is slow'}"
+        raise TimeoutError(message) from error
+
+
+async def together(jobs: Sequence[Callable[[], Awaitable[_Result]]]) -> list[_Result]:
+    """Results in the order of the jobs; the first failure stops the others and is raised as it is."""
+    results: dict[int, _Result] = {}
+    failures: list[Exception] = []
+
+    async def work(waiting: Iterator[tuple[int, Callable[[], Awaitable[_Result]]]]) -> None:
+        try:
+            for number, job in waiting:
+                results[number] = await job()
+        except Exception as error:  # raised below, once the others have stopped
+            failures.append(error)
+            tasks.cancel_scope.cancel()
+
+    waiting = enumerate(jobs)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(min(AT_ONCE, len(jobs))):
+            tasks.start_soon(work, waiting)
+
+    if failures:
+        raise failures[0]
+
+    return [results[number] for number in range(len(jobs))]

@@ -1,0 +1,44 @@
+"""Which objects of a bucket are token files, and in which order they count.
+
+Decided: what counts are objects with a token file's extension, anywhere below `filter_directory`, which is a folder (the
+reference took it as the beginning of a name, so that `train` also meant `training-old`). The order is the reference's, which
+sorted media links: by the percent-encoded name followed by a question mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import quote
+
+from psyche_core.errors import DataError
+from psyche_core.formats.token_files import EXTENSIONS
+
+MAX_OBJECTS = 100_000
+
+
+def folder_prefix(directory: str) -> str:
+    """What names of objects below a folder begin with; nothing for the whole bucket."""
+    folder = directory.strip("/")
+    return f"{folder}/" if folder else ""
+
+
+def is_token_file(name: str) -> bool:
+    """Whether an object's name has the extension of a token file."""
+    return name.endswith(EXTENSIONS)
+
+
+def place_in_order(name: str) -> str:
+    """What objects are sorted by."""
+    return quote(name, safe="") + "?"
+
+
+def refuse_none(names: Iterable[str], *, where: str) -> None:
+    """Raise DataError when a bucket has no token files, or too many."""
+    count = sum(1 for _ in names)
+    if count == 0:
+        message = f"{where} has no token files; expected objects named *{', *'.join(EXTENSIONS)}"
+        raise DataError(message)
+
+    if count > MAX_OBJECTS:
+        message = f"{where} has {count} token files or more, at most {MAX_OBJECTS} are read; name a folder, or use larger files"
+        raise DataError(message)

@@ -1,0 +1,190 @@
+"""Sequences kept on disk, so that a client that starts again, or another one on this machine, need not fetch them again.
+
+Decided: one file per sequence, for a client's share is scattered and no more than the share should be fetched:
+
+    <folder>/http-blocks/<digest of the remote file>/<number of the sequence>      16 bytes BLAKE2b | tokens
+
+The remote file's digest is over address, size, validators and the way it is cut into sequences; a file whose server gives no
+validator is not kept, because other content could not be told from it. The checksum also covers the name, and is checked each
+time: a damaged, cut or misplaced file is taken away and fetched again. Files appear by renaming, so several processes may share
+a folder. The least recently used go when there is more than `limit`; each process looks after every sixteenth of it that it
+wrote, so N processes may go over it by N sixteenths. Writing happens in a thread of its own, and is left out when it does not
+keep up. No fault of the disk is a fault of reading: it is logged once, and the cache does without. Nothing is synced: what a
+power cut damages is noticed by its checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+FOLDER = "http-blocks"
+CHECKSUM_BYTES = 16
+DEFAULT_LIMIT = 1 << 30
+MAX_WAITING = 64 << 20
+"""Bytes that may wait to be written; what comes beyond is not kept."""
+
+KEPT_SHARE = 0.9
+"""What remains of the limit when something has to go."""
+
+STALE_SECONDS = 3600.0
+"""A temporary file this old was left by a process that died."""
+
+_TEMPORARY = "."
+
+logger = logging.getLogger("psyche.data")
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One sequence of a remote file. file: the remote file's digest, 32 hexadecimal digits; number: from 0."""
+
+    file: str
+    number: int
+
+
+class BlockCache:
+    """Blocks in a folder. Blocking, but for `keep`; may be used by several threads.
+
+    folder: the cache's own folder is made in it. limit: bytes on disk, 0 keeps nothing.
+    """
+
+    def __init__(self, folder: Path, *, limit: int = DEFAULT_LIMIT) -> None:
+        self._folder = folder / FOLDER
+        self._limit = limit
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data-cache")
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._unchecked = limit  # look once before anything else is added
+        self._said = False
+        self._closed = False
+
+    def find(self, blocks: Iterable[Block], *, size: int) -> dict[Block, bytes]:
+        """Those of the blocks that are here and whole. size: bytes of a block."""
+        found = {}
+        for block in blocks:
+            content = self._read(block, size)
+            if content is not None:
+                found[block] = content
+
+        return found
+
+    def keep(self, blocks: Sequence[tuple[Block, Buffer]]) -> None:
+        """Write blocks soon; returns at once."""
+        size = sum(len(content) for _, content in blocks)
+        with self._lock:
+            if self._closed or self._limit <= 0 or self._waiting + size > MAX_WAITING:
+                return
+            self._waiting += size
+            self._writer.submit(self._write_all, blocks, size)
+
+    def close(self) -> None:
+        """Write what waits, then stop; idempotent."""
+        with self._lock:
+            self._closed = True
+        self._writer.shutdown(wait=True)
+
+    def _path(self, block: Block) -> Path:
+        return self._folder / block.file / str(block.number)
+
+    def _read(self, block: Block, size: int) -> bytes | None:
+        path = self._path(block)
+        try:
+            with path.open("rb") as stream:
+                stored = stream.read(CHECKSUM_BYTES + size + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._say("read", error)
+            return None
+
+        content = stored[CHECKSUM_BYTES:]
+        if len(content) != size or stored[:CHECKSUM_BYTES] != _checksum(block, content):
+            path.unlink(missing_ok=True)
+            logger.warning("the cached block %s is damaged; it is fetched again", path)
+            return None
+
+        with contextlib.suppress(OSError):  # another process threw it out just now
+            os.utime(path)
+        return content
+
+    def _write_all(self, blocks: Sequence[tuple[Block, Buffer]], size: int) -> None:
+        try:
+            for block, content in blocks:
+                self._unchecked += self._write(block, content)
+                if self._unchecked >= self._limit / 16:
+                    self._trim()
+                    self._unchecked = 0
+        except OSError as error:
+            self._say("write to", error)
+        finally:
+            with self._lock:
+                self._waiting -= size
+
+    def _write(self, block: Block, content: Buffer) -> int:
+        path = self._path(block)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(_checksum(block, content))
+                stream.write(content)
+                stream.flush()
+                taken = _taken(os.fstat(stream.fileno()))
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+        return taken
+
+    def _trim(self) -> None:
+        """Throw out the least recently used until the rest is well below the limit."""
+        found: list[tuple[int, int, str]] = []  # when used, bytes, path
+        for folder in [entry for entry in os.scandir(self._folder) if entry.is_dir()]:
+            for entry in os.scandir(folder):
+                try:
+                    status = entry.stat()
+                    if not entry.name.startswith(_TEMPORARY):
+                        found.append((status.st_mtime_ns, _taken(status), entry.path))
+                    elif status.st_mtime < time.time() - STALE_SECONDS:
+                        Path(entry.path).unlink(missing_ok=True)
+                except FileNotFoundError:  # another process was quicker
+                    continue
+
+        total = sum(size for _, size, _ in found)
+        if total <= self._limit:
+            return
+
+        for _, size, path in sorted(found):
+            if total <= self._limit * KEPT_SHARE:
+                break
+            Path(path).unlink(missing_ok=True)
+            total -= size
+
+    def _say(self, what: str, error: OSError) -> None:
+        if not self._said:
+            self._said = True
+            logger.warning("cannot %s the data cache %s (%s); going on without", what, self._folder, error.strerror or error)
+
+
+def _checksum(block: Block, content: Buffer) -> bytes:
+    digest = blake2b(f"{block.file} {block.number} ".encode(), digest_size=CHECKSUM_BYTES)
+    digest.update(content)
+    return digest.digest()
+
+
+def _taken(status: os.stat_result) -> int:
+    """Bytes that a file takes on disk, where the system says so."""
+    return max(status.st_size, getattr(status, "st_blocks", 0) * 512)

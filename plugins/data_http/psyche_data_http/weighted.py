@@ -1,0 +1,182 @@
+"""The `WeightedHttp` data location: several sources of token files, mixed by weight as a JSON file says.
+
+Decided: the JSON comes from a local path, or from the web over https; plain http only where its sha256 is in the run's
+configuration (or from this machine), because whoever changes the file changes what everybody trains on. It is read once, on
+entering. The order is that of `psyche_core.formats.mixture`. The sources share connections and cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Self
+
+import anyio
+import anyio.to_thread
+from pydantic import ValidationError
+
+from psyche_core.errors import DataError
+from psyche_core.formats.data_shuffle import shuffle_seed
+from psyche_core.formats.mixture_data import MixtureData
+from psyche_core.formats.token_files import token_bytes
+from psyche_core.hookspecs import DataContext
+from psyche_core.interfaces.data import DataProvider, Samples
+from psyche_core.types import BatchId
+from psyche_data_http.addresses import is_private_line, shown, web_address
+from psyche_data_http.attempts import deadline, persist
+from psyche_data_http.client import RangeClient
+from psyche_data_http.provider import OPEN_SECONDS, HttpData
+from psyche_data_http.settings import MixtureTable, TokenSource, WeightedHttpSettings
+from psyche_data_http.stores import make_store
+from psyche_data_http.toolbox import Toolbox
+
+MAX_JSON_BYTES = 1 << 20
+
+
+class WeightedHttpData(DataProvider):
+    """The mixture that a JSON file describes. Entering raises DataError and TimeoutError.
+
+    location: address or path of the file. digest: SHA-256 its bytes must have, in hexadecimal digits. base: folder that relative
+    paths start from. toolbox: entered and left by the provider, may be shared.
+    """
+
+    def __init__(self, location: str, toolbox: Toolbox, *, sequence_length: int, base: Path, digest: str | None = None) -> None:
+        self._location = location
+        self._toolbox = toolbox
+        self._sequence_length = sequence_length
+        self._base = base
+        self._digest = digest
+        self._holds_toolbox = False
+        self._mixture: MixtureData | None = None
+
+    @classmethod
+    def from_context(cls, context: DataContext) -> Self:
+        """The provider a run configuration asks for; context.settings are WeightedHttpSettings."""
+        settings: WeightedHttpSettings = context.settings
+        return cls(
+            settings.location,
+            Toolbox(RangeClient(), cache=context.cache, cache_bytes=settings.cache_bytes),
+            sequence_length=context.sequence_length,
+            base=context.base,
+            digest=settings.sha256,
+        )
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens per sample."""
+        return self._sequence_length
+
+    @property
+    def num_sequences(self) -> int:
+        """Samples of all sources together. Valid while entered."""
+        return self._entered.num_sequences
+
+    async def __aenter__(self) -> Self:
+        await self._toolbox.__aenter__()
+        self._holds_toolbox = True
+        try:
+            table = mixture_table(await self._json(), name=self._name)
+            sources = [self._source(entry.source) for entry in table.providers]
+            self._mixture = MixtureData(sources, weights=table.weights, seed=shuffle_seed(table.shuffle))
+            await self._mixture.__aenter__()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.aclose()
+            raise
+
+        return self
+
+    async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
+        """The samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
+        return await self._entered.read(batches, timeout=timeout)
+
+    async def aclose(self) -> None:
+        """Close every source and all connections; idempotent."""
+        mixture, self._mixture = self._mixture, None
+        if mixture is not None:
+            await mixture.aclose()
+        if self._holds_toolbox:
+            self._holds_toolbox = False
+            await self._toolbox.__aexit__(None, None, None)
+
+    @property
+    def _entered(self) -> MixtureData:
+        if self._mixture is None:
+            message = "enter the provider (async with) before reading from it"
+            raise RuntimeError(message)
+
+        return self._mixture
+
+    @property
+    def _name(self) -> str:
+        return shown(self._location) if "://" in self._location else self._location
+
+    def _source(self, source: TokenSource) -> HttpData:
+        return HttpData(
+            make_store(source.location, self._toolbox.client, base=self._base),
+            self._toolbox,
+            sequence_length=self._sequence_length,
+            token_size=token_bytes(source.token_size_in_bytes),
+            seed=shuffle_seed(source.shuffle),
+        )
+
+    async def _json(self) -> bytes:
+        if "://" in self._location:
+            content = await self._downloaded()
+        else:
+            content = await anyio.to_thread.run_sync(_local_json, self._base / self._location)
+
+        if self._digest is not None and (got := sha256(content).hexdigest()) != self._digest:
+            message = f"the mixture {self._name} has SHA-256 {got}, the run expects {self._digest}; get the file that was meant"
+            raise DataError(message)
+
+        return content
+
+    async def _downloaded(self) -> bytes:
+        try:
+            url = web_address(self._location)
+        except ValueError as error:
+            message = f"the mixture's location {self._name} {error}, or the path of a file"
+            raise DataError(message) from error
+
+        if self._digest is None and not is_private_line(url):
+            message = (
+                f"the mixture {self._name} would come over plain http, where anybody on the way could change it; "
+                "use https, or give its sha256"
+            )
+            raise DataError(message)
+
+        async with deadline(OPEN_SECONDS) as trouble:
+            return await persist(partial(self._toolbox.client.document, url, at_most=MAX_JSON_BYTES), trouble)
+
+
+def mixture_table(content: bytes, *, name: str) -> MixtureTable:
+    """The mixture in a JSON file. Raises DataError, which repeats none of the content: addresses in it may hold secrets."""
+    try:
+        return MixtureTable.model_validate_json(content)
+    except ValidationError as error:
+        problems = error.errors(include_input=False, include_url=False, include_context=False)
+        first = problems[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        message = f'the mixture {name} is not valid: {where}: {first["msg"]}; expected {{"providers": [[source, weight], …]}}'
+        raise DataError(message) from None
+
+
+def _local_json(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_JSON_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a path"
+        message = (
+            f"cannot read the mixture {path}: {reason}; name the JSON file relative to the run's folder, or its https address"
+        )
+        raise DataError(message) from error
+
+    if len(content) > MAX_JSON_BYTES:
+        message = f"the mixture {path} is longer than {MAX_JSON_BYTES} bytes; check that it is the file meant"
+        raise DataError(message)
+
+    return content

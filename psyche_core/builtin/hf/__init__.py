@@ -1,0 +1,1 @@
+"""Rooms of the Hugging Face architectures; `psyche_core.builtin.hf_models` is their door."""

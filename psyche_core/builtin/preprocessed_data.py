@@ -1,0 +1,164 @@
+"""The `Preprocessed` data location: Parquet files whose rows are whole samples, from a folder or a data set on the hub.
+
+Decided: what exists in the file system is taken from there, everything else is the name of a data set on the hub, which is
+downloaded whole before the first read (what is in the hub's cache already is not fetched again, and works without a network).
+Rows are read when they are asked for; see `parquet_rows`. Samples past the last wrap around, and a batch longer than the data set
+has as many samples as it says (the reference's was shorter).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Self
+
+import anyio
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field
+
+from psyche_core.errors import DataError
+from psyche_core.formats.data_shuffle import Shuffle, shuffle_seed
+from psyche_core.formats.parquet_files import ENDING, SplitName, parquet_paths
+from psyche_core.formats.parquet_rows import ParquetRows
+from psyche_core.hookspecs import DataContext
+from psyche_core.interfaces.data import DataProvider, Samples
+from psyche_core.types import BatchId
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+
+
+class PreprocessedSettings(BaseModel):
+    """`data_location.Preprocessed`: `"folder or data set"`, or a table with these keys.
+
+    location: Parquet file, folder (a relative one starts where the client was told), or a data set on the hub. split: which part
+    of it. shuffle: "DontShuffle" or {Seeded = [32 numbers]}. revision: branch, tag or commit of the data set; name a commit to
+    be sure that everybody reads the same.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    location: Annotated[str, Field(min_length=1)]
+    split: SplitName = "train"
+    shuffle: Shuffle = "DontShuffle"
+    revision: Annotated[str, Field(min_length=1)] | None = None
+
+
+class PreprocessedData(DataProvider):
+    """Samples from the rows of Parquet files; found, and if need be downloaded, on entering.
+
+    location: file, folder or name of a data set. sequence_length: numbers that every row must have. base: folder relative
+    locations start from. split, revision: as of the settings. seed: 32 bytes to shuffle with, None for file order. cache: folder
+    for the data set's index where the data's own folder is read-only. Entering raises DataError when there is nothing to read.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        *,
+        sequence_length: int,
+        base: Path | None = None,
+        split: SplitName = "train",
+        revision: str | None = None,
+        seed: bytes | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        self._location = location
+        self._sequence_length = sequence_length
+        self._base = base or Path()
+        self._split: SplitName = split
+        self._revision = revision
+        self._seed = seed
+        self._cache = cache
+        self._rows: ParquetRows | None = None
+
+    @classmethod
+    def from_context(cls, context: DataContext) -> Self:
+        """The provider a run configuration asks for; context.settings are PreprocessedSettings."""
+        settings: PreprocessedSettings = context.settings
+        return cls(
+            settings.location,
+            sequence_length=context.sequence_length,
+            base=context.base,
+            split=settings.split,
+            revision=settings.revision,
+            seed=shuffle_seed(settings.shuffle),
+            cache=context.cache,
+        )
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens per sample."""
+        return self._sequence_length
+
+    @property
+    def num_sequences(self) -> int:
+        """Rows in all files. Valid while entered."""
+        return len(self._entered)
+
+    async def __aenter__(self) -> Self:
+        self._rows = await anyio.to_thread.run_sync(self._open)
+        return self
+
+    async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
+        """The samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
+        indices = chain.from_iterable(range(batch.first, batch.last + 1) for batch in batches)
+        with anyio.fail_after(timeout):
+            return await anyio.to_thread.run_sync(partial(self._entered.read, indices), abandon_on_cancel=True)
+
+    async def aclose(self) -> None:
+        """Let go of the files and of what was kept of them."""
+        self._rows = None
+
+    @property
+    def _entered(self) -> ParquetRows:
+        if self._rows is None:
+            message = "enter the provider (async with) before reading from it"
+            raise RuntimeError(message)
+
+        return self._rows
+
+    def _open(self) -> ParquetRows:
+        paths = parquet_paths(self._folder(), self._split)
+        return ParquetRows(paths, sequence_length=self._sequence_length, shuffle_seed=self._seed, cache=self._cache)
+
+    def _folder(self) -> Path:
+        try:
+            place = self._base / self._location
+            if place.exists():
+                return place
+        except (OSError, ValueError) as error:
+            message = f"cannot look for {self._location!r}: {error}; expected a folder or the name of a data set on the hub"
+            raise DataError(message) from error
+
+        if not _HUB_NAME.fullmatch(self._location):
+            message = f"{place} does not exist, and {self._location!r} is not the name of a data set on the hub (like owner/name)"
+            raise DataError(message)
+
+        return downloaded(self._location, revision=self._revision)
+
+
+def downloaded(name: str, *, revision: str | None = None) -> Path:
+    """The folder with the Parquet files of a data set on the hub, downloaded unless the hub's cache has them. Blocking.
+
+    Raises DataError when it cannot be had.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError as error:
+        message = f"{name} is no folder; downloading it needs huggingface_hub: pip install 'psyche-core[hub]'"
+        raise DataError(message) from error
+
+    try:
+        folder = snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=[f"*{ENDING}"])
+    except Exception as error:  # the library's own errors, those of its HTTP client, and OSError
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = (
+            f"{name} is neither a folder here nor a data set that could be downloaded ({reason}); "
+            "check its name and the network, or give a folder"
+        )
+        raise DataError(message) from error
+
+    return Path(folder)

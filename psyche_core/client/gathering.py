@@ -1,0 +1,159 @@
+"""Many blobs from several sources at once: who is asked for which.
+
+Decided here: each blob is asked of the source that is expected to have handed it over first, judged by how long its last ones
+took and how many it is busy with, so a fast source gives more and one that falls silent is soon left alone; the transport asks
+the others when that one fails, and those with wrong bytes last. What could not be had is asked for again after all else. The
+blobs are asked for in an order of our own, so that members that fetch the same at the same time soon have different parts and
+can help each other. Refuses to keep what comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import anyio
+
+from psyche_core.errors import TransportError
+from psyche_core.interfaces import Transport
+
+FLOOR_BYTES_PER_SECOND = 64 * 1024
+"""A blob that comes slower than this is given up."""
+
+GRACE_SECONDS = 20.0
+"""Added to the time of every blob: finding a source, and asking another when one falls silent."""
+
+MOST_PER_SOURCE = 3
+"""Blobs asked of one source at once while others are free: so many pieces fill any line, and the source has them in memory."""
+
+SLOW_SECONDS = 2.0
+"""A source that takes longer than this, and than it is used to take, comes after all others."""
+
+ATTEMPTS = 2
+"""How often a blob is asked for."""
+
+_LEAST_BYTES = 256 * 1024
+"""What is smaller takes as long as this much: its time is that of the way to and fro."""
+
+_MEMORY = 0.5
+"""Weight of the newest blob in what is expected of a source."""
+
+
+def patience(size: int) -> float:
+    """Seconds to wait for a blob of that many bytes."""
+    return GRACE_SECONDS + size / FLOOR_BYTES_PER_SECOND
+
+
+@dataclass(slots=True)
+class Source:
+    """seconds: what a byte took lately, 0 before the first. begun: when each of the blobs it is busy with was asked for."""
+
+    peer: bytes
+    seconds: float = 0.0
+    begun: list[float] = field(default_factory=list)
+
+    def waited(self, now: float) -> float:
+        """Seconds since the oldest of the blobs it is busy with was asked for."""
+        return max((now - began for began in self.begun), default=0.0)
+
+    def expected(self, size: int, now: float) -> float:
+        """Seconds until it would have handed over another blob of that size; its silence counts against it."""
+        return max(self.seconds * max(size, _LEAST_BYTES), self.waited(now)) * (len(self.begun) + 1)
+
+    def took(self, size: int, seconds: float) -> None:
+        """It handed over a blob, or kept us waiting for it in vain."""
+        pace = seconds / max(size, _LEAST_BYTES)
+        self.seconds = pace if not self.seconds else (1 - _MEMORY) * self.seconds + _MEMORY * pace
+
+
+class Sources:
+    """peers: p2p keys that are known to have everything, none where only other members can help."""
+
+    def __init__(self, peers: Sequence[bytes]) -> None:
+        self._all = [Source(peer) for peer in dict.fromkeys(peers)] or [Source(b"")]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def ranked(self, size: int, now: float) -> list[Source]:
+        """The sources in the order to ask them for a blob of that size."""
+
+        def rank(source: Source) -> tuple[bool, bool, float, int]:
+            busy = len(source.begun)
+            slow = source.waited(now) > max(SLOW_SECONDS, 2 * source.seconds * size)
+            return slow, busy >= MOST_PER_SOURCE, source.expected(size, now), busy
+
+        return sorted(self._all, key=rank)
+
+
+Keep = Callable[[bytes, bytes], Awaitable[None]]
+"""Takes a hash and its blob."""
+
+
+async def gather(
+    transport: Transport, wanted: Mapping[bytes, int], *, sources: Sequence[bytes], at_once: int, tag: int, keep: Keep
+) -> None:
+    """Fetch blobs and hand each to `keep` as it comes.
+
+    wanted: size in bytes by hash. at_once: how many are fetched at the same time. Raises TransportError when some could not be
+    had, after the others or after so many in a row that it is of no use; whatever `keep` raises ends it at once.
+    """
+    known = Sources(sources)
+    hashes = sorted(wanted)
+    Random(transport.peer_id).shuffle(hashes)
+    pending = deque(hashes)
+    failures: dict[bytes, list[TransportError]] = {}
+    in_a_row, hopeless = 0, max(min(at_once, len(hashes)), ATTEMPTS)
+    broken: Exception | None = None
+
+    async def fetch(blob_hash: bytes) -> bytes:
+        size, began = wanted[blob_hash], anyio.current_time()
+        order = known.ranked(size, began)
+        first = order[0]
+        first.begun.append(began)
+        try:
+            return await transport.fetch(
+                blob_hash,
+                sources=[source.peer for source in order if source.peer],
+                max_bytes=size,
+                timeout=patience(size),
+                tag=tag,
+                keep=False,
+            )
+        finally:
+            first.begun.remove(began)
+            first.took(size, anyio.current_time() - began)
+
+    async def work_off(scope: anyio.CancelScope) -> None:
+        nonlocal in_a_row, broken
+        while pending:
+            blob_hash = pending.popleft()
+            try:
+                blob = await fetch(blob_hash)
+            except TransportError as error:
+                failed = failures.setdefault(blob_hash, [])
+                failed.append(error)
+                if len(failed) < ATTEMPTS:
+                    pending.append(blob_hash)
+                in_a_row += 1
+                if in_a_row >= hopeless:
+                    scope.cancel()
+                continue
+
+            in_a_row = 0
+            failures.pop(blob_hash, None)
+            try:
+                await keep(blob_hash, blob)
+            except Exception as error:  # to be raised as it is, not in a group with those of the other tasks
+                broken = error
+                scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(min(at_once, MOST_PER_SOURCE * len(known))):
+            tasks.start_soon(work_off, tasks.cancel_scope)
+    for errors in failures.values():
+        raise broken or errors[0]
+    if broken is not None:
+        raise broken

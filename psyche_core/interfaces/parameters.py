@@ -1,0 +1,69 @@
+"""Parameters that are made when they are looked up: a whole model that never is in memory as a whole.
+
+`Optimizer.load_parameters` takes any mapping of tensors by name. Looking a tensor up in a `LazyParameters` makes it anew each
+time, from disk for instance. An optimizer that asks `shapes_of` and calls `copy_parameter` needs no memory for even one of them;
+one that knows nothing of this works too. No torch import here: tensors are opaque.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from psyche_core.errors import ModelError
+
+
+class LazyParameters(Mapping[str, Any]):
+    """Float32 tensors by parameter name. To be looked up one after the other; each may raise ModelError or OSError."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Sizes of every tensor, without making any."""
+
+    def copy_to(self, name: str, target: Any) -> None:
+        """Write a tensor's values into another tensor of its shape."""
+        target.copy_(self[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def shapes_of(parameters: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    """Names and sizes of parameters, lazy or not."""
+    if isinstance(parameters, LazyParameters):
+        return parameters.shapes
+
+    return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+
+
+def copy_parameter(parameters: Mapping[str, Any], name: str, target: Any) -> None:
+    """Write a parameter's values, lazy or not, into a tensor of its shape."""
+    if isinstance(parameters, LazyParameters):
+        parameters.copy_to(name, target)
+    else:
+        target.copy_(parameters[name])
+
+
+def check_private_state(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Compare an optimizer's saved private state with the one it has now. Raises ModelError for what cannot be taken back."""
+    if state.keys() != expected.keys():
+        message = (
+            f"an optimizer's state to take back must have our names; different: {sorted(state.keys() ^ expected.keys())[:3]}"
+        )
+        raise ModelError(message)
+
+    for name, tensor in expected.items():
+        if tuple(state[name].shape) != tuple(tensor.shape):
+            message = f"{name} of an optimizer's state must have shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}"
+            raise ModelError(message)
+        if not bool(state[name].isfinite().all()):
+            message = f"{name} of an optimizer's state holds values that are not finite"
+            raise ModelError(message)

@@ -1,0 +1,129 @@
+"""A bucket through obstore: Google Cloud Storage by its name, everything else by URL (`s3://name`, `file:///folder`).
+
+Decided here: credentials and endpoints come from where the clouds' own tools look for them (GOOGLE_APPLICATION_CREDENTIALS,
+AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …), without any a bucket is read anonymously. Large files are sent in parts. Every error
+becomes one sentence of StoreError. Everything blocks: call it in a worker thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from psyche_core.errors import StoreError
+
+EXTRA = "buckets need obstore: pip install 'psyche-core[gcs]'"
+CHUNK_BYTES = 8 * 2**20
+_CREDENTIALS = {
+    "gs": (
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+    ),
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+}
+
+
+class ObjectStore:
+    """One bucket. store: obstore's; name: for messages."""
+
+    def __init__(self, store: Any, *, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    def names(self, prefix: str) -> list[str]:
+        """All objects under a prefix (`a/b/`), ascending. Raises StoreError."""
+        obstore = _obstore()
+        try:
+            found = [str(entry["path"]) for page in obstore.list(self._store, prefix=prefix or None) for entry in page]
+        except Exception as error:  # obstore has a family of its own, and the system's errors come through
+            raise self._failed(f"list {prefix or 'it'}", error) from error
+
+        return sorted(found)
+
+    def put_file(self, name: str, path: Path) -> None:
+        """Store a file. Raises StoreError."""
+        obstore = _obstore()
+        try:
+            with path.open("rb") as file:
+                obstore.put(self._store, name, file, chunk_size=CHUNK_BYTES)
+        except Exception as error:  # as above
+            raise self._failed(f"write {name}", error) from error
+
+    def get_file(self, name: str, path: Path) -> None:
+        """Write an object into a file, chunk by chunk. Raises StoreError."""
+        obstore = _obstore()
+        try:
+            result = obstore.get(self._store, name)
+            with path.open("wb") as file:
+                for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
+                    file.write(chunk)
+        except Exception as error:  # as above
+            raise self._failed(f"read {name}", error) from error
+
+    def get(self, name: str, *, max_bytes: int) -> bytes | None:
+        """A small object, None when there is none of that name. Raises StoreError, also for one that is too large."""
+        obstore = _obstore()
+        try:
+            result = obstore.get(self._store, name)
+            if result.meta["size"] > max_bytes:
+                message = f"{name} in {self._name} has {result.meta['size']} bytes, over the limit of {max_bytes}"
+                raise StoreError(message)
+            return bytes(result.bytes())
+        except (FileNotFoundError, obstore.exceptions.NotFoundError):
+            return None
+        except StoreError:
+            raise
+        except Exception as error:  # as above
+            raise self._failed(f"read {name}", error) from error
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects. Raises StoreError."""
+        obstore = _obstore()
+        try:
+            obstore.delete(self._store, list(names))
+        except Exception as error:  # as above
+            raise self._failed(f"delete {len(names)} objects", error) from error
+
+    def _failed(self, what: str, error: Exception) -> StoreError:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        hint = ""
+        if any(word in str(error) for word in ("401", "403", "Unauth", "Permission", "Forbidden")):
+            hint = "; set GOOGLE_APPLICATION_CREDENTIALS (or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) to an account that may"
+        return StoreError(f"cannot {what} in the bucket {self._name}: {reason}{hint}")
+
+
+def open_bucket(bucket: str) -> ObjectStore:
+    """The bucket of that name. Raises StoreError when it cannot be opened; whether it exists is seen at its first use."""
+    obstore = _obstore()
+    url = bucket if "://" in bucket else f"gs://{bucket}"
+    scheme = url.partition("://")[0]
+    options: dict[str, Any] = {}
+    if scheme in _CREDENTIALS and not any(os.environ.get(name) for name in _CREDENTIALS[scheme]):
+        options["skip_signature"] = True
+    if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://") and scheme == "s3":
+        options["client_options"] = {"allow_http": True}
+    try:
+        if scheme == "file":
+            Path(url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
+        store = obstore.store.from_url(url, **options)
+    except Exception as error:  # obstore raises its own family for bad names, and the system's for folders
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        message = f"{bucket!r} cannot be used as a bucket: {reason}"
+        raise StoreError(message) from error
+
+    return ObjectStore(store, name=bucket)
+
+
+def _obstore() -> Any:
+    try:
+        import obstore
+        import obstore.exceptions
+        import obstore.store
+    except ModuleNotFoundError as error:
+        raise StoreError(EXTRA) from error
+
+    return obstore

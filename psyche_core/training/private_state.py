@@ -1,0 +1,63 @@
+"""What only one replica has of its optimizer (momentum, residuals), on its own disk, for its own next start.
+
+Decided here: one file in the folder of our checkpoints, replaced at each epoch's end, flushed and renamed; it names the digest
+of the masters it belongs to, and is taken back by a replica with just those and no other. Never sent to anybody. A file that
+cannot be used is told and left: training goes on without it, a little worse for a while. torch is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from psyche_core.errors import ModelError
+from psyche_core.training.checkpoint import checkpoint_path
+from psyche_core.training.folders import flush
+
+_DIGEST = "masters_sha256"
+
+
+def private_path(folder: Path, run_id: str) -> Path:
+    """The file of a run in our folder of checkpoints."""
+    return folder / f".{checkpoint_path(Path(), run_id, 0).name.removesuffix('-step0')}-private.safetensors"
+
+
+def save_private(path: Path, state: Mapping[str, Any], *, masters: bytes) -> None:
+    """Write a private state. masters: their full digest (32 bytes). Raises ModelError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state.items()}
+        save_file(tensors, partial, metadata={_DIGEST: masters.hex()})
+        flush(partial)
+        os.replace(partial, path)  # noqa: PTH105 - it replaces on every system
+    except (OSError, SafetensorError) as error:
+        message = f"the optimizer's own state was not saved to {path}: {error}"
+        raise ModelError(message) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def load_private(path: Path, *, masters: bytes) -> dict[str, Any] | None:
+    """The private state of a replica with these masters; None when there is none. Raises ModelError for a damaged file."""
+    if not path.is_file():
+        return None
+
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get(_DIGEST) != masters.hex():
+                return None
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (OSError, SafetensorError) as error:
+        message = f"the optimizer's own state in {path} cannot be read: {error}"
+        raise ModelError(message) from error

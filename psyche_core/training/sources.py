@@ -1,0 +1,194 @@
+"""From a checkpoint's location to a folder on this machine: the Hub, a bucket, a folder, or what was downloaded before.
+
+Decided here: a local folder of the repository's name comes first, as transformers does it; what was downloaded once is not
+downloaded again, and works without a network; a bucket's checkpoint lies in the cache only when every byte of it was compared
+with its manifest, where it has one. Only safetensors and JSON are fetched, never code or pickle. The *description* of a model is
+its checkpoint without the weights: who gets the weights from other members needs no more. Everything blocks: call it in a worker
+thread. Refuses kinds that name no place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from psyche_core.errors import ModelError, StoreError
+from psyche_core.run_config import Choice
+from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest, verify
+from psyche_core.training.folders import whole_folder
+from psyche_core.training.object_store import ObjectStore, open_bucket
+
+WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
+DESCRIPTION_PATTERNS = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
+_NO_WEIGHTS = ("*.safetensors.index.json",)
+_HUB_EXTRA = "a model on the Hub needs huggingface_hub: pip install 'psyche-core[train]'"
+
+Tell = Callable[[str], None]
+"""Takes a sentence about a long download."""
+
+
+def find(checkpoint: Choice, *, base: Path, cache: Path, weights: bool = True, tell: Tell | None = None) -> Path:
+    """The folder of a checkpoint, downloaded where it has to be.
+
+    checkpoint: `model.LLM.checkpoint`. base: folder that a relative local one starts from. cache: where downloads of buckets go;
+    the Hub's go into its own. weights: False for the description only. Raises ModelError with what to do.
+    """
+    settings = checkpoint.settings or {}
+    tell = tell or _silence
+    match checkpoint.name:
+        case "Hub" | "P2P":
+            return _hub(settings, base=base, weights=weights, tell=tell)
+        case "Gcs" | "P2PGcs":
+            return _bucket(settings, cache=cache, weights=weights, tell=tell)
+        case _:
+            message = (
+                f"a checkpoint of kind {checkpoint.name} names no place to load the model from; "
+                'write for instance checkpoint = { Hub = { repo_id = "owner/name, or a local folder" } }'
+            )
+            raise ModelError(message)
+
+
+def _silence(sentence: str) -> None:
+    """Nobody listens."""
+
+
+def local_folder(checkpoint: Choice, *, base: Path) -> Path | None:
+    """The local folder that a checkpoint names, None when there is none. Raises ModelError for one with a revision."""
+    settings = checkpoint.settings or {}
+    if checkpoint.name not in ("Hub", "P2P"):
+        return None
+
+    folder: Path = base / settings["repo_id"]
+    if not folder.is_dir():
+        return None
+    if "revision" in settings:
+        message = f"the checkpoint {settings['repo_id']} is a local folder, which has no revision; remove that key"
+        raise ModelError(message)
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------------------- the Hub
+
+
+def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> Path:
+    folder = local_folder(Choice("Hub", settings), base=base)
+    if folder is not None:
+        return folder
+
+    repo, revision = settings["repo_id"], settings.get("revision")
+    try:
+        import huggingface_hub as hub
+        from huggingface_hub import errors
+    except ModuleNotFoundError as error:
+        raise ModelError(_HUB_EXTRA) from error
+
+    patterns = [*DESCRIPTION_PATTERNS, *(WEIGHT_PATTERNS if weights else ())]
+    ignored = None if weights else list(_NO_WEIGHTS)
+    try:
+        tell(f"looking for {repo} on the Hub")
+        found = hub.snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored)
+    except errors.HFValidationError as error:
+        message = f"the checkpoint {repo!r} is no folder under {base} and no name of a repository either: {_first_line(error)}"
+        raise ModelError(message) from error
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.GatedRepoError) as error:
+        at = f" at revision {revision}" if revision else ""
+        message = (
+            f"the Hub has no repository {repo}{at} for us, and there is no folder {base / repo}; check the name, or log in "
+            "(`hf auth login`, or HF_TOKEN) if it is private"
+        )
+        raise ModelError(message) from error
+    except Exception as error:  # no network, no space: several families; what is in the cache may do
+        try:
+            found = hub.snapshot_download(
+                repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored, local_files_only=True
+            )
+        except Exception:  # as above
+            message = (
+                f"the checkpoint {repo} is no folder under {base}, it is not in the Hub's cache, and the Hub cannot be reached: "
+                f"{_first_line(error)}; download it where there is a network (`psyche predownload`), or name a folder"
+            )
+            raise ModelError(message) from error
+
+        tell(f"the Hub cannot be reached; {repo} is taken from its cache")
+
+    return _with_config(Path(str(found)), f"the repository {repo}")
+
+
+# --------------------------------------------------------------------------------------------------------------- buckets
+
+
+def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, tell: Tell) -> Path:
+    bucket, prefix = settings["bucket"], settings.get("prefix", "").strip("/")
+    start = f"{prefix}/" if prefix else ""
+    where = f"{bucket}/{prefix}" if prefix else str(bucket)
+    try:
+        store = open_bucket(bucket)
+        text = store.get(f"{start}{MANIFEST_FILE}", max_bytes=MAX_MANIFEST_BYTES)
+        if text is None:
+            return _without_manifest(store, start, where=where, cache=cache, weights=weights, tell=tell)
+
+        manifest = parse_manifest(text, source=f"{where}/{MANIFEST_FILE}")
+        kind = "whole" if weights else "description"
+        folder = _place(cache, where, hashlib.sha256(text).hexdigest()[:16], kind)
+        if folder.is_dir():
+            return folder
+
+        names = manifest.file_names if weights else tuple(sorted(manifest.files))
+        with whole_folder(folder) as partial:
+            _download(store, start, names, into=partial, where=where, tell=tell)
+            (partial / MANIFEST_FILE).write_bytes(text)
+            verify(partial, manifest if weights else manifest.model_copy(update={"tensors": {}}))
+    except StoreError as error:
+        message = f"the checkpoint in {where} cannot be had: {error}"
+        raise ModelError(message) from error
+    except OSError as error:
+        message = f"the checkpoint in {where} cannot be kept under {cache}: {error.strerror or error}"
+        raise ModelError(message) from error
+
+    return _with_config(folder, where)
+
+
+def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path, weights: bool, tell: Tell) -> Path:
+    """A checkpoint that another tool put there: what it is can only be told by names, so it is fetched anew each time."""
+    names = [name.removeprefix(start) for name in store.names(start)]
+    wanted = [name for name in names if "/" not in name and _is_wanted(name, weights=weights)]
+    if "config.json" not in wanted:
+        message = f"{where} holds no checkpoint: no {MANIFEST_FILE} and no config.json; got {', '.join(names[:5]) or 'nothing'}"
+        raise ModelError(message)
+
+    folder = _place(cache, where, "unlisted", "whole" if weights else "description")
+    with whole_folder(folder) as partial:
+        _download(store, start, wanted, into=partial, where=where, tell=tell)
+    return folder
+
+
+def _download(store: ObjectStore, start: str, names: Iterable[str], *, into: Path, where: str, tell: Tell) -> None:
+    names = list(names)
+    for number, name in enumerate(names, start=1):
+        tell(f"downloading {name} of {where}, file {number} of {len(names)}")
+        store.get_file(f"{start}{name}", into / name)
+
+
+def _place(cache: Path, where: str, version: str, kind: str) -> Path:
+    """Where a bucket's checkpoint is kept: names of buckets are not names of folders, so a hash stands for them."""
+    return cache / "checkpoints" / f"{hashlib.sha256(where.encode()).hexdigest()[:16]}-{version}-{kind}"
+
+
+def _is_wanted(name: str, *, weights: bool) -> bool:
+    if name.endswith((".safetensors", ".safetensors.index.json")):
+        return weights
+    return any(Path(name).match(pattern) for pattern in DESCRIPTION_PATTERNS)
+
+
+def _with_config(folder: Path, what: str) -> Path:
+    if not (folder / "config.json").is_file():
+        message = f"{what} holds no config.json, so it is no model that transformers could read"
+        raise ModelError(message)
+
+    return folder
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,74 @@
+"""`psyche predownload`: where the model is afterwards, and what is said when it cannot be had."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from psyche_core.training.checkpoint_manifest import Facts, write_manifest
+
+STATE = Path(__file__).parents[3] / "examples/local_testnet/state.toml"
+
+
+def make_checkpoint(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    save_file({"w": torch.ones(64, 8)}, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    write_manifest(folder, Facts(run_id="first-light", step=7, epoch=1, data_index=56))
+    return folder
+
+
+def test_a_local_folder_is_checked_and_named(psyche, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    result = psyche("predownload", "--hub-repo", "model", "--base", tmp_path)
+    assert result.code == 0
+    assert "the model of step 7 of run first-light" in result.out
+    assert str(folder) in result.out
+
+
+def test_a_damaged_model_is_one_sentence(psyche, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    shard = folder / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-4] + b"evil")
+    result = psyche("predownload", "--hub-repo", "model", "--base", tmp_path)
+    assert result.code == 1
+    assert result.err.startswith("Error: tensor w of")
+    assert "Traceback" not in result.err
+
+
+def test_a_bucket_is_downloaded_into_the_cache(psyche, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as bucket:
+        make_checkpoint(Path(bucket) / "runs/x-step7")
+        arguments = ["--gcs-bucket", f"file://{bucket}", "--gcs-prefix", "runs/x-step7", "--cache-dir", tmp_path / "cache"]
+        result = psyche("predownload", *arguments)
+    assert result.code == 0
+    assert "downloading model.safetensors" in result.err
+    folder = Path(result.out.rpartition(" is in ")[2].strip())
+    assert folder.is_relative_to(tmp_path / "cache")
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_a_run_file_names_the_model(psyche, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(STATE.parents[2])
+    result = psyche("predownload", "--state", STATE)
+    assert result.code == 0
+    assert "examples/local_testnet/model" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "say which model"),
+        (["--hub-repo", "a", "--gcs-bucket", "b"], "say which model"),
+        (["--gcs-bucket", "b", "--revision", "c"], "--revision belongs to --hub-repo"),
+        (["--hub-repo", "a", "--gcs-prefix", "c"], "--gcs-prefix to --gcs-bucket"),
+    ],
+)
+def test_unclear_questions_are_refused(psyche, arguments: list[str], sentence: str) -> None:
+    result = psyche("predownload", *arguments)
+    assert result.code == 2
+    assert sentence in result.err

@@ -1,0 +1,163 @@
+"""A client put together from settings: what it says about its model, and how it ends when the model cannot be built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from psyche_core.builtin.memory_backend import MemoryCoordinator
+from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.cli.failures import describe_failure
+from psyche_core.client import report
+from psyche_core.client.assemble import bench_builder
+from psyche_core.client.runtime import ClientRuntime
+from psyche_core.client.workshop import Start
+from psyche_core.coordinator import new_state
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.plugins import PluginRegistry
+from psyche_core.run_config import parse_run_file
+from psyche_core.settings import ClientSettings
+from psyche_core.testing.tiny_models import LLAMA
+from psyche_core.types import NodeIdentity
+from psyche_core.wire.signing import SecretKey
+
+RUN = """
+run_id = "assembled"
+[config]
+warmup_time = 20
+cooldown_time = 1
+max_round_train_time = 30
+round_witness_time = 1
+epoch_time = 60
+total_steps = 4
+init_min_clients = 1
+min_clients = 1
+witness_nodes = 0
+global_batch_size_start = 4
+global_batch_size_end = 4
+global_batch_size_warmup_tokens = 0
+verification_percent = 0
+waiting_for_members_extra_time = 1
+[model.LLM]
+architecture = "HfAuto"
+data_type = "Pretraining"
+max_seq_len = 16
+cold_start_warmup_steps = 0
+checkpoint = { Hub = { repo_id = "model" } }
+data_location = "Dummy"
+lr_schedule = { Constant = { base_lr = 5e-3, warmup_init_lr = 0.0, warmup_steps = 2 } }
+optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8, clip_grad_norm = 1.0 } }
+"""
+
+
+class Client:
+    """A client of a run in this process. told: what it reported."""
+
+    def __init__(self, base: Path, stack: AsyncExitStack, **settings: Any) -> None:
+        run = parse_run_file(RUN, source="test_assemble.py")
+        self.state: CoordinatorState = new_state(run.run_id, run.config, run.model)
+        self.told: list[report.Event] = []
+        self.key = SecretKey.generate()
+        given = {"run_id": run.run_id, "server_addr": "memory:1", "base": base, "device": "cpu", **settings}
+        self.build = bench_builder(
+            ClientSettings(**given),
+            PluginRegistry.discover(),
+            key=self.key,
+            stack=stack,
+            latest=lambda: self.state,
+            tell=report.Report(self.told.append),
+        )
+
+    async def run(self) -> report.Ended:
+        """Take part in the run alone."""
+        identity = NodeIdentity(self.key.public, self.key.public)
+        coordinator = MemoryCoordinator(self.state)
+        async with coordinator.backend(identity) as backend, MemoryTransport(MemoryNetwork(), self.key.public) as transport:
+            runtime = ClientRuntime(
+                run_id=self.state.run_id,
+                key=self.key,
+                backend=backend,
+                transport=transport,
+                build=self.build,
+                report=report.Report(self.told.append),
+            )
+            async with anyio.create_task_group() as clock:
+                clock.start_soon(coordinator.run)
+                ended = await runtime.run()
+                clock.cancel_scope.cancel()
+            return ended
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A folder with the run's model folder."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(dict(LLAMA)))
+    return tmp_path
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as opened:
+        yield opened
+
+
+def cut_short(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
+
+
+def without_type(model: Path) -> None:
+    (model / "config.json").write_text('{"hidden_size": 4}')
+
+
+def without_shard(model: Path) -> None:
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (cut_short, "model.safetensors is cut short or no safetensors file"),
+        (without_type, "expected a JSON object with a model_type"),
+        (without_shard, "shard model-00001-of-00001.safetensors is missing"),
+    ],
+)
+async def test_a_model_that_cannot_be_built_ends_the_client_with_one_sentence(
+    base: Path, stack: AsyncExitStack, damage: Any, sentence: str
+) -> None:
+    damage(base / "model")
+    client = Client(base, stack)
+    with pytest.raises(Exception) as caught, anyio.fail_after(60):
+        await client.run()
+    described = describe_failure(caught.value)
+    assert described is not None, "the user would see a traceback"
+    assert described[1] == 1
+    assert sentence in described[0]
+    assert "\n" not in described[0]
+    assert [event for event in client.told if isinstance(event, report.Ended)] == [report.Ended(described[0], success=False)]
+    assert not any(isinstance(event, report.StepTrained) for event in client.told)
+
+
+async def test_a_micro_batch_that_was_left_to_us_is_told_once(base: Path, stack: AsyncExitStack) -> None:
+    client = Client(base, stack, micro_batch_size="auto")
+    benches = [await client.build(Start(client.state)) for _ in range(2)]
+    assert [event for event in client.told if isinstance(event, report.MicroBatchFound)] == [report.MicroBatchFound(16)]
+    assert [bench.trainer.micro_batch_size for bench in benches] == [16, 16]  # type: ignore[attr-defined]
+
+
+async def test_options_reach_the_model(base: Path, stack: AsyncExitStack) -> None:
+    client = Client(base, stack, micro_batch_size=3, compute_dtype="bfloat16", attention="eager", gradient_checkpointing=True)
+    trainer: Any = (await client.build(Start(client.state))).trainer
+    assert trainer.micro_batch_size == 3
+    module = trainer._model._first.module
+    assert module.config._attn_implementation == "eager"
+    assert all(layer.gradient_checkpointing for layer in module.model.layers)
+    assert trainer._model._first._autocast
+    assert not any(isinstance(event, report.MicroBatchFound) for event in client.told)

@@ -1,0 +1,335 @@
+"""Checkpoints into stores and out of them again, byte for byte: folders, buckets (real files, a real S3 server), a Hub."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from psyche_core.errors import ModelError, StoreError
+from psyche_core.run_config import Choice
+from psyche_core.training import sources
+from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
+from psyche_core.training.stores import BucketStore, FolderStore, HubStore, Keep
+
+pytestmark = pytest.mark.anyio
+
+
+def make_checkpoint(folder: Path, step: int) -> Path:
+    folder.mkdir(parents=True)
+    save_file({"w": torch.full((64, 8), float(step))}, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
+    write_manifest(folder, Facts(run_id="a run", step=step, epoch=1, data_index=8 * step))
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# --------------------------------------------------------------------------------------------------------------- folders
+
+
+async def test_a_folder_store_gives_a_location_that_is_read_back(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "mine", 3)
+    location = await FolderStore("models/shared", base=tmp_path).put(checkpoint, run_id="a run", step=3)
+    assert location == Choice("Hub", {"repo_id": "models/shared/a_run-step3"})
+    found = sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+    assert contents(found) == contents(checkpoint)
+
+
+async def test_old_steps_go_only_when_asked_for(tmp_path: Path) -> None:
+    for keep, left in ((Keep(steps=2), {1, 2, 3, 4}), (Keep(steps=2, delete=True), {3, 4})):
+        where = f"kept-{keep.delete}"
+        for step in (1, 2, 3, 4):
+            checkpoint = make_checkpoint(tmp_path / f"{where}-{step}", step)
+            await FolderStore(where, base=tmp_path, keep=keep).put(checkpoint, run_id="r", step=step)
+        assert {int(path.name.removeprefix("r-step")) for path in (tmp_path / where).iterdir()} == left
+
+
+async def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "mine", 3)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot copy it to"):
+        await FolderStore("file", base=tmp_path).put(checkpoint, run_id="r", step=3)
+    with pytest.raises(StoreError, match="at most 64"):
+        await FolderStore("x" * 60, base=tmp_path).put(checkpoint, run_id="r", step=3)
+
+
+# --------------------------------------------------------------------------------------------------------------- buckets
+
+
+@pytest.fixture
+def bucket_folder() -> Iterator[Path]:
+    """A folder with a name short enough for a run configuration."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A real S3 server in this process, with one bucket."""
+    server_module = pytest.importorskip("moto.server")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    import httpx
+
+    assert httpx.put(f"http://{host}:{port}/models").status_code == 200
+    yield "s3://models"
+    server.stop()
+
+
+async def round_trip(bucket: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "mine", 7)
+    location = await BucketStore(bucket, prefix="runs/x").put(checkpoint, run_id="a run", step=7)
+    assert location == Choice("Gcs", {"bucket": bucket, "prefix": "runs/x/a_run-step7"})
+    cache = tmp_path / "cache"
+    whole = sources.find(location, base=tmp_path, cache=cache)
+    assert contents(whole) == contents(checkpoint)
+    manifest = read_manifest(whole)
+    assert manifest is not None
+    verify(whole, manifest)
+    described = sources.find(location, base=tmp_path, cache=cache, weights=False)
+    assert sorted(path.name for path in described.iterdir()) == ["config.json", MANIFEST_FILE, "tokenizer.json"]
+
+
+async def test_a_bucket_of_files_is_read_back(bucket_folder: Path, tmp_path: Path) -> None:
+    await round_trip(f"file://{bucket_folder}/b", tmp_path)
+
+
+async def test_an_s3_bucket_is_read_back(s3: str, tmp_path: Path) -> None:
+    await round_trip(s3, tmp_path)
+
+
+async def test_a_bucket_deletes_old_steps_of_its_run_only(s3: str, tmp_path: Path) -> None:
+    store = BucketStore(s3, prefix="p", keep=Keep(steps=1, delete=True))
+    await BucketStore(s3, prefix="p").put(make_checkpoint(tmp_path / "other", 1), run_id="other", step=1)
+    for step in (1, 2):
+        await store.put(make_checkpoint(tmp_path / str(step), step), run_id="r", step=step)
+    with pytest.raises(ModelError, match="holds no checkpoint"):
+        sources.find(Choice("Gcs", {"bucket": s3, "prefix": "p/r-step1"}), base=tmp_path, cache=tmp_path / "cache")
+    for folder in ("r-step2", "other-step1"):
+        sources.find(Choice("Gcs", {"bucket": s3, "prefix": f"p/{folder}"}), base=tmp_path, cache=tmp_path / "cache")
+
+
+async def test_what_was_downloaded_is_not_downloaded_again(bucket_folder: Path, tmp_path: Path) -> None:
+    bucket = f"file://{bucket_folder}/b"
+    location = await BucketStore(bucket).put(make_checkpoint(tmp_path / "mine", 7), run_id="r", step=7)
+    first = sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+    (bucket_folder / "b/r-step7/model.safetensors").unlink()
+    assert sources.find(location, base=tmp_path, cache=tmp_path / "cache") == first
+
+
+async def test_a_checkpoint_that_was_damaged_in_the_bucket_is_refused_and_not_kept(bucket_folder: Path, tmp_path: Path) -> None:
+    """The reference neither checked sizes nor hashes, and a part of a file counted as cached."""
+    bucket = f"file://{bucket_folder}/b"
+    location = await BucketStore(bucket).put(make_checkpoint(tmp_path / "mine", 7), run_id="r", step=7)
+    shard = bucket_folder / "b/r-step7/model.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-5] + b"wrong")
+    with pytest.raises(ModelError, match="tensor w"):
+        sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    shard.write_bytes(whole)
+    sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+
+
+async def test_a_foreign_checkpoint_without_a_manifest_is_taken_as_it_is(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "b/foreign", 7)
+    (checkpoint / MANIFEST_FILE).unlink()
+    (checkpoint / "pytorch_model.bin").write_bytes(b"never")
+    location = Choice("Gcs", {"bucket": f"file://{tmp_path}/b", "prefix": "foreign"})
+    found = sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+    assert sorted(path.name for path in found.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+async def test_an_unreachable_bucket_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreError, match="cannot be used as a bucket"):
+        await BucketStore("nowhere://x").put(make_checkpoint(tmp_path / "mine", 7), run_id="r", step=7)
+    with pytest.raises(ModelError, match="holds no checkpoint"):
+        sources.find(Choice("Gcs", {"bucket": f"file://{tmp_path}/empty"}), base=tmp_path, cache=tmp_path)
+
+
+def test_kinds_that_name_no_place_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="names no place"):
+        sources.find(Choice("Ephemeral"), base=tmp_path, cache=tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the Hub
+
+
+class Hub(ThreadingHTTPServer):
+    """What huggingface_hub needs of a Hub: repositories, commits of small files, downloads by revision."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), HubHandler)
+        self.commits: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
+        self.requests: list[str] = []
+        self.broken = False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def files(self, repo: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        commits = self.commits.get(repo, [])
+        found = [commit for commit in commits if revision in ("main", commit[0])]
+        return found[-1] if found else None
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, form: str, *args: Any) -> None:
+        self.server.requests.append(form % args)
+
+    def answer(self, status: int, content: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def json(self, value: Any, status: int = 200) -> None:
+        self.answer(status, json.dumps(value).encode(), Content_Type="application/json")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if self.server.broken:
+            self.json({"error": "the Hub is full"}, 507)
+        elif parts == ["api", "repos", "create"]:
+            name = json.loads(body)
+            repo = "/".join(part for part in (name.get("organization"), name["name"]) if part)
+            self.server.commits.setdefault(repo, [("0" * 40, {})])
+            self.json({"url": f"{self.server.url}/{repo}", "name": repo})
+        elif parts[-2] == "preupload":
+            asked = json.loads(body)["files"]
+            self.json({"files": [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in asked]})
+        elif parts[-2] == "commit":
+            repo = "/".join(parts[2:4])
+            files = dict(self.server.commits[repo][-1][1])
+            for line in body.splitlines():
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+                elif entry["key"] == "deletedFile":
+                    files.pop(entry["value"]["path"], None)
+            identity = hashlib.sha1(repr(sorted(files.items())).encode(), usedforsecurity=False).hexdigest()
+            self.server.commits[repo].append((identity, files))
+            self.json({"commitUrl": f"{self.server.url}/{repo}/commit/{identity}", "commitOid": identity, "success": True})
+        else:
+            self.json({"error": "unknown"}, 404)
+
+    def do_GET(self) -> None:
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if parts[:2] == ["api", "models"]:
+            repo = "/".join(parts[2:4])
+            revision = parts[5] if len(parts) > 5 else "main"
+            found = self.server.files(repo, revision)
+            if found is None:
+                self.answer(404, b"{}", X_Error_Code="RepoNotFound")
+            elif len(parts) > 4 and parts[4] == "tree":
+                self.json([{"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in found[1].items()])
+            else:
+                siblings = [{"rfilename": name} for name in found[1]]
+                self.json({"id": repo, "modelId": repo, "sha": found[0], "siblings": siblings, "private": False})
+        else:
+            repo, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
+            found = self.server.files(repo, revision)
+            if found is None or name not in found[1]:
+                self.answer(404, X_Error_Code="EntryNotFound")
+            else:
+                etag = hashlib.sha256(found[1][name]).hexdigest()
+                self.answer(200, found[1][name], ETag=f'"{etag}"', X_Repo_Commit=found[0])
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    import huggingface_hub.constants as constants
+
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}")
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(timeout=10)
+
+
+async def test_a_hub_repository_gets_a_commit_a_step_and_gives_each_back(hub: Hub, tmp_path: Path) -> None:
+    store = HubStore("owner/model", token="secret", endpoint=hub.url)
+    locations = {}
+    for step in (1, 2):
+        checkpoint = make_checkpoint(tmp_path / str(step), step)
+        locations[step] = await store.put(checkpoint, run_id="r", step=step)
+    for step, location in locations.items():
+        assert location.settings is not None
+        assert location.settings["repo_id"] == "owner/model"
+        found = sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+        manifest = read_manifest(found)
+        assert manifest is not None
+        assert manifest.step == step
+        verify(found, manifest)
+    assert locations[1] != locations[2]
+
+
+async def test_the_description_comes_without_the_weights(hub: Hub, tmp_path: Path) -> None:
+    location = await HubStore("owner/model", token="t", endpoint=hub.url).put(
+        make_checkpoint(tmp_path / "1", 1), run_id="r", step=1
+    )
+    found = sources.find(location, base=tmp_path, cache=tmp_path / "cache", weights=False)
+    assert (found / "config.json").is_file()
+    assert not list(found.glob("*.safetensors"))
+
+
+async def test_a_hub_that_cannot_be_reached_is_stood_in_for_by_its_cache(hub: Hub, tmp_path: Path) -> None:
+    location = await HubStore("owner/model", token="t", endpoint=hub.url).put(
+        make_checkpoint(tmp_path / "1", 1), run_id="r", step=1
+    )
+    first = sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+    hub.shutdown()
+    hub.server_close()
+    told: list[str] = []
+    assert sources.find(location, base=tmp_path, cache=tmp_path / "cache", tell=told.append) == first
+    with pytest.raises(ModelError, match=r"psyche predownload|no repository"):
+        sources.find(Choice("Hub", {"repo_id": "owner/other"}), base=tmp_path, cache=tmp_path / "cache")
+
+
+async def test_what_the_hub_refuses_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
+    hub.broken = True
+    with pytest.raises(StoreError, match="the Hub did not take it into owner/model"):
+        await HubStore("owner/model", token="t", endpoint=hub.url).put(make_checkpoint(tmp_path / "1", 1), run_id="r", step=1)
+    with pytest.raises(ModelError, match="no repository owner/unknown"):
+        sources.find(Choice("Hub", {"repo_id": "owner/unknown"}), base=tmp_path, cache=tmp_path / "cache")
+
+
+def test_a_name_that_is_neither_folder_nor_repository_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no folder under"):
+        sources.find(Choice("Hub", {"repo_id": "a/b/c/d"}), base=tmp_path, cache=tmp_path)

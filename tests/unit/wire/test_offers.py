@@ -1,0 +1,66 @@
+import hashlib
+
+import pytest
+
+from psyche_core.errors import TransportError
+from psyche_core.wire.offers import Offer, OfferBook
+
+
+def offer(blob, *, tag, gives=None):
+    def read():
+        if isinstance(gives, Exception):
+            raise gives
+        return blob if gives is None else gives
+
+    return Offer(hashlib.sha256(blob).digest(), len(blob), read, tag)
+
+
+def test_what_is_read_is_the_blob_or_nothing():
+    assert offer(b"blob", tag=1).checked() == b"blob"
+    assert offer(b"blob", tag=1, gives=memoryview(b"blob")).checked() == b"blob"
+    for gives in (b"blub", b"blo", b"blob!", b"", OSError("gone"), TransportError("gone")):
+        assert offer(b"blob", tag=1, gives=gives).checked() is None
+
+
+def test_a_size_that_is_not_the_blobs_is_noticed_though_the_hash_is_right():
+    good = offer(b"blob", tag=1)
+    assert Offer(good.blob_hash, 5, good.read, 1).checked() is None
+
+
+def test_offers_are_kept_until_their_tag_expires():
+    book, given = OfferBook(), offer(b"blob", tag=3)
+    assert book.put(given)
+    book.expire(3)
+    assert book.get(given.blob_hash) is given
+    book.expire(4)
+    assert book.get(given.blob_hash) is None
+    assert not book.put(given)
+
+
+@pytest.mark.parametrize(("first", "second", "stays"), [(1, 2, 1), (2, 1, 0), (2, 2, 1)])
+def test_of_two_offers_the_higher_tag_counts_and_then_the_later(first, second, stays):
+    book = OfferBook()
+    offers = [offer(b"blob", tag=first), offer(b"blob", tag=second)]
+    assert all(book.put(given) for given in offers)
+    assert book.get(offers[0].blob_hash) is offers[stays]
+    assert len(book) == 1
+
+
+def test_too_many_offers_are_refused_and_push_nothing_out():
+    book = OfferBook(max_offers=2)
+    first, second, third = (offer(text, tag=tag) for text, tag in ((b"1", 1), (b"2", 1), (b"3", 9)))
+    assert book.put(first)
+    assert book.put(second)
+    assert not book.put(third)
+    assert book.put(offer(b"1", tag=2)), "it is there already"
+    assert len(book) == 2
+
+
+def test_withdrawing_a_void_offer_leaves_the_one_that_took_its_place():
+    book, old, new = OfferBook(), offer(b"blob", tag=1), offer(b"blob", tag=2)
+    book.put(old)
+    book.put(new)
+    book.withdraw(old)
+    assert book.get(old.blob_hash) is new
+    book.withdraw(new)
+    assert len(book) == 0
