@@ -478,8 +478,9 @@ async def test_a_run_id_never_leads_a_checkpoint_out_of_its_folder(tmp_path: Pat
         closed = await one.workshop.do(ev.CloseEpoch(0, 3, 24))
     assert isinstance(closed, ev.EpochClosed)
     assert closed.saved
-    (folder,) = (tmp_path / "mine").iterdir()
-    assert folder.name == ".._a_run-step3"
+    names = {path.name for path in (tmp_path / "mine").iterdir()}
+    assert names == {".._a_run-step3", "..._a_run-private.safetensors"}, "its checkpoint, and what only it has"
+    folder = tmp_path / "mine" / ".._a_run-step3"
     manifest = read_manifest(folder)
     assert manifest is not None
     assert (manifest.run_id, manifest.step, manifest.epoch, manifest.data_index) == ("../a run", 3, 0, 24)
