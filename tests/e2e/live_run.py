@@ -26,6 +26,10 @@ from psyche_core.ui.ledger import RunLedger
 from psyche_core.wire.signing import SecretKey
 
 RUN_ID = "local-testnet"
+THREE = ("client-1", "client-2", "client-3")
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+"""Keys of a model's config.json that make it small."""
+
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.05
 

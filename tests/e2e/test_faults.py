@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from cuttable_links import SERVER, LinksUnavailable, cuttable_links
-from live_run import LiveRun
+from live_run import THREE, TINY, LiveRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
-THREE = ("client-1", "client-2", "client-3")
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 PACE = {
     "init_min_clients": 3,
     "min_clients": 2,

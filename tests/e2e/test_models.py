@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from live_run import RUN_ID, LiveRun
+from live_run import RUN_ID, THREE, TINY, LiveRun
 from psyche_core.client.report import CheckpointStored, EpochDigest, ModelLoaded, PhaseChanged, Problem, Resynced, StepTrained
 from psyche_core.training.checkpoint import checkpoints
 from psyche_core.training.checkpoint_manifest import read_manifest, verify
@@ -18,8 +18,6 @@ from psyche_core.training.private_state import private_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
-THREE = ("client-1", "client-2", "client-3")
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 PACE = {
     "init_min_clients": 3,
     "min_clients": 2,

@@ -10,10 +10,8 @@ Decided here:
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from psyche_core.builtin.hf.quiet import first_line
 from psyche_core.builtin.hf.tensor_files import Planned, ShardWriter, into_shards
 from psyche_core.builtin.hf.weights import on_disk
 from psyche_core.errors import ModelError
+from psyche_core.training.folders import whole_folder
 
 MAX_SHARD_BYTES: Final = 5 * 10**9
 COPIED_FILES: Final = (
@@ -83,22 +82,18 @@ class Checkpoint:
 
     def write(self, directory: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
         """Write it so that `directory` appears complete or not at all. Raises ModelError."""
-        partial = directory.parent / f".{directory.name}.{uuid.uuid4().hex}.partial"
         try:
-            partial.mkdir(parents=True)
-            self._write_config(partial / CONFIG_FILE)
-            for name in COPIED_FILES:
-                if (self.configuration.source / name).is_file():
-                    shutil.copyfile(self.configuration.source / name, partial / name)
-            groups = list(self._groups())
-            shards = into_shards([planned for group in groups for planned in self._plan(group)], max_bytes=max_shard_bytes)
-            ShardWriter(partial, shards).write(entry for group in groups for entry in on_disk(self.module, group).items())
-            _publish(partial, directory)
+            with whole_folder(directory) as partial:
+                self._write_config(partial / CONFIG_FILE)
+                for name in COPIED_FILES:
+                    if (self.configuration.source / name).is_file():
+                        shutil.copyfile(self.configuration.source / name, partial / name)
+                groups = list(self._groups())
+                shards = into_shards([planned for group in groups for planned in self._plan(group)], max_bytes=max_shard_bytes)
+                ShardWriter(partial, shards).write(entry for group in groups for entry in on_disk(self.module, group).items())
         except Exception as error:  # the file system, transformers and torch raise many kinds here; all mean "not saved"
             message = f"cannot save the model to {directory}: {first_line(error)}"
             raise ModelError(message) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
     def _write_config(self, path: Path) -> None:
         fields = {name: value for name, value in self.configuration.fields.items() if name != "torch_dtype"}
@@ -121,29 +116,3 @@ class Checkpoint:
             for name, tensor in group.items()
         }
         return [Planned(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in on_disk(self.module, shapes).items()]
-
-
-def _publish(partial: Path, directory: Path) -> None:
-    """Flush the finished folder to disk and rename it to its name. Only between the two renames is there none of that name."""
-    for path in partial.iterdir():
-        _fsync(path)
-    _fsync(partial)
-    old = partial.with_suffix(".old")
-    if directory.exists():
-        directory.rename(old)
-    try:
-        partial.rename(directory)
-    except OSError:
-        if old.exists():
-            old.rename(directory)
-        raise
-    _fsync(directory.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
