@@ -15,13 +15,11 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from psyche_core.client.gathering import patience
 from psyche_core.errors import ModelError, TransportError
 from psyche_core.interfaces import Transport
 from psyche_core.training.folders import whole_folder
 from psyche_core.wire.description import MAX_DESCRIPTION_BYTES, decode, encode
-
-FLOOR_BYTES_PER_SECOND = 64 * 1024
-GRACE_SECONDS = 20.0
 
 
 class DescriptionExchange:
@@ -51,8 +49,9 @@ class DescriptionExchange:
             return folder
 
         limit = min(size, MAX_DESCRIPTION_BYTES)
-        timeout = GRACE_SECONDS + limit / FLOOR_BYTES_PER_SECOND
-        blob = await self._transport.fetch(blob_hash, sources=sources, max_bytes=limit, timeout=timeout, tag=tag, keep=False)
+        blob = await self._transport.fetch(
+            blob_hash, sources=sources, max_bytes=limit, timeout=patience(limit), tag=tag, keep=False
+        )
         await anyio.to_thread.run_sync(_write, folder, blob)
         return folder
 
