@@ -19,9 +19,9 @@ import torch
 
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.client.bench import Bench, Start
 from psyche_core.client.report import EpochDigest, Event, Report, StepTrained
 from psyche_core.client.runtime import ClientRuntime
-from psyche_core.client.workshop import Bench, Start
 from psyche_core.coordinator import new_state
 from psyche_core.hookspecs import DataContext
 from psyche_core.plugins import PluginRegistry, validate_settings

@@ -19,10 +19,10 @@ import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.client import report
+from psyche_core.client.bench import Bench, ModelStore, Start
 from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.client.runtime import ClientRuntime
-from psyche_core.client.workshop import Bench, ModelStore, Start
 from psyche_core.coordinator.schedule import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, ModelError
@@ -119,6 +119,9 @@ def bench_builder(
 
         nonlocal micro_batch_size
         state = start.state
+        llm = state.model.LLM
+        for kind, name in (("model", llm.architecture), ("optimizer", llm.optimizer.name), ("data", llm.data_location.name)):
+            registry.load(kind, name)  # what is not installed is told before anything is fetched
         origin = Origin(start.folder) if start.folder is not None else _find_origin(settings, start, tell=warn_from_thread)
         if settings.torch_threads is not None:
             torch.set_num_threads(settings.torch_threads)

@@ -21,11 +21,12 @@ from anyio.abc import TaskGroup
 
 from psyche_core.client import events as ev
 from psyche_core.client import report
+from psyche_core.client.bench import Bench, ModelStore, Start
 from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.machine import ClientMachine, Patience
 from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.client.turns import Turns
-from psyche_core.client.workshop import Bench, ModelStore, Start, Workshop
+from psyche_core.client.workshop import Workshop
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, BlobRejected, CommandRefused, PsycheError, TransportError, WireError
@@ -263,12 +264,13 @@ class ClientRuntime:
         await self._put(await self._workshop.store(action))
 
     async def _join(self) -> None:
-        """Join, however long the coordinator takes to answer; one request at a time."""
+        """Join once our model and data are open, however long the coordinator takes to answer; one request at a time."""
         if self._joining:
             return
 
         self._joining = True
         try:
+            await self._workshop.prepare(self.state)
             while True:
                 try:
                     await self._backend.join(self._transport.address, timeout=COMMAND_TIMEOUT)
@@ -281,7 +283,7 @@ class ClientRuntime:
             if refusal.code not in PASSING_REFUSALS:
                 self._fail(refusal)
             logger.info("joining was refused: %s", refusal)
-        except BackendError as error:
+        except PsycheError as error:
             self._fail(error)
         finally:
             self._joining = False

@@ -1,22 +1,22 @@
 """The heavy half of a client: model, optimizer, data and payload bytes, worked in threads so that the event loop never blocks.
 
 Decided here: one trainer thread at a time (the machine never asks for two pieces of work), payload checks beside it, samples of
-the next share read while the trainer is busy with something else. Refuses to decide anything: it does one `Work` and says what
-happened.
+the next share read while the trainer is busy with something else; model and data are opened before the run is joined, so that a
+model that does not fit keeps nobody waiting. Refuses to decide anything: it does one `Work` and says what happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from time import perf_counter
-from typing import Protocol
 
 import anyio
 import anyio.to_thread
 
 from psyche_core.client import report
+from psyche_core.client.bench import Bench, ModelStore, Start
 from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.events import (
     Applied,
@@ -43,7 +43,7 @@ from psyche_core.client.events import (
     Work,
 )
 from psyche_core.client.events import SourceMissing as SourceMissingEvent
-from psyche_core.client.model_exchange import ModelExchange, ModelHolder
+from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import (
     DataError,
@@ -54,9 +54,9 @@ from psyche_core.errors import (
     TransportError,
     WireError,
 )
-from psyche_core.interfaces import DataProvider, Transport
+from psyche_core.interfaces import Transport
 from psyche_core.interfaces.data import Samples
-from psyche_core.run_config import Choice
+from psyche_core.run_config import ModelConfig
 from psyche_core.training.checkpoint import checkpoint_path, save_checkpoint
 from psyche_core.training.checkpoint_manifest import Facts
 from psyche_core.training.origin import SourceMissing
@@ -64,100 +64,6 @@ from psyche_core.training.private_state import private_path
 from psyche_core.types import BatchId
 
 DATA_TIMEOUT = 120.0
-
-
-class TrainedShare(Protocol):
-    """What training a share gives."""
-
-    @property
-    def loss(self) -> float:
-        """Mean over the share, in nats per token."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in the share."""
-
-    @property
-    def seconds(self) -> float:
-        """Wall time."""
-
-    @property
-    def payload(self) -> bytes:
-        """The encoded result."""
-
-
-class TrainerLike(ModelHolder, Protocol):
-    """What the workshop needs of a trainer; psyche_core.training.trainer.Trainer is one."""
-
-    @property
-    def max_payload_bytes(self) -> int:
-        """No valid payload is longer."""
-
-    @property
-    def parameter_count(self) -> int:
-        """Trainable values."""
-
-    @property
-    def description(self) -> Mapping[str, bytes]:
-        """The small files that say how the model is built; empty where it cannot be described so."""
-
-    def train(self, step: int, samples: Samples) -> TrainedShare:
-        """Train one share at the look-ahead weights."""
-
-    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool) -> None:
-        """Apply a step's accepted payloads to the masters."""
-
-    def check(self, payload: bytes) -> None:
-        """Raise PayloadRejected for a payload that does not fit; callable beside the others."""
-
-    def sampled_digest(self, seed: int) -> bytes:
-        """SHA-256 over a seeded sample of the masters."""
-
-    def evaluate(self, samples: Samples) -> float:
-        """Mean loss at the masters, in nats per token."""
-
-    def save(self, directory: Path) -> None:
-        """Write a checkpoint."""
-
-    def save_private(self, path: Path) -> None:
-        """Write what only our optimizer has, for our own next start."""
-
-
-class ModelStore(Protocol):
-    """A place that keeps models for the run; psyche_core.training.stores has some."""
-
-    async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
-        """Store a checkpoint's folder whole; its location as a run configuration says it. Raises StoreError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a bench is built for.
-
-    state: of the run. fresh: with the model that the run's checkpoint names, whatever we saved ourselves. folder: what the other
-    members say the model is built like, its weights still to come; None to find the model on this machine or where the run says.
-    """
-
-    state: CoordinatorState
-    fresh: bool = False
-    folder: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What is needed to work on a run. checkpoints: folder that checkpoints go to; None saves nothing.
-
-    step: the last one whose results are in the trainer's masters; None for the model the run's checkpoint names. stored_step: the
-    one that this model says it is of, for people.
-    """
-
-    trainer: TrainerLike
-    data: DataProvider
-    validation: Samples | None = None
-    checkpoints: Path | None = None
-    keep_checkpoints: Callable[[Path], None] | None = None
-    step: int | None = None
-    stored_step: int | None = None
 
 
 class Workshop:
@@ -184,6 +90,7 @@ class Workshop:
         self._exchange = exchange or ModelExchange(transport, tell=tell)
         self._descriptions = descriptions or DescriptionExchange(transport)
         self._bench: Bench | None = None
+        self._prepared: tuple[ModelConfig, Bench] | None = None
         self._run_id = ""
         self._payloads: dict[bytes, tuple[int, bytes]] = {}
         self._reading: dict[tuple[BatchId, ...], _Reading] = {}
@@ -217,10 +124,42 @@ class Workshop:
             case FetchModel():
                 return await self._build_and_fetch(work)
 
-    async def _load(self, work: Load) -> Event:
+    async def prepare(self, state: CoordinatorState) -> None:
+        """Open everything before the run is joined, so that who cannot take part says why and joins nothing.
+
+        The first Load takes what is open. Does nothing where the other members have to say how the model is built. Raises
+        ModelError, DataError and ConfigError.
+        """
+        if self._bench is None and self._take_prepared(state, keep=True) is None:
+            with contextlib.suppress(SourceMissing):
+                self._prepared = state.model, await self._open(Start(state))
+
+    def _take_prepared(self, state: CoordinatorState, *, keep: bool = False) -> Bench | None:
+        """What was opened before joining, if the run is still what it was opened for; otherwise it is let go."""
+        if self._prepared is None:
+            return None
+
+        model, bench = self._prepared
+        if model != state.model or (bench.step is not None and bench.step >= state.progress.step):
+            self._prepared = None
+            return None
+
+        if not keep:
+            self._prepared = None
+        return bench
+
+    async def _open(self, start: Start) -> Bench:
         started = perf_counter()
+        bench = await self._build(start)
+        step = bench.stored_step if bench.step is None else bench.step
+        self._tell(report.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started, step))
+        return bench
+
+    async def _load(self, work: Load) -> Event:
+        prepared = None if work.fresh else self._take_prepared(work.state)
+        self._prepared = None  # a second model in memory would be one too many
         try:
-            bench = await self._build(Start(work.state, fresh=work.fresh))
+            bench = prepared or await self._open(Start(work.state, fresh=work.fresh))
         except SourceMissing as error:
             return SourceMissingEvent(str(error))
 
@@ -228,8 +167,6 @@ class Workshop:
         self._exchange.loaded_anew()
         self._run_id = work.state.run_id
         digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
-        step = bench.stored_step if bench.step is None else bench.step
-        self._tell(report.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started, step))
         if work.state.progress.step == 1:  # later these weights are a starting point that the run has left behind
             await self._validate(0)
         return ModelReady(digest, bench.trainer.max_payload_bytes, bench.step)

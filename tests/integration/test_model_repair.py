@@ -17,9 +17,9 @@ from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client import report
+from psyche_core.client.bench import Bench
 from psyche_core.client.machine import Patience
 from psyche_core.client.runtime import ClientRuntime
-from psyche_core.client.workshop import Bench
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.run_config import parse_run_file

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
 
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.cli.failures import describe_failure
 from psyche_core.client import report
 from psyche_core.client.assemble import bench_builder
+from psyche_core.client.bench import Start
 from psyche_core.client.runtime import ClientRuntime
-from psyche_core.client.workshop import Start
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.plugins import PluginRegistry
@@ -59,12 +62,12 @@ optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8, cli
 class Client:
     """A client of a run in this process. told: what it reported."""
 
-    def __init__(self, base: Path, stack: AsyncExitStack, **settings: Any) -> None:
-        run = parse_run_file(RUN, source="test_assemble.py")
-        self.state: CoordinatorState = new_state(run.run_id, run.config, run.model)
+    def __init__(self, base: Path, stack: AsyncExitStack, *, run: str = RUN, **settings: Any) -> None:
+        parsed = parse_run_file(run, source="test_assemble.py")
+        self.state: CoordinatorState = new_state(parsed.run_id, parsed.config, parsed.model)
         self.told: list[report.Event] = []
         self.key = SecretKey.generate()
-        given = {"run_id": run.run_id, "server_addr": "memory:1", "base": base, "device": "cpu", **settings}
+        given = {"run_id": parsed.run_id, "server_addr": "memory:1", "base": base, "device": "cpu", **settings}
         self.build = bench_builder(
             ClientSettings(**given),
             PluginRegistry.discover(),
@@ -77,7 +80,7 @@ class Client:
     async def run(self) -> report.Ended:
         """Take part in the run alone."""
         identity = NodeIdentity(self.key.public, self.key.public)
-        coordinator = MemoryCoordinator(self.state)
+        coordinator = self.coordinator = MemoryCoordinator(self.state)
         async with coordinator.backend(identity) as backend, MemoryTransport(MemoryNetwork(), self.key.public) as transport:
             runtime = ClientRuntime(
                 run_id=self.state.run_id,
@@ -121,15 +124,43 @@ def without_shard(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def with_weights(model: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Whole weights of the model's architecture, then changed."""
+    module = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(model))
+    weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    change(weights)
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def one_missing(model: Path) -> None:
+    with_weights(model, lambda weights: weights.pop("model.norm.weight"))
+
+
+def one_too_many(model: Path) -> None:
+    with_weights(model, lambda weights: weights.update({"model.stranger.weight": torch.zeros(2)}))
+
+
+def one_of_another_shape(model: Path) -> None:
+    with_weights(model, lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}))
+
+
+def of_no_known_type(model: Path) -> None:
+    (model / "config.json").write_text('{"model_type": "perceptron_of_1958"}')
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
+        (one_missing, "model.norm.weight"),
+        (one_too_many, "model.stranger.weight"),
+        (one_of_another_shape, "model.norm.weight"),
+        (of_no_known_type, "perceptron_of_1958"),
         (cut_short, "model.safetensors is cut short or no safetensors file"),
         (without_type, "expected a JSON object with a model_type"),
         (without_shard, "shard model-00001-of-00001.safetensors is missing"),
     ],
 )
-async def test_a_model_that_cannot_be_built_ends_the_client_with_one_sentence(
+async def test_a_model_that_cannot_be_built_ends_the_client_with_one_sentence_before_it_joins(
     base: Path, stack: AsyncExitStack, damage: Any, sentence: str
 ) -> None:
     damage(base / "model")
@@ -142,7 +173,38 @@ async def test_a_model_that_cannot_be_built_ends_the_client_with_one_sentence(
     assert sentence in described[0]
     assert "\n" not in described[0]
     assert [event for event in client.told if isinstance(event, report.Ended)] == [report.Ended(described[0], success=False)]
-    assert not any(isinstance(event, report.StepTrained) for event in client.told)
+    assert_never_joined(client)
+
+
+def assert_never_joined(client: Client) -> None:
+    assert client.coordinator.state.pending == ()
+    assert client.coordinator.state.epoch.clients == ()
+
+
+@pytest.mark.parametrize(
+    ("was", "said"),
+    [
+        ('architecture = "HfAuto"', 'architecture = "Perceptron"'),
+        ("optimizer = { AdamW", "optimizer = { Luck"),
+        ('data_location = "Dummy"', 'data_location = "Papyrus"'),
+    ],
+)
+async def test_a_run_that_needs_a_plugin_we_lack_is_not_joined(base: Path, stack: AsyncExitStack, was: str, said: str) -> None:
+    client = Client(base, stack, run=RUN.replace(was, said))
+    with pytest.raises(Exception) as caught, anyio.fail_after(60):
+        await client.run()
+    described = describe_failure(caught.value)
+    assert described is not None, "the user would see a traceback"
+    assert said.split()[-1].strip('"') in described[0]
+    assert_never_joined(client)
+
+
+async def test_the_model_that_was_opened_before_joining_is_the_one_that_is_trained(base: Path, stack: AsyncExitStack) -> None:
+    client = Client(base, stack)
+    with anyio.fail_after(120):
+        assert (await client.run()).success
+    assert [type(event) for event in client.told].count(report.ModelLoaded) == 1
+    assert [event.step for event in client.told if isinstance(event, report.StepTrained)] == [1, 2, 3, 4]
 
 
 async def test_a_micro_batch_that_was_left_to_us_is_told_once(base: Path, stack: AsyncExitStack) -> None:

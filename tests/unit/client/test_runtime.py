@@ -18,9 +18,9 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client import events as ev
 from psyche_core.client import report
 from psyche_core.client import runtime as runtime_module
+from psyche_core.client.bench import Bench
 from psyche_core.client.machine import Patience
 from psyche_core.client.runtime import ClientRuntime
-from psyche_core.client.workshop import Bench
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import Command, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState

@@ -20,8 +20,9 @@ from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client import events as ev
 from psyche_core.client import gathering, model_exchange, report
+from psyche_core.client.bench import Bench, Start
 from psyche_core.client.model_exchange import ModelExchange
-from psyche_core.client.workshop import Bench, Start, Workshop
+from psyche_core.client.workshop import Workshop
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BlobNotFound, ModelError, TransportError
