@@ -146,7 +146,8 @@ class StoreFailed:
 class SnapshotTaken:
     """Our masters after `step` are offered as blobs. manifest_hash, manifest_bytes: of their manifest.
 
-    description_hash, description_bytes: of what the model is built like; zeros where that is not offered.
+    description_hash, description_bytes: of what the model is built like; zeros where that is not offered. digest: full digest of
+    the masters as they are now; zeros where it was not taken.
     """
 
     step: int
@@ -154,6 +155,7 @@ class SnapshotTaken:
     manifest_bytes: int
     description_hash: bytes = bytes(32)
     description_bytes: int = 0
+    digest: bytes = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,11 @@ class ClientMachine:
         return self._me.stopped
 
     @property
+    def masters_at(self) -> int | None:
+        """The step whose results are in our masters, None when that is unknown."""
+        return self._me.masters_at
+
+    @property
     def notes(self) -> EpochNotes | None:
         """What is noted about the epoch, for tests and displays to look at."""
         return self._me.notes

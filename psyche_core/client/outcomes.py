@@ -69,7 +69,7 @@ def command_answered(me: Standing, event: ev.CommandAnswered) -> None:
 def _model_ready(me: Standing, event: ev.ModelReady) -> None:
     me.model_ready = True
     me.model_digest = event.digest
-    me.masters_at = event.step
+    me.masters_at = me.digest_at = event.step
     me.results.max_payload_bytes = event.max_payload_bytes
     if me.notes is None or me.state is None:
         return
@@ -78,7 +78,7 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
     if event.step is not None:
         me.notes.masters_replaced(event.step)
     elif me.state.epoch.start_step == 1:
-        me.masters_at = 0  # the run begins with the model its checkpoint names
+        me.masters_at = me.digest_at = 0  # the run begins with the model its checkpoint names
     if me.source_missing:
         me.source_missing = False
         me.notes.repair.over()
@@ -136,6 +136,7 @@ def _epoch_closed(me: Standing, event: ev.EpochClosed) -> None:
     notes.saved = event.saved
     notes.closed_at = me.now
     me.model_digest = notes.digests.ours = event.digest
+    me.digest_at = me.masters_at
     notes.digests.note_own(notes.slot, ended=True)
     me.tell(report.EpochDigest(notes.number, notes.last_step(state), event.digest.hex()))
     me.do(ev.Broadcast(ModelDigest(notes.number, True, event.digest), notes.tag(max(notes.newest, 0))))
@@ -143,7 +144,7 @@ def _epoch_closed(me: Standing, event: ev.EpochClosed) -> None:
 
 
 def _snapshot_taken(me: Standing, event: ev.SnapshotTaken) -> None:
-    if me.notes is not None:
+    if me.notes is not None and not recovery.changed_unasked(me, event):
         offer = ModelOffer(
             me.notes.number,
             event.step,

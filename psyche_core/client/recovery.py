@@ -10,7 +10,8 @@ from __future__ import annotations
 from psyche_core.client import agenda, report
 from psyche_core.client.agreement import unlike_witnesses
 from psyche_core.client.epoch import EpochNotes, masters_due
-from psyche_core.client.events import Broadcast, Load, ModelFetched, ModelFetchFailed
+from psyche_core.client.events import Broadcast, Load, ModelFetched, ModelFetchFailed, SnapshotTaken
+from psyche_core.client.rounds import NO_DIGEST
 from psyche_core.client.standing import Standing
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import RunState
@@ -66,7 +67,7 @@ def _without_offers(me: Standing, state: CoordinatorState, notes: EpochNotes, *,
 def model_fetched(me: Standing, event: ModelFetched) -> None:
     """Our masters are the others' now."""
     notes = me.notes
-    me.masters_at = event.step
+    me.masters_at = me.digest_at = event.step
     me.model_digest = event.digest
     if notes is None:
         return
@@ -77,6 +78,21 @@ def model_fetched(me: Standing, event: ModelFetched) -> None:
     notes.ready_sent = notes.closed = False
     notes.repair.over()
     me.tell(report.Resynced(notes.number, event.step))
+
+
+def changed_unasked(me: Standing, event: SnapshotTaken) -> bool:
+    """Whether what we were about to offer is not what it was after the same step: bad memory. Nobody may be given that.
+
+    Found here for nobody else would: between two epochs nothing is compared, and a joiner cannot tell which of us is right.
+    """
+    notes = me.notes
+    unknown = notes is None or me.digest_at != event.step or event.digest == NO_DIGEST
+    if notes is None or unknown or event.digest == me.model_digest:
+        return False
+
+    notes.generosity.given.discard(event.step)
+    _lacks(me, notes, "this client's model has changed by itself, which memory that fails does", astray=True)
+    return True
 
 
 def model_fetch_failed(me: Standing, event: ModelFetchFailed) -> None:

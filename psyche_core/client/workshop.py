@@ -177,6 +177,7 @@ class Workshop:
         if isinstance(taken, SnapshotFailed):
             return taken
 
+        taken = replace(taken, digest=await anyio.to_thread.run_sync(self.bench.trainer.full_digest))
         try:
             files = await anyio.to_thread.run_sync(lambda: self.bench.trainer.description)
             described = await self._descriptions.offer(files, tag=work.tag)

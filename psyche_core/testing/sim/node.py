@@ -295,11 +295,19 @@ class Node:
 
         self.receive(life, _WORK[work.__class__](self, work))
 
-    def spoil(self) -> None:
-        """A bit of the masters flips; until they are replaced, nothing but that is asked of this replica."""
+    @property
+    def holds_model(self) -> bool:
+        """Whether others may count on it for the model of the run."""
+        return self.running and not self.liar and self.machine.masters_at is not None
+
+    def spoil(self, *, bit: int) -> None:
+        """A bit of the masters flips; until they are replaced, nothing but that is asked of this replica.
+
+        bit: another one for each flip of a run, since no two such accidents are alike.
+        """
         self.trace("a bit of its masters flips")
         self.spoiled = True
-        self.replica.spoil()
+        self.replica.spoil(bit)
 
     def _load(self, work: ev.Load) -> ev.Event:
         checkpoint = work.state.model.LLM.checkpoint
@@ -373,7 +381,8 @@ class Node:
         manifest = hashlib.sha256(b"manifest" + self.replica.digest()).digest()
         self.snapshots[manifest] = (work.tag, work.step, self.replica.snapshot())
         self.counts["snapshots"] += 1
-        return ev.SnapshotTaken(work.step, manifest, 256, hashlib.sha256(b"description").digest(), 64)
+        described = hashlib.sha256(b"description").digest()
+        return ev.SnapshotTaken(work.step, manifest, 256, described, 64, digest=self.replica.digest())
 
     def _fetch_model(self, work: ev.FetchModel) -> ev.Event:
         network = self._world.network

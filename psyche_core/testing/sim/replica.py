@@ -64,8 +64,8 @@ class Replica(Protocol):
     def restore(self, snapshot: object) -> None:
         """Take other masters and forget everything else."""
 
-    def spoil(self) -> None:
-        """Change one piece of the masters a little, as bad memory does."""
+    def spoil(self, bit: int) -> None:
+        """Flip one bit of the masters, as bad memory does. bit: from the end of the last piece, the first few exist."""
 
 
 class HashReplica:
@@ -113,6 +113,6 @@ class HashReplica:
         assert isinstance(snapshot, tuple)
         self._masters = snapshot
 
-    def spoil(self) -> None:
+    def spoil(self, bit: int) -> None:
         """Flip one bit of the last piece."""
-        self._masters = (*self._masters[:-1], self._masters[-1] ^ 1)
+        self._masters = (*self._masters[:-1], self._masters[-1] ^ 1 << bit)

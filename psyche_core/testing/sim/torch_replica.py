@@ -82,9 +82,10 @@ class TorchReplica:
             {name: torch.frombuffer(bytearray(raw), dtype=torch.float32).reshape(SHAPES[name]) for name, raw in snapshot}
         )
 
-    def spoil(self) -> None:
-        """Flip one bit of the last value of the last parameter."""
+    def spoil(self, bit: int) -> None:
+        """Flip one bit of the last parameter."""
         masters = self.snapshot()
         assert isinstance(masters, tuple)
         *rest, (name, raw) = masters
-        self.restore((*rest, (name, raw[:-1] + bytes((raw[-1] ^ 1,)))))
+        at = len(raw) - 1 - bit // 8
+        self.restore((*rest, (name, raw[:at] + bytes((raw[at] ^ 1 << bit % 8,)) + raw[at + 1 :])))

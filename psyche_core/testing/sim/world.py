@@ -267,13 +267,18 @@ class World:
                     self.counts["leave"] += 1
                     node.ask_to_leave()
             case "bit-flip":
-                if node.running and not node.liar:
+                if self._may_flip(node):
                     self.counts["bit-flip"] += 1
-                    node.spoil()
+                    node.spoil(bit=self.counts["bit-flip"])
             case "late":
                 pass
             case _:
                 self.lies.begin(node, fault.kind)
+
+    def _may_flip(self, node: Node) -> bool:
+        """Whether the model still has a sound majority of its holders then; without one nobody could tell what is right."""
+        holders = [other for other in self.nodes if other.holds_model]
+        return node in holders and 2 * sum(other.spoiled or other is node for other in holders) < len(holders)
 
     def _end(self, fault: Fault) -> None:
         self.note("fault", f"{fault.kind} of {fault.nodes or 'all'} is over")

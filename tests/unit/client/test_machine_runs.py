@@ -225,6 +225,26 @@ def test_a_replica_that_drifts_during_an_epoch_is_repaired_in_the_same_epoch() -
     assert_all_equal(world)
 
 
+def test_replicas_that_changed_between_epochs_are_not_passed_on_and_find_out_themselves() -> None:
+    """Two of three holders, each with another wrong model: no majority could tell a joiner which one is right."""
+    world = World(3, total_steps=12, rounds_per_epoch=6)
+    world.run(until=lambda: world.state.progress.step == 3)
+    late = world.add_member()
+    sound, *odd = world.members[:3]
+    world.run(until=lambda: all(member.machine.notes.closed for member in (sound, *odd)))  # type: ignore[union-attr]  # each has
+    for number, member in enumerate(odd, start=1):
+        member.weights = bytes([number]) * 32
+    right = sound.weights
+    world.run(until=lambda: bool(resynced(late)))
+
+    assert late.weights == right
+    world.run()
+    assert [resynced(member) for member in (sound, *odd, late)] == [[], [6], [6], [6]]
+    assert all("by itself" in str(member.told) for member in odd)
+    assert all(member.stop is not None and member.stop.success for member in world.members)
+    assert_all_equal(world)
+
+
 def test_leaving_when_asked_withdraws_and_the_others_go_on() -> None:
 
     world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)

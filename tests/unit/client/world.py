@@ -346,7 +346,7 @@ class World:
             case ev.TakeSnapshot():
                 manifest = hashlib.sha256(repr((work.step, member.weights)).encode()).digest()
                 member.snapshots[manifest] = (work.step, member.weights)
-                return ev.SnapshotTaken(work.step, manifest, 100, DESCRIPTION, 64)
+                return ev.SnapshotTaken(work.step, manifest, 100, DESCRIPTION, 64, digest=hashlib.sha256(member.weights).digest())
             case ev.FetchModel():
                 for other in self.members:
                     if other.alive and other.key.public in work.sources and work.manifest_hash in other.snapshots:
