@@ -1,20 +1,30 @@
 """Folders that appear whole or not at all.
 
 Decided here: a folder is made beside its final place, flushed to the disk file by file, and renamed; an older one of that name
-goes only when the new one is there.
+goes only when the new one is there. What takes long to fetch may be taken up again where it was interrupted; a week later it is
+thrown away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+if sys.platform != "win32":
+    import fcntl
+
 _PARTIAL = ".partial"
 _OLD = ".old"
+_RESUMED = ".resume"
+ABANDONED_SECONDS = 7 * 86_400
+"""After so long nobody comes back to an interrupted download."""
 
 
 @contextmanager
@@ -28,6 +38,60 @@ def whole_folder(directory: Path) -> Iterator[Path]:
         publish(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def resumed_folder(directory: Path, *, keep_on: tuple[type[BaseException], ...]) -> Iterator[Path]:
+    """Like `whole_folder`, and what an interrupted block wrote is there again at the next attempt.
+
+    keep_on: exceptions after which it is kept; it is also kept when the process is killed. Where another process is at the same
+    folder this is a plain `whole_folder`. Raises OSError.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = directory.parent / f".{directory.name}{_RESUMED}"
+    _remove_abandoned(directory.parent, but=partial)
+    partial.mkdir(exist_ok=True)
+    with _locked(partial) as alone:
+        if not alone:
+            with whole_folder(directory) as private:
+                yield private
+            return
+
+        try:
+            yield partial
+            publish(partial, directory)
+        except keep_on:
+            raise
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether the folder is ours alone among processes, for as long as the block runs. Without such locks it never is."""
+    if sys.platform == "win32":
+        yield False
+        return
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield folder.is_dir() and folder.stat().st_ino == os.fstat(descriptor).st_ino  # or who had it has published it
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(parent: Path, *, but: Path) -> None:
+    for path in parent.glob(f".*{_RESUMED}"):
+        with contextlib.suppress(OSError):
+            newest = max(each.stat().st_mtime for each in (path, *path.iterdir()))
+            if path != but and time.time() - newest > ABANDONED_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def publish(partial: Path, directory: Path) -> None:

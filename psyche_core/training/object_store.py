@@ -54,13 +54,29 @@ class ObjectStore:
             raise self._failed(f"write {name}", error) from error
 
     def get_file(self, name: str, path: Path) -> None:
-        """Write an object into a file, chunk by chunk. Raises StoreError."""
+        """Write an object into a file, chunk by chunk, from where an earlier attempt left the file. Raises StoreError.
+
+        Whether the bytes that were there belong to the object is for the caller to see: compare the whole with what it should be.
+        A connection that breaks is taken up again by obstore.
+        """
         obstore = _obstore()
         try:
-            result = obstore.get(self._store, name)
-            with path.open("wb") as file:
+            size = obstore.head(self._store, name)["size"]
+            start = path.stat().st_size if path.exists() else 0
+            if start > size:
+                path.unlink()
+                message = f"{name} in the bucket {self._name} has {size} bytes, fewer than an earlier attempt got; try again"
+                raise StoreError(message)
+
+            with path.open("ab") as file:
+                if start == size:
+                    return  # a range of nothing would be refused
+
+                result = obstore.get(self._store, name, options={"range": {"offset": start}})
                 for chunk in result.stream(min_chunk_size=CHUNK_BYTES):
                     file.write(chunk)
+        except StoreError:
+            raise
         except Exception as error:  # as above
             raise self._failed(f"read {name}", error) from error
 

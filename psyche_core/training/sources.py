@@ -1,10 +1,10 @@
 """From a checkpoint's location to a folder on this machine: the Hub, a bucket, a folder, or what was downloaded before.
 
 Decided here: a local folder of the repository's name comes first, as transformers does it; what was downloaded once is not
-downloaded again, and works without a network; a bucket's checkpoint lies in the cache only when every byte of it was compared
-with its manifest, where it has one. Only safetensors and JSON are fetched, never code or pickle. The *description* of a model is
-its checkpoint without the weights: who gets the weights from other members needs no more. Everything blocks: call it in a worker
-thread. Refuses kinds that name no place.
+downloaded again, and works without a network; what was interrupted goes on where it was; a bucket's checkpoint lies in the cache
+only when every byte of it was compared with its manifest, where it has one. Only safetensors and JSON are fetched, never code or
+pickle. The *description* of a model is its checkpoint without the weights: who gets the weights from other members needs no more.
+Everything blocks: call it in a worker thread. Refuses kinds that name no place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from psyche_core.errors import ModelError, StoreError
 from psyche_core.run_config import Choice
 from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest, verify
-from psyche_core.training.folders import whole_folder
+from psyche_core.training.folders import resumed_folder, whole_folder
 from psyche_core.training.object_store import ObjectStore, open_bucket
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
@@ -136,7 +136,7 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, tell: Tell)
             return folder
 
         names = manifest.file_names if weights else tuple(sorted(manifest.files))
-        with whole_folder(folder) as partial:
+        with resumed_folder(folder, keep_on=(StoreError, OSError, KeyboardInterrupt)) as partial:
             _download(store, start, names, into=partial, where=where, tell=tell)
             (partial / MANIFEST_FILE).write_bytes(text)
             verify(partial, manifest if weights else manifest.model_copy(update={"tensors": {}}))

@@ -8,10 +8,9 @@ import shlex
 import tomllib
 from pathlib import Path
 
-import click
 import pytest
+from command_lines import parse
 
-from psyche_core.cli import cli
 from psyche_core.run_config import load_run_file
 
 REPOSITORY = Path(__file__).parents[2]
@@ -24,17 +23,6 @@ def blocks(language: str) -> list[str]:
 
 COMMANDS = [part for block in blocks("sh") for line in block.splitlines() for part in line.split(" && ") if part.strip()]
 TREE = [line.split(maxsplit=1) for line in blocks("text")[0].splitlines()]
-
-
-def parse(words: list[str]) -> dict[str, object]:
-    """Parse a psyche command as the program would, without running it; the leaf's parameters."""
-    command: click.Command = cli
-    context = click.Context(cli)
-    while isinstance(command, click.Group):
-        found = command.get_command(context, words[0])
-        assert found is not None, f"no command {words[0]}"
-        command, words = found, words[1:]
-    return command.make_context("psyche", list(words)).params
 
 
 @pytest.mark.parametrize("command", COMMANDS)

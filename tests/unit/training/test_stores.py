@@ -5,13 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import random
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -20,6 +24,7 @@ from psyche_core.errors import ModelError, StoreError
 from psyche_core.run_config import Choice
 from psyche_core.training import sources
 from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
+from psyche_core.training.object_store import open_bucket
 from psyche_core.training.stores import BucketStore, FolderStore, HubStore, Keep
 
 pytestmark = pytest.mark.anyio
@@ -91,8 +96,6 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "AWS_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    import httpx
-
     assert httpx.put(f"http://{host}:{port}/models").status_code == 200
     yield "s3://models"
     server.stop()
@@ -151,6 +154,86 @@ async def test_a_checkpoint_that_was_damaged_in_the_bucket_is_refused_and_not_ke
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     shard.write_bytes(whole)
     sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+
+
+async def test_51_an_interrupted_download_goes_on_where_it_was(bucket_folder: Path, tmp_path: Path) -> None:
+    """Reference client 9.2-51: transfers without resume or check."""
+    bucket = f"file://{bucket_folder}/b"
+    location = await BucketStore(bucket).put(make_checkpoint(tmp_path / "mine", 7), run_id="r", step=7)
+    first, *_, last = sorted((bucket_folder / "b/r-step7").iterdir(), key=lambda path: path.name != "config.json")
+    missing, kept = last.read_bytes(), first.read_bytes()
+    last.unlink()
+    with pytest.raises(ModelError, match=last.name):
+        sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+
+    last.write_bytes(missing)
+    first.write_bytes(b"?" * len(kept))  # whoever reads it again is found out
+    found = sources.find(location, base=tmp_path, cache=tmp_path / "cache")
+    assert contents(found) == contents(tmp_path / "mine")
+    assert [path.name for path in found.parent.iterdir()] == [found.name]
+
+
+async def test_51_a_file_is_only_asked_for_what_it_lacks(s3: str, tmp_path: Path) -> None:
+    whole = bytes(range(256)) * 100
+    (tmp_path / "whole").write_bytes(whole)
+    store = open_bucket(s3)
+    store.put_file("a/file", tmp_path / "whole")
+    (tmp_path / "part").write_bytes(b"x" * 1000)  # not the object's: what is there is not read again
+    store.get_file("a/file", tmp_path / "part")
+    assert (tmp_path / "part").read_bytes() == b"x" * 1000 + whole[1000:]
+
+    (tmp_path / "part").write_bytes(bytes(len(whole) + 1))
+    with pytest.raises(StoreError, match="fewer than an earlier attempt got"):
+        store.get_file("a/file", tmp_path / "part")
+    store.get_file("a/file", tmp_path / "part")
+    assert (tmp_path / "part").read_bytes() == whole
+
+
+async def test_51_a_connection_that_breaks_is_resumed(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server between us and the bucket that ends every answer after a while."""
+    whole = random.Random(51).randbytes(600_000)
+    (tmp_path / "whole").write_bytes(whole)
+    open_bucket(s3).put_file("file", tmp_path / "whole")
+    with cutting_proxy(os.environ["AWS_ENDPOINT_URL"], after=250_000) as (address, cuts):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        open_bucket(s3).get_file("file", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == whole
+    assert len(cuts) >= 2
+
+
+@contextmanager
+def cutting_proxy(target: str, *, after: int) -> Iterator[tuple[str, list[int]]]:
+    """Hands requests on to `target` and closes the connection after `after` bytes of an answer; which answers were cut."""
+    cuts: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
+            answer = httpx.request(self.command, target + self.path, headers=headers)
+            self.send_response(answer.status_code)
+            for name, value in answer.headers.items():
+                if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
+                    self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer.content[:after])
+            if len(answer.content) > after:
+                cuts.append(len(answer.content))
+                self.close_connection = True
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", cuts
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 async def test_a_foreign_checkpoint_without_a_manifest_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""The how-to pages: their commands run, or parse where they need a server; their tables are valid in a run file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from command_lines import parse
+
+from psyche_core.cli import cli
+from psyche_core.hookspecs import DataRegistration
+from psyche_core.plugins import PluginRegistry, validate_settings
+from psyche_core.run_config import Choice, parse_run_file
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = {path.name: path.read_text() for path in sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))}
+COMMANDS = [
+    line
+    for page in PAGES.values()
+    for block in re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
+    for line in block.splitlines()
+]
+TABLES = [block for page in PAGES.values() for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)]
+NEEDS_A_SERVER = "psyche client train"
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(COMMANDS) >= 6
+    assert len(TABLES) >= 8
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(NEEDS_A_SERVER)])
+def test_each_command_that_needs_a_server_parses(command: str) -> None:
+    assert parse(shlex.split(command)[1:])["run_id"] == "local-testnet"
+
+
+def test_the_other_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    (tmp_path / "books").mkdir()
+    for number in range(3):
+        (tmp_path / "books" / f"{number}.txt").write_text("To be, or not to be, that is the question.\n" * 400)
+    monkeypatch.chdir(tmp_path)
+    for command in COMMANDS:
+        if not command.startswith(NEEDS_A_SERVER):
+            program, *words = shlex.split(command)
+            assert program == "psyche"
+            done = CliRunner().invoke(cli, words)
+            assert done.exit_code == 0, f"{command}: {done.output}"
+    assert (tmp_path / "tokens" / "train").is_dir()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_each_table_is_valid_in_a_run_file(table: str) -> None:
+    run = (REPOSITORY / "examples" / "local_testnet" / "state.toml").read_text()
+    [path] = re.findall(r"^\[(model\.LLM\.\w+)[\w.]*\]$", table, flags=re.MULTILINE)
+    before, _, rest = run.partition(f"\n[{path}")
+    after = rest.partition("\n\n")[2]
+    parsed = parse_run_file(f"{before}\n{table}\n{after}", source="the page")
+    said = tomllib.loads(table)["model"]["LLM"]
+    choice = parsed.model.LLM.data_location if "data_location" in said else parsed.model.LLM.checkpoint
+    assert isinstance(choice, Choice)
+    assert {choice.name} == set(next(iter(said.values())))
+    if "data_location" in said:
+        registration = PluginRegistry.discover().load("data", choice.name)
+        assert isinstance(registration, DataRegistration)
+        validate_settings(registration, choice.settings, where="the page")
