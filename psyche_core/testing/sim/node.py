@@ -392,6 +392,8 @@ class Node:
             return ev.ModelFetchFailed(work.step, "nobody connected holds these masters any more")
 
         masters = source.snapshots[work.manifest_hash][2]
+        if not self.liar:
+            self._world.replicas.fetched(self.name, step=work.step, masters=masters, held=self._world.held)
         if work.build is not None:
             if (hashlib.sha256(b"description").digest(), 64) not in work.descriptions:
                 raise Broken(
@@ -402,8 +404,6 @@ class Node:
         self.replica.restore(masters)
         self.spoiled = False
         self.counts["models fetched"] += 1
-        if not self.liar:
-            self._world.replicas.fetched(self.name, step=work.step, masters=masters)
         if work.build is not None:
             return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, work.step)
         return ev.ModelFetched(work.step, self.replica.digest())

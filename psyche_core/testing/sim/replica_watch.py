@@ -5,7 +5,7 @@ Nothing here looks into a machine, except at how much it says it keeps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.testing.sim.failure import Broken
@@ -91,11 +91,19 @@ class ReplicaWatch:
             if key not in self._ledger.last:
                 self._compare(name, key, taken, final=True)
 
-    def fetched(self, name: str, *, step: int, masters: object) -> None:
-        """A member replaced its masters by others'."""
+    def fetched(self, name: str, *, step: int, masters: object, held: Callable[[object], bool]) -> None:
+        """A member is about to replace its masters by others'. held: whether any honest member that runs holds these.
+
+        Where all who had the run's masters are gone, the run begins again with its checkpoint, and that model is the run's.
+        """
         self.fetches += 1
-        if self._masters_after.get(step, masters) != masters:
+        expected = self._masters_after.get(step, masters)
+        if expected == masters:
+            return
+
+        if held(expected):
             raise Broken("fetched-masters-are-the-runs", f"{name} took masters for those after step {step} that are not")
+        self._masters_after[step] = masters
 
     def closed(self, name: str, *, step: int, masters: object) -> None:
         """A member says that its masters are those after the last step of an epoch."""

@@ -275,6 +275,10 @@ class World:
             case _:
                 self.lies.begin(node, fault.kind)
 
+    def held(self, masters: object) -> bool:
+        """Whether any honest member that runs holds these masters."""
+        return any(node.running and not node.liar and node.replica.snapshot() == masters for node in self.nodes)
+
     def _may_flip(self, node: Node) -> bool:
         """Whether the model still has a sound majority of its holders then; without one nobody could tell what is right."""
         holders = [other for other in self.nodes if other.holds_model]
