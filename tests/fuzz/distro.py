@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 
 from psyche_optim_distro import codec
+from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.selection import Selection
 from tests.fuzz.mutation import change_bytes
@@ -18,14 +19,14 @@ _SHAPES = {"embed": (20, 12), "norm": (12,), "stack": (2, 4, 6)}
 class Payloads:
     """Payloads for one small table with chunks of several sizes. seeds: full, sparse and empty ones."""
 
-    def __init__(self, *, one_bit: bool) -> None:
+    def __init__(self, values: Values) -> None:
         self.layout = build_layout(_SHAPES, chunk=6, topk=5)
-        self.one_bit = one_bit
-        self.max_bytes = codec.max_payload_bytes(self.layout, one_bit=one_bit)
+        self.values = values
+        self.max_bytes = codec.max_payload_bytes(self.layout, values=values)
 
         self.seeds = [
-            codec.encode(self.layout, self._selection(fill, np.random.default_rng(3)), one_bit=one_bit)
-            for fill in (1.0, 0.8, 0.1, 0.0)
+            codec.encode(self.layout, self._selection(fill, np.random.default_rng(3)), values=values)
+            for fill in (1.0, 0.98, 0.8, 0.1, 0.0)
         ]
         self._bodies = [seed[_HEADER_BYTES:] for seed in self.seeds]
 
@@ -36,17 +37,17 @@ class Payloads:
 
     def check(self, data: bytes) -> None:
         """Decode, and assert what aggregation relies on."""
-        selection = codec.decode(self.layout, data, one_bit=self.one_bit)
+        selection = codec.decode(self.layout, data, values=self.values)
         size = selection.chunks.size
         assert selection.indices.shape == selection.values.shape == (size,)
         assert selection.values.dtype == np.float32
         assert bool(np.isfinite(selection.values).all())
         assert bool((selection.values != 0).all())
-        assert float(np.abs(selection.values).max(initial=0)) <= (1.0 if self.one_bit else codec.MAX_VALUE)
+        assert float(np.abs(selection.values).max(initial=0)) <= (1.0 if self.values is Values.SIGNS else codec.MAX_VALUE)
         slots = self.layout.slots(selection.chunks, selection.indices)
         assert np.unique(slots).size == size
         assert size == 0 or (int(slots.min()) >= 0 and int(slots.max()) < self.layout.total)
-        again = codec.decode(self.layout, codec.encode(self.layout, selection, one_bit=self.one_bit), one_bit=self.one_bit)
+        again = codec.decode(self.layout, codec.encode(self.layout, selection, values=self.values), values=self.values)
         np.testing.assert_array_equal(again.indices, selection.indices)
         np.testing.assert_array_equal(again.values, selection.values)
 
@@ -57,5 +58,5 @@ class Payloads:
                 count = int(generator.binomial(entry.keep, fill))
                 chunks += [chunk] * count
                 indices += sorted(generator.permutation(entry.size)[:count].tolist())
-        values = generator.standard_normal(len(chunks)).astype(np.float32)
-        return Selection(np.array(chunks, np.int64), np.array(indices, np.int64), np.where(values == 0, np.float32(1), values))
+        values = codec.as_sent(generator.standard_normal(len(chunks)).astype(np.float32), self.values)
+        return Selection(np.array(chunks, np.int64), np.array(indices, np.int64), values)

@@ -1,11 +1,13 @@
 """The payload: a versioned header and, per chunk class, counts, positions and signs or values. Little endian, no pickle.
 
-    header   magic "DsTO" · version u8 = 1 · values u8 (0 signs, 1 float32) · fingerprint of the parameter table, 16 bytes
-    class    flags u8 (1: counts follow) · rice u8 · unary length u32, in the order of `Layout.classes`, then
-             counts   per chunk, bit_length(keep) bits each; absent when every chunk sends `keep` coefficients
+    header   magic "DsTO" · version u8 = 2 · values u8 (`Values`) · fingerprint of the parameter table, 16 bytes
+    class    counts u8 (0 full, 1 table, 2 exceptions) · rice u8 · unary length u32, in the order of `Layout.classes`, then
+             counts   full: nothing, every chunk sends `keep` coefficients; table: per chunk, bit_length(keep) bits each;
+                      exceptions: how many u32, which chunks of the class, bit_length(chunks - 1) bits each, and their counts,
+                      bit_length(keep) bits each. Whichever is shortest
              low      `rice` low bits of each gap
              unary    gap >> rice of each gap
-             values   1 bit each (1 = negative) or float32
+             values   1 bit each (1 = negative), float32, or the upper half of float32 (bfloat16)
 
 A gap is the number of positions skipped since the previous coefficient of the chunk (Golomb-Rice coding, Rice parameter chosen
 by the sender for the class). For k uniform positions of n this is within about 4 % of the bound log2 C(n, k). `decode`
@@ -15,6 +17,7 @@ allocates in proportion to the bytes it was given, and to our own table, whateve
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,56 +28,83 @@ from psyche_optim_distro.layout import ChunkClass, IntArray, Layout
 from psyche_optim_distro.selection import Selection, concatenate
 
 MAGIC = b"DsTO"
-VERSION = 1
-SIGNS, FLOAT32 = 0, 1
+VERSION = 2
 MAX_VALUE = 65536.0
-"""Largest magnitude of a float32 value: far over any honest coefficient, far under what could overflow a sum."""
+"""Largest magnitude of a value: far over any honest coefficient, far under what could overflow a sum."""
+
+MIN_VALUE = 2.0**-126
+"""Smallest magnitude of a value: what is smaller travels as this, so that no value is rounded to zero."""
+
+
+class Values(IntEnum):
+    """What travels of a coefficient besides its place."""
+
+    SIGNS = 0
+    FLOAT32 = 1
+    BFLOAT16 = 2
+
+
+_VALUE_BITS = {Values.SIGNS: 1, Values.FLOAT32: 32, Values.BFLOAT16: 16}
 
 _HEADER = struct.Struct("<4sBB16s")
 _CLASS = struct.Struct("<BBI")
-_HAS_COUNTS = 1
+_FULL, _TABLE, _EXCEPTIONS = 0, 1, 2
+_EXCEPTION_COUNT = struct.Struct("<I")
 
 
-def encode(layout: Layout, selection: Selection, *, one_bit: bool) -> bytes:
-    """The payload of a selection. With `one_bit` only the signs of its values are kept."""
-    parts = [_HEADER.pack(MAGIC, VERSION, SIGNS if one_bit else FLOAT32, layout.fingerprint)]
+def encode(layout: Layout, selection: Selection, *, values: Values) -> bytes:
+    """The payload of a selection, whose values are what `as_sent` gives for the same `values`."""
+    parts = [_HEADER.pack(MAGIC, VERSION, values, layout.fingerprint)]
     ends = np.searchsorted(layout.chunk_class[selection.chunks], np.arange(len(layout.classes)), side="right")
     start = 0
     for entry, stop in zip(layout.classes, ends.tolist(), strict=True):
         rows = layout.chunk_rank[selection.chunks[start:stop]]
-        parts += _encode_class(entry, rows, selection.indices[start:stop], selection.values[start:stop], one_bit=one_bit)
+        parts += _encode_class(entry, rows, selection.indices[start:stop], selection.values[start:stop], values)
         start = stop
 
     return b"".join(parts)
 
 
-def decode(layout: Layout, payload: bytes, *, one_bit: bool) -> Selection:
+def as_sent(exact: NDArray[np.float32], values: Values) -> NDArray[np.float32]:
+    """What peers will read for finite coefficients [n]: signs, or bounded values rounded to what travels (half to even)."""
+    if values is Values.SIGNS:
+        return np.where(np.signbit(exact), np.float32(-1), np.float32(1))
+
+    bounded: NDArray[np.float32] = np.copysign(np.abs(exact).clip(MIN_VALUE, MAX_VALUE), exact).astype(np.float32)
+    if values is Values.BFLOAT16:
+        bits = bounded.view(np.uint32)
+        bits = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(0xFFFF0000)
+        bounded = bits.view(np.float32)
+    return bounded
+
+
+def decode(layout: Layout, payload: bytes, *, values: Values) -> Selection:
     """The selection in a payload, checked against our own table. Raises PayloadRejected and nothing else."""
-    limit = max_payload_bytes(layout, one_bit=one_bit)
+    limit = max_payload_bytes(layout, values=values)
     if len(payload) > limit:
         message = f"a payload of {len(payload)} bytes is over the {limit} bytes this model can need"
         raise PayloadRejected(message)
 
     reader = _Reader(payload)
-    magic, version, values, fingerprint = _HEADER.unpack(reader.take(_HEADER.size))
+    magic, version, form, fingerprint = _HEADER.unpack(reader.take(_HEADER.size))
     if magic != MAGIC or version != VERSION:
         message = f"expected a DisTrO payload of version {VERSION}, got {magic!r} version {version}"
         raise PayloadRejected(message)
 
-    if values != (SIGNS if one_bit else FLOAT32):
-        message = f"payload has value format {values}, this run uses quantize_1bit = {one_bit}"
+    if form != values:
+        message = f"payload has value format {form}, this run's is {int(values)} ({values.name.lower()})"
         raise PayloadRejected(message)
 
     if fingerprint != layout.fingerprint:
         message = "payload was made for other parameters, chunk size or top-k than ours"
         raise PayloadRejected(message)
 
-    selection = concatenate([_decode_class(entry, reader, one_bit=one_bit) for entry in layout.classes])
+    selection = concatenate([_decode_class(entry, reader, values) for entry in layout.classes])
     reader.finish()
     return selection
 
 
-def max_payload_bytes(layout: Layout, *, one_bit: bool) -> int:
+def max_payload_bytes(layout: Layout, *, values: Values) -> int:
     """No payload that `encode` writes for this table is longer.
 
     A chunk with c coefficients has at most c (rice + 1) + ((size - c) >> rice) position bits, which grows with c; the sender's
@@ -86,7 +116,7 @@ def max_payload_bytes(layout: Layout, *, one_bit: bool) -> int:
         positions = min(
             packed_bytes(count, rice + 1) + packed_bytes(chunks, (entry.size - entry.keep) >> rice) for rice in _rices(entry)
         )
-        value_bytes = packed_bytes(count, 1 if one_bit else 32)
+        value_bytes = packed_bytes(count, _VALUE_BITS[values])
         total += _CLASS.size + packed_bytes(chunks, entry.keep.bit_length()) + positions + 2 + value_bytes
 
     return total
@@ -98,7 +128,7 @@ def _rices(entry: ChunkClass) -> range:
 
 
 def _encode_class(
-    entry: ChunkClass, rows: IntArray, indices: IntArray, values: NDArray[np.float32], *, one_bit: bool
+    entry: ChunkClass, rows: IntArray, indices: IntArray, coefficients: NDArray[np.float32], values: Values
 ) -> list[bytes]:
     """rows: position of each coefficient's chunk in the class, ascending; indices ascending inside a row."""
     counts = np.bincount(rows, minlength=entry.chunks.size)
@@ -106,24 +136,47 @@ def _encode_class(
     first = np.diff(rows, prepend=-1) != 0
     gaps[first] = indices[first]
     rice = min(_rices(entry), key=lambda bits: gaps.size * bits + int((gaps >> bits).sum()))
-    full = bool((counts == entry.keep).all())
+    form, count_bytes = _encode_counts(entry, counts)
     unary = pack_unary(gaps >> rice)
     return [
-        _CLASS.pack(0 if full else _HAS_COUNTS, rice, len(unary)),
-        b"" if full else pack_integers(counts, entry.keep.bit_length()),
+        _CLASS.pack(form, rice, len(unary)),
+        count_bytes,
         pack_integers(gaps & ((1 << rice) - 1), rice),
         unary,
-        pack_integers(np.signbit(values).astype(np.int64), 1) if one_bit else values.astype("<f4").tobytes(),
+        _encode_values(coefficients, values),
     ]
 
 
-def _decode_class(entry: ChunkClass, reader: _Reader, *, one_bit: bool) -> Selection:
-    flags, rice, unary_bytes = _CLASS.unpack(reader.take(_CLASS.size))
-    if flags not in (0, _HAS_COUNTS) or rice not in _rices(entry):
-        message = f"class header has flags {flags} and Rice parameter {rice}; expected 0 or 1, and 0 to {_rices(entry)[-1]}"
+def _encode_counts(entry: ChunkClass, counts: IntArray) -> tuple[int, bytes]:
+    """How many coefficients each chunk of the class has: form and bytes."""
+    short = np.flatnonzero(counts != entry.keep)
+    if short.size == 0:
+        return _FULL, b""
+
+    if not _exceptions_are_shorter(entry, short.size):
+        return _TABLE, pack_integers(counts, entry.keep.bit_length())
+
+    places = pack_integers(short, _place_bits(entry))
+    return _EXCEPTIONS, _EXCEPTION_COUNT.pack(short.size) + places + pack_integers(counts[short], entry.keep.bit_length())
+
+
+def _place_bits(entry: ChunkClass) -> int:
+    return int(entry.chunks.size - 1).bit_length()
+
+
+def _exceptions_are_shorter(entry: ChunkClass, count: int) -> bool:
+    width = entry.keep.bit_length()
+    exceptions = _EXCEPTION_COUNT.size + packed_bytes(count, _place_bits(entry)) + packed_bytes(count, width)
+    return exceptions < packed_bytes(entry.chunks.size, width)
+
+
+def _decode_class(entry: ChunkClass, reader: _Reader, values: Values) -> Selection:
+    form, rice, unary_bytes = _CLASS.unpack(reader.take(_CLASS.size))
+    if form not in (_FULL, _TABLE, _EXCEPTIONS) or rice not in _rices(entry):
+        message = f"class header has counts form {form} and Rice parameter {rice}; expected 0 to 2, and 0 to {_rices(entry)[-1]}"
         raise PayloadRejected(message)
 
-    counts = _decode_counts(entry, reader) if flags == _HAS_COUNTS else np.full(entry.chunks.size, entry.keep)
+    counts = _decode_counts(entry, reader, form)
     total = int(counts.sum())
     low = unpack_integers(reader.take(packed_bytes(total, rice)), total, rice)
     high = unpack_unary(reader.take(unary_bytes), total)
@@ -137,30 +190,64 @@ def _decode_class(entry: ChunkClass, reader: _Reader, *, one_bit: bool) -> Selec
         message = f"a coefficient index {int(indices.max())} is outside its chunk of {entry.size}"
         raise PayloadRejected(message)
 
-    return Selection(entry.chunks[rows], indices, _decode_values(reader, total, one_bit=one_bit))
+    return Selection(entry.chunks[rows], indices, _decode_values(reader, total, values))
 
 
-def _decode_counts(entry: ChunkClass, reader: _Reader) -> IntArray:
+def _decode_counts(entry: ChunkClass, reader: _Reader, form: int) -> IntArray:
+    """Coefficients of each chunk of the class. Raises PayloadRejected, also for a form that is not the shortest."""
+    counts = np.full(entry.chunks.size, entry.keep)
     width = entry.keep.bit_length()
-    counts = unpack_integers(reader.take(packed_bytes(entry.chunks.size, width)), entry.chunks.size, width)
-    if int(counts.max()) > entry.keep or bool((counts == entry.keep).all()):
-        message = f"chunk counts must not be over {entry.keep}, and are left out when all are {entry.keep}"
+    if form == _TABLE:
+        counts = unpack_integers(reader.take(packed_bytes(entry.chunks.size, width)), entry.chunks.size, width)
+    elif form == _EXCEPTIONS:
+        (count,) = _EXCEPTION_COUNT.unpack(reader.take(_EXCEPTION_COUNT.size))
+        if not _exceptions_are_shorter(entry, count):
+            message = f"{count} exceptions of {entry.chunks.size} chunk counts are longer than a table of them"
+            raise PayloadRejected(message)
+
+        bits = _place_bits(entry)
+        places = unpack_integers(reader.take(packed_bytes(count, bits)), count, bits)
+        if bool((np.diff(places, prepend=-1) < 1).any()) or bool((places >= entry.chunks.size).any()):
+            message = f"chunks with fewer coefficients must be told in ascending order, from 0 to {entry.chunks.size - 1}"
+            raise PayloadRejected(message)
+
+        counts[places] = unpack_integers(reader.take(packed_bytes(count, width)), count, width)
+        if int((counts != entry.keep).sum()) != count:
+            message = f"a chunk with {entry.keep} coefficients is no exception"
+            raise PayloadRejected(message)
+
+    short = int((counts != entry.keep).sum())
+    shortest = _TABLE if short and not _exceptions_are_shorter(entry, short) else _EXCEPTIONS if short else _FULL
+    if form != shortest or int(counts.max()) > entry.keep:
+        message = f"chunk counts must be at most {entry.keep} and told in their shortest form, {shortest}; got form {form}"
         raise PayloadRejected(message)
 
     return counts
 
 
-def _decode_values(reader: _Reader, total: int, *, one_bit: bool) -> NDArray[np.float32]:
-    if one_bit:
-        return (1 - 2 * unpack_integers(reader.take(packed_bytes(total, 1)), total, 1)).astype(np.float32)
+def _encode_values(coefficients: NDArray[np.float32], values: Values) -> bytes:
+    if values is Values.SIGNS:
+        return pack_integers(np.signbit(coefficients).astype(np.int64), 1)
+    if values is Values.BFLOAT16:
+        return (coefficients.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
+    return coefficients.astype("<f4").tobytes()
 
-    values = np.frombuffer(reader.take(4 * total), dtype="<f4").astype(np.float32)
-    magnitudes = np.abs(values)
-    if not bool(((magnitudes > 0) & (magnitudes <= MAX_VALUE)).all()):
+
+def _decode_values(reader: _Reader, total: int, values: Values) -> NDArray[np.float32]:
+    data = reader.take(packed_bytes(total, _VALUE_BITS[values]))
+    if values is Values.SIGNS:
+        return (1 - 2 * unpack_integers(data, total, 1)).astype(np.float32)
+
+    if values is Values.BFLOAT16:
+        coefficients = (np.frombuffer(data, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        coefficients = np.frombuffer(data, dtype="<f4").astype(np.float32)
+    magnitudes = np.abs(coefficients)
+    if not bool(((magnitudes >= MIN_VALUE) & (magnitudes <= MAX_VALUE)).all()):
         message = f"coefficients must be finite, not zero and within ±{MAX_VALUE:g}"
         raise PayloadRejected(message)
 
-    return values
+    return coefficients
 
 
 class _Reader:

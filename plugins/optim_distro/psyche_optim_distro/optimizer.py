@@ -9,7 +9,8 @@ Per trained step s (modeling facts 1.6, with protocol section 4):
 Deviation from the reference: it decays the weights while a node trains, so a node that trains nothing splits from the rest. Here
 decay is part of `apply`, once per applied step, before its subtraction (as AdamW does): the same weights and gradients while
 training, one decay less in between.
-What was sent is subtracted with its exact values, even when only signs travelled. Refuses gradients that are not finite.
+What was sent is subtracted: as it travelled, or with its exact values where only signs did. Refuses gradients that are not
+finite.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import Aggregator
+from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.selection import Selection, select
 from psyche_optim_distro.settings import DistroSettings
@@ -58,7 +61,8 @@ class DistroOptimizer(Optimizer):
         self._device = next(iter(self._parameters.values())).device
         shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         self._layout = build_layout(shapes, chunk=settings.compression_chunk, topk=settings.compression_topk)
-        self._max_payload_bytes = codec.max_payload_bytes(self._layout, one_bit=settings.quantize_1bit)
+        self._values = settings.values
+        self._max_payload_bytes = codec.max_payload_bytes(self._layout, values=self._values)
         self._aggregator = Aggregator(self._layout, self._device)
         self._basis = {
             size: dct_basis(size).to(self._device, torch.float32)
@@ -124,12 +128,14 @@ class DistroOptimizer(Optimizer):
         delta.mul_(decay).add_(self._scratch, alpha=scale)
         selection = select(self._layout, self._encode(delta))
         slots = torch.from_numpy(self._layout.slots(selection.chunks, selection.indices)).to(self._device)
-        values = torch.from_numpy(selection.values).to(self._device)
-        if not bool(torch.isfinite(values).all()):
+        if not bool(np.isfinite(selection.values).all()):
             message = f"delta is not finite after adding the gradient of step {step}; nothing was sent"
             raise NonFiniteError(message)
 
-        payload = codec.encode(self._layout, self._bounded(selection), one_bit=self._settings.quantize_1bit)
+        travels = codec.as_sent(selection.values, self._values)
+        payload = codec.encode(self._layout, Selection(selection.chunks, selection.indices, travels), values=self._values)
+        taken = selection.values if self._values is Values.SIGNS else travels
+        values = torch.from_numpy(taken).to(self._device)
         self._flat_delta.copy_(delta)
         for sent in self._sent.values():
             sent.subtracted = (1.0 if sent.subtracted is None else sent.subtracted) * decay
@@ -138,7 +144,7 @@ class DistroOptimizer(Optimizer):
 
     def check(self, payload: bytes) -> None:
         """Decode against our table and forget. Raises PayloadRejected, never anything else."""
-        codec.decode(self._layout, payload, one_bit=self._settings.quantize_1bit)
+        codec.decode(self._layout, payload, values=self._values)
 
     @torch.no_grad()
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:
@@ -148,7 +154,7 @@ class DistroOptimizer(Optimizer):
         """
         one_bit = self._settings.quantize_1bit
         # Sorted by content: float64 sums of values then have one order on every replica.
-        selections = [codec.decode(self._layout, payload, one_bit=one_bit) for payload in sorted(payloads)]
+        selections = [codec.decode(self._layout, payload, values=self._values) for payload in sorted(payloads)]
         direction = self._aggregator.direction(selections, one_bit=one_bit) if selections else None
         self._settle(step, accepted=own_accepted)
         if direction is None:
@@ -240,11 +246,6 @@ class DistroOptimizer(Optimizer):
                 self._basis[group.width],
             )
             delta[group.start : group.stop].view(signal.shape).add_(signal, alpha=factor)
-
-    @staticmethod
-    def _bounded(selection: Selection) -> Selection:
-        """The selection with values that peers accept."""
-        return Selection(selection.chunks, selection.indices, selection.values.clip(-codec.MAX_VALUE, codec.MAX_VALUE))
 
     def _write(self, flat: Tensor) -> None:
         """Cast a flat buffer into the model's compute weights."""

@@ -5,7 +5,11 @@ The reference checks none of these values; here a value that cannot work is refu
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
+
+from psyche_optim_distro.codec import Values
 
 MAX_CHUNK = 1024
 """Longest chunk side: beyond it the exact integer decode keeps fewer than 7 bits per operand, and the basis is megabytes."""
@@ -32,4 +36,15 @@ class DistroSettings(BaseModel):
     """Target chunk side in elements; a dimension is cut by its largest divisor that is not above it."""
 
     quantize_1bit: bool = False
-    """Send signs (1 bit) instead of float32 values."""
+    """Send signs (1 bit) instead of values."""
+
+    value_bits: Literal[16, 32] = 16
+    """Bits of a value where values are sent: bfloat16 or float32. Ours: the reference sends what its parameters are in."""
+
+    @property
+    def values(self) -> Values:
+        """What travels of a coefficient."""
+        if self.quantize_1bit:
+            return Values.SIGNS
+
+        return Values.BFLOAT16 if self.value_bits == 16 else Values.FLOAT32

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.errors import PayloadRejected
 from psyche_optim_distro import codec
 from psyche_optim_distro.bits import pack_integers, pack_unary, unpack_integers, unpack_unary
+from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.selection import Selection, concatenate
 
@@ -41,22 +44,23 @@ shapes = st.dictionaries(
     shapes=shapes,
     chunk=st.integers(1, 16),
     topk=st.integers(1, 300),
-    fill=st.sampled_from([0.0, 0.3, 1.0]),
-    one_bit=st.booleans(),
+    fill=st.sampled_from([0.0, 0.3, 0.97, 1.0]),
+    values=st.sampled_from(Values),
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=80)
-def test_round_trip(shapes: dict[str, tuple[int, ...]], chunk: int, topk: int, fill: float, one_bit: bool, seed: int) -> None:
+def test_round_trip(shapes: dict[str, tuple[int, ...]], chunk: int, topk: int, fill: float, values: Values, seed: int) -> None:
     layout = build_layout(shapes, chunk=chunk, topk=topk)
     sent = random_selection(layout, np.random.default_rng(seed), fill=fill)
-    payload = codec.encode(layout, sent, one_bit=one_bit)
-    got = codec.decode(layout, payload, one_bit=one_bit)
+    sent = replace(sent, values=codec.as_sent(sent.values, values))
+    payload = codec.encode(layout, sent, values=values)
+    got = codec.decode(layout, payload, values=values)
     np.testing.assert_array_equal(got.chunks, sent.chunks)
     np.testing.assert_array_equal(got.indices, sent.indices)
-    np.testing.assert_array_equal(got.values, np.sign(sent.values) if one_bit else sent.values)
+    np.testing.assert_array_equal(got.values, sent.values)
     assert got.values.dtype == np.float32
-    assert len(payload) <= codec.max_payload_bytes(layout, one_bit=one_bit)
-    assert codec.encode(layout, got, one_bit=one_bit) == payload
+    assert len(payload) <= codec.max_payload_bytes(layout, values=values)
+    assert codec.encode(layout, got, values=values) == payload
 
 
 @given(st.lists(st.integers(0, 2**13 - 1)), st.integers(13, 20))
@@ -80,7 +84,7 @@ def test_packed_layout_is_fixed() -> None:
 def test_size_is_near_the_entropy_bound(topk: int, slack: float) -> None:
     """1 048 576 weights in 64 x 64 chunks. Bound: log2 C(4096, k) for the places and k bits for the signs, per chunk."""
     layout = build_layout({"w": (1024, 1024)}, chunk=64, topk=topk)
-    payload = codec.encode(layout, random_selection(layout, np.random.default_rng(0), fill=1.0), one_bit=True)
+    payload = codec.encode(layout, random_selection(layout, np.random.default_rng(0), fill=1.0), values=Values.SIGNS)
     bound = 256 * (math.log2(math.comb(4096, topk)) + topk) / 8
     assert bound <= len(payload) <= slack * bound + HEADER_BYTES + 6
 
@@ -88,29 +92,30 @@ def test_size_is_near_the_entropy_bound(topk: int, slack: float) -> None:
 LAYOUT = build_layout({"a": (32, 32), "norm": (16,)}, chunk=16, topk=4)
 
 
-@pytest.fixture(params=[True, False], ids=["signs", "values"])
-def one_bit(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+@pytest.fixture(params=list(Values))
+def values(request: pytest.FixtureRequest) -> Values:
+    return Values(request.param)
 
 
 @pytest.fixture
-def payload(one_bit: bool) -> bytes:
-    return codec.encode(LAYOUT, random_selection(LAYOUT, np.random.default_rng(1), fill=0.9), one_bit=one_bit)
+def payload(values: Values) -> bytes:
+    sent = random_selection(LAYOUT, np.random.default_rng(1), fill=0.9)
+    return codec.encode(LAYOUT, replace(sent, values=codec.as_sent(sent.values, values)), values=values)
 
 
-def test_every_truncation_is_rejected(payload: bytes, one_bit: bool) -> None:
+def test_every_truncation_is_rejected(payload: bytes, values: Values) -> None:
     for length in range(len(payload)):
         with pytest.raises(PayloadRejected):
-            codec.decode(LAYOUT, payload[:length], one_bit=one_bit)
+            codec.decode(LAYOUT, payload[:length], values=values)
 
 
-def test_every_flipped_bit_is_rejected_or_gives_coefficients_in_range(payload: bytes, one_bit: bool) -> None:
+def test_every_flipped_bit_is_rejected_or_gives_coefficients_in_range(payload: bytes, values: Values) -> None:
     survivors = 0
     for bit in range(8 * len(payload)):
         bad = bytearray(payload)
         bad[bit // 8] ^= 1 << bit % 8
         try:
-            got = codec.decode(LAYOUT, bytes(bad), one_bit=one_bit)
+            got = codec.decode(LAYOUT, bytes(bad), values=values)
         except PayloadRejected:
             continue
 
@@ -127,62 +132,137 @@ def test_every_flipped_bit_is_rejected_or_gives_coefficients_in_range(payload: b
 @given(st.binary(max_size=200))
 @settings(deadline=None)
 def test_bytes_after_a_good_header_are_rejected_or_decoded(tail: bytes) -> None:
-    head = codec.encode(LAYOUT, random_selection(LAYOUT, np.random.default_rng(1), fill=0.0), one_bit=True)[:HEADER_BYTES]
+    head = codec.encode(LAYOUT, random_selection(LAYOUT, np.random.default_rng(1), fill=0.0), values=Values.SIGNS)[:HEADER_BYTES]
     try:
-        got = codec.decode(LAYOUT, head + tail, one_bit=True)
+        got = codec.decode(LAYOUT, head + tail, values=Values.SIGNS)
     except PayloadRejected:
         return
 
     assert got.chunks.size <= LAYOUT.chunk_base.size * 4
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.0, 65537.0, -1e30])
+def test_values_are_rounded_to_what_travels() -> None:
+    exact = np.array([1.0, 1.00390625, 1.01171875, -3.14159274, 1e30, -1e30, 1e-45, -2e-42], np.float32)
+    small = np.float32(codec.MIN_VALUE)
+    halves = [1.0, 1.0, 1.015625, -3.140625, 65536.0, -65536.0, small, -small]  # ties go to the even neighbour
+    np.testing.assert_array_equal(codec.as_sent(exact, Values.BFLOAT16), np.array(halves, np.float32))
+    np.testing.assert_array_equal(codec.as_sent(exact, Values.FLOAT32), [*exact[:4], 65536.0, -65536.0, small, -small])
+    np.testing.assert_array_equal(codec.as_sent(exact, Values.SIGNS), np.sign(exact))
+    rounded = torch.from_numpy(exact[:4]).bfloat16().float().numpy()
+    np.testing.assert_array_equal(codec.as_sent(exact[:4], Values.BFLOAT16), rounded)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 65537.0, -1e30])
 def test_values_that_are_not_bounded_are_rejected(value: float) -> None:
     selection = random_selection(LAYOUT, np.random.default_rng(1), fill=1.0)
-    payload = codec.encode(LAYOUT, selection, one_bit=False)
-    codec.decode(LAYOUT, payload, one_bit=False)
+    payload = codec.encode(LAYOUT, selection, values=Values.FLOAT32)
+    codec.decode(LAYOUT, payload, values=Values.FLOAT32)
     with pytest.raises(PayloadRejected, match="finite"):
-        codec.decode(LAYOUT, payload[:-4] + struct.pack("<f", value), one_bit=False)
+        codec.decode(LAYOUT, payload[:-4] + struct.pack("<f", value), values=Values.FLOAT32)
 
 
-def test_the_other_value_format_is_rejected(payload: bytes, one_bit: bool) -> None:
+def test_the_other_value_format_is_rejected(payload: bytes, values: Values) -> None:
     with pytest.raises(PayloadRejected):
-        codec.decode(LAYOUT, payload, one_bit=not one_bit)
+        codec.decode(LAYOUT, payload, values=Values((values + 1) % len(Values)))
 
 
-def test_the_header_names_format_version_and_table(payload: bytes, one_bit: bool) -> None:
+def test_the_header_names_format_version_and_table(payload: bytes, values: Values) -> None:
     assert payload[:4] == b"DsTO"
-    assert payload[4] == 1
-    assert payload[5] == (0 if one_bit else 1)
+    assert payload[4] == 2
+    assert payload[5] == values
     assert payload[6:22] == LAYOUT.fingerprint
-    newer = payload[:4] + b"\x02" + payload[5:]
-    with pytest.raises(PayloadRejected, match="version 2"):
-        codec.decode(LAYOUT, newer, one_bit=one_bit)
+    older = payload[:4] + b"\x01" + payload[5:]
+    with pytest.raises(PayloadRejected, match="of version 2, got b'DsTO' version 1"):
+        codec.decode(LAYOUT, older, values=values)
 
 
 def test_a_full_count_table_is_rejected() -> None:
     """One encoding per selection: counts are left out when every chunk is full."""
     layout = build_layout({"w": (4, 4)}, chunk=4, topk=3)
-    full = codec.encode(layout, random_selection(layout, np.random.default_rng(0), fill=1.0), one_bit=True)
+    full = codec.encode(layout, random_selection(layout, np.random.default_rng(0), fill=1.0), values=Values.SIGNS)
     padded = full[:22] + b"\x01" + full[23:28] + b"\x03" + full[28:]
     with pytest.raises(PayloadRejected, match="counts"):
-        codec.decode(layout, padded, one_bit=True)
+        codec.decode(layout, padded, values=Values.SIGNS)
+
+
+MANY = build_layout({"w": (256, 256)}, chunk=16, topk=4)
+"""256 chunks of up to 4 coefficients."""
+
+
+def with_empty_chunks(*empty: int) -> Selection:
+    full = random_selection(MANY, np.random.default_rng(3), fill=1.0)
+    kept = ~np.isin(full.chunks, empty)
+    return Selection(full.chunks[kept], full.indices[kept], full.values[kept])
+
+
+def test_a_few_short_chunks_cost_a_few_bytes() -> None:
+    """Chunks that nothing was learnt about are few, and a table of all counts would be three bits for each."""
+    full = len(codec.encode(MANY, with_empty_chunks(), values=Values.SIGNS))
+    few = codec.encode(MANY, with_empty_chunks(0, 77, 255), values=Values.SIGNS)
+    assert few[HEADER_BYTES] == 2
+    assert len(few) <= full + 4 + 3 + 2
+    assert codec.encode(MANY, with_empty_chunks(*range(0, 256, 2)), values=Values.SIGNS)[HEADER_BYTES] == 1
+
+
+def counts_form(form: int, counts: bytes, *, empty: tuple[int, ...]) -> bytes:
+    """The payload without these chunks, with other bytes where the counts are told as exceptions."""
+    good = codec.encode(MANY, with_empty_chunks(*empty), values=Values.SIGNS)
+    start = HEADER_BYTES + 6
+    told = 4 + len(empty) + (3 * len(empty) + 7) // 8
+    return good[:HEADER_BYTES] + bytes([form]) + good[HEADER_BYTES + 1 : start] + counts + good[start + told :]
+
+
+def exceptions(*places: int, counts: tuple[int, ...] = (0, 0)) -> bytes:
+    return struct.pack("<I", len(places)) + bytes(places) + pack_integers(np.array(counts, dtype=np.int64), 3)
+
+
+@pytest.mark.parametrize(
+    ("form", "told", "sentence"),
+    [
+        (2, exceptions(5, 3), "ascending"),
+        (2, exceptions(5, 5), "ascending"),
+        (2, exceptions(3, 5, counts=(0, 4)), "no exception"),
+        (2, exceptions(3, 5, counts=(0, 7)), "at most 4"),
+        (2, exceptions(counts=()), "shortest form"),
+        (2, struct.pack("<I", 2**32 - 1), "longer than a table"),
+        (1, pack_integers(np.array([4] * 3 + [0, 4, 0] + [4] * 250), 3), "shortest form"),
+        (3, b"", "expected 0 to 2"),
+    ],
+)
+def test_counts_have_one_encoding(form: int, told: bytes, sentence: str) -> None:
+    selection = with_empty_chunks(3, 5)
+    assert counts_form(2, exceptions(3, 5), empty=(3, 5)) == codec.encode(MANY, selection, values=Values.SIGNS)
+    with pytest.raises(PayloadRejected, match=sentence):
+        codec.decode(MANY, counts_form(form, told, empty=(3, 5)), values=Values.SIGNS)
+
+
+def test_a_chunk_that_does_not_exist_is_no_exception() -> None:
+    layout = build_layout({"w": (160, 160)}, chunk=16, topk=4)  # 100 chunks: 7 bits, 28 numbers too many
+    full = random_selection(layout, np.random.default_rng(3), fill=1.0)
+    kept = full.chunks != 99
+    payload = bytearray(
+        codec.encode(layout, Selection(full.chunks[kept], full.indices[kept], full.values[kept]), values=Values.SIGNS)
+    )
+    assert payload[HEADER_BYTES + 6 + 4] == 99
+    payload[HEADER_BYTES + 6 + 4] = 100
+    with pytest.raises(PayloadRejected, match="from 0 to 99"):
+        codec.decode(layout, bytes(payload), values=Values.SIGNS)
 
 
 def test_padding_bits_must_be_zero() -> None:
     layout = build_layout({"w": (4, 4)}, chunk=4, topk=3)
-    full = codec.encode(layout, random_selection(layout, np.random.default_rng(0), fill=1.0), one_bit=True)
+    full = codec.encode(layout, random_selection(layout, np.random.default_rng(0), fill=1.0), values=Values.SIGNS)
     with pytest.raises(PayloadRejected, match="padding"):
-        codec.decode(layout, full[:-1] + bytes([full[-1] | 0x80]), one_bit=True)
+        codec.decode(layout, full[:-1] + bytes([full[-1] | 0x80]), values=Values.SIGNS)
 
 
 def test_a_wasteful_but_readable_encoding_over_the_limit_is_rejected() -> None:
     """Place 4095 in pure unary is 512 bytes where this table never needs more than a few dozen."""
     layout = build_layout({"w": (64, 64)}, chunk=64, topk=1)
-    good = codec.encode(layout, Selection(np.array([0]), np.array([4095]), np.ones(1, np.float32)), one_bit=True)
+    good = codec.encode(layout, Selection(np.array([0]), np.array([4095]), np.ones(1, np.float32)), values=Values.SIGNS)
     wasteful = good[:HEADER_BYTES] + struct.pack("<BBI", 0, 0, 512) + bytes(511) + b"\x80" + b"\x00"
     with pytest.raises(PayloadRejected, match="over the"):
-        codec.decode(layout, wasteful, one_bit=True)
+        codec.decode(layout, wasteful, values=Values.SIGNS)
 
 
 def test_the_fingerprint_covers_chunk_and_topk() -> None:

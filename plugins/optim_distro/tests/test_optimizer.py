@@ -16,6 +16,7 @@ from psyche_core.errors import ModelError, PayloadRejected
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 from psyche_optim_distro import codec, hooks
+from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.selection import Selection
@@ -51,6 +52,7 @@ def test_pipeline_2nodes_4x4(vectors: dict[str, Any], name: str) -> None:
         "compression_chunk": case["chunk"],
         "weight_decay": case["weight_decay"],
         "quantize_1bit": one_bit,
+        "value_bits": 32,
     }
     layout = build_layout({"w": (4, 4)}, chunk=case["chunk"], topk=case["topk"])
     nodes = [build({"w": (4, 4)}, **settings) for _ in case["targets"]]
@@ -76,7 +78,7 @@ def test_pipeline_2nodes_4x4(vectors: dict[str, Any], name: str) -> None:
             close(optimizer.delta["w"], node["delta_after"])
             close(weights * (1 - rate * case["weight_decay"]), node["p_after"])
 
-            got = codec.decode(layout, payloads[-1], one_bit=one_bit)
+            got = codec.decode(layout, payloads[-1], values=Values.SIGNS if one_bit else Values.FLOAT32)
             values = torch.tensor(node["val"]).sign().tolist() if one_bit else node["val"]
             assert dict(zip(got.indices.tolist(), got.values.tolist(), strict=True)) == pytest.approx(
                 dict(zip(node["idx"], values, strict=True)), abs=2e-6
@@ -88,7 +90,7 @@ def exact_ties(layout: Layout, payloads: Sequence[bytes], *, one_bit: bool) -> T
     """Where the decoded mean is zero in exact arithmetic: there the reference's sign is its rounding noise (1-bit, round 5)."""
     total, count = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
     for payload in payloads:
-        part = codec.decode(layout, payload, one_bit=one_bit)
+        part = codec.decode(layout, payload, values=Values.SIGNS if one_bit else Values.FLOAT32)
         total[torch.from_numpy(part.indices)] += torch.from_numpy(part.values).double()
         count[torch.from_numpy(part.indices)] += 1
     mean = (total / count.clamp(min=1)).view(1, 4, 4)
@@ -165,7 +167,8 @@ def test_a_step_cannot_be_compressed_twice() -> None:
 def test_exact_values_are_subtracted_although_signs_are_sent() -> None:
     _, optimizer, payload = after_one_round(compress_next=True)
     layout = build_layout({"w": (4, 4)}, chunk=4, topk=1)
-    assert codec.decode(layout, payload, one_bit=True).values.tolist() == [1.0]  # the coefficient itself is 1.0 only by scale
+    # The coefficient itself is 1.0 only by scale.
+    assert codec.decode(layout, payload, values=Values.SIGNS).values.tolist() == [1.0]
     model, optimizer = build({"w": (4, 4)}, compression_topk=1, compression_chunk=4, quantize_1bit=True, compression_decay=0.0)
     set_gradient(model, w=0.125 * single_coefficient())
     optimizer.compress(1, learning_rate=1.0)
@@ -232,7 +235,7 @@ def test_values_are_summed_in_one_order_whatever_the_arrival() -> None:
     layout = build_layout({"w": (1,)}, chunk=1, topk=1)
     zero = np.zeros(1, np.int64)
     payloads = [
-        codec.encode(layout, Selection(zero, zero, np.array([value], np.float32)), one_bit=False)
+        codec.encode(layout, Selection(zero, zero, np.array([value], np.float32)), values=Values.BFLOAT16)
         for value in (65536, -65536, 1e-20)
     ]
     ends = set()

@@ -13,6 +13,7 @@ from psyche_core.errors import NonFiniteError, PayloadRejected
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec
+from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.selection import Selection
@@ -67,16 +68,16 @@ def test_b3_delta_starts_at_zero() -> None:
         assert digest(member.model.parameters) == before
 
 
-@pytest.mark.parametrize("one_bit", [True, False])
-def test_b6_all_zero_chunks_send_nothing_and_move_nothing(one_bit: bool, vectors: dict[str, Any]) -> None:
+@pytest.mark.parametrize("table", [{"quantize_1bit": True}, {"value_bits": 16}, {"value_bits": 32}])
+def test_b6_all_zero_chunks_send_nothing_and_move_nothing(table: dict[str, Any], vectors: dict[str, Any]) -> None:
     """Number 6: the reference sends +1 at arbitrary places of a zero chunk and moves its weights (vector all_zero_chunk_1bit)."""
     assert np.any(vectors["all_zero_chunk_1bit"]["decoded_sign_4x4"])  # what the reference does
     shapes = {"unused": (4, 4), "used": (4, 4)}
-    member = replica(shapes, compression_topk=2, compression_chunk=4, quantize_1bit=one_bit)
+    member = replica(shapes, compression_topk=2, compression_chunk=4, **table)
     member.model.fill_gradients(0.0)
     member.model.parameters["used"].grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     payload = member.optimizer.compress(1, learning_rate=0.1)
-    got = codec.decode(build_layout(shapes, chunk=4, topk=2), payload, one_bit=one_bit)
+    got = codec.decode(build_layout(shapes, chunk=4, topk=2), payload, values=DistroSettings(**table).values)
     assert set(got.chunks.tolist()) == {1}
     before = {name: master.clone() for name, master in member.optimizer.masters.items()}
     member.optimizer.apply(1, [payload], learning_rate=0.1, own_accepted=True)
@@ -89,7 +90,7 @@ def test_b6_a_first_step_with_learning_rate_zero_sends_nothing() -> None:
     member = replica({"w": (64, 64)}, quantize_1bit=True)
     member.model.fill_gradients(1.0)
     payload = member.optimizer.compress(1, learning_rate=0.0)
-    assert codec.decode(build_layout({"w": (64, 64)}, chunk=64, topk=32), payload, one_bit=True).chunks.size == 0
+    assert codec.decode(build_layout({"w": (64, 64)}, chunk=64, topk=32), payload, values=Values.SIGNS).chunks.size == 0
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -133,7 +134,7 @@ def test_b18_an_index_outside_its_chunk_is_rejected_before_it_reaches_a_scatter(
     """Number 18 and client.md 13: one out-of-range index crashes every node of the reference."""
     layout = build_layout({"w": (4, 8)}, chunk=4, topk=2)
     wide = Selection(np.array([0, 0, 1, 1]), np.array([0, 3, 1, place]), np.ones(4, np.float32))
-    payload = codec.encode(layout, wide, one_bit=True)
+    payload = codec.encode(layout, wide, values=Values.SIGNS)
     member = replica({"w": (4, 8)}, compression_chunk=4, compression_topk=2, quantize_1bit=True)
     with pytest.raises(PayloadRejected):
         member.optimizer.check(payload)
@@ -168,4 +169,4 @@ def test_b22_a_dimension_quotient_over_65535_can_be_sent() -> None:
     member.model.fill_gradients(1.0)
     payload = member.optimizer.compress(1, learning_rate=0.1)
     member.optimizer.check(payload)
-    assert codec.decode(build_layout({"w": (65537,)}, chunk=64, topk=32), payload, one_bit=True).chunks.size == 65537
+    assert codec.decode(build_layout({"w": (65537,)}, chunk=64, topk=32), payload, values=Values.SIGNS).chunks.size == 65537
