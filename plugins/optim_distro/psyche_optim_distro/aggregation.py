@@ -11,24 +11,28 @@ Q [n, n] and integer operands of magnitude <= 2**b:
 `operand_bits(n)` is the largest b that satisfies this, at most 11 (so that TF32, which keeps 11 significant bits, is exact too).
 The first stage has |v| <= V = 2**b. Between the stages each chunk is scaled to at most 2**b by a power of two that depends on its
 own largest magnitude only (an exact, order-free maximum), and rounded once, half to even. The scale is dropped: only the sign
-is wanted, sign(0) = 0. Votes: c senders and a sum s with |s| <= c <= 256 give v = round(V s / c), half away from zero, in int32
-(2 * 256 * 2048 + 256 < 2**31).
+is wanted, sign(0) = 0. Votes: c senders and a sum s with |s| <= c <= 256 give v = round(V s / c), half away from zero, looked up
+in a table of exact integers.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from psyche_core.errors import PluginError
 from psyche_core.types import MAX_CLIENTS
-from psyche_optim_distro.layout import Layout
+from psyche_optim_distro.layout import Group, IntArray, Layout
 from psyche_optim_distro.selection import Selection
+from psyche_optim_distro.strips import strips_of
 
 BASIS_SCALE = 126
 """Even on purpose: cos = ±1/2 (the only rational value besides 0 and ±1) must not fall on a rounding tie, where the last bit of a
@@ -62,7 +66,7 @@ def operand_bits(size: int) -> int:
 
 
 class Aggregator:
-    """Decodes the aggregate of many payloads for one parameter table. Keeps two scratch buffers of the model's size.
+    """Decodes the aggregate of many payloads for one parameter table, strip by strip.
 
     Raises PluginError where torch was told to multiply float32 matrices in bfloat16, which cannot hold the operands.
     """
@@ -77,8 +81,11 @@ class Aggregator:
         sizes = sorted({size for group in layout.groups for size in (group.height, group.width)})
         self._basis = {size: integer_basis(size).to(device, torch.float32) for size in sizes}
         self._bits = min((operand_bits(size) for size in sizes), default=MAX_OPERAND_BITS)
-        self._votes = torch.zeros(layout.total, dtype=torch.int32, device=device)
-        self._coefficients = torch.zeros(layout.total, device=device)
+        self._strips = strips_of(layout, device)
+        ends = [(strip.first_chunk, strip.first_chunk + strip.chunk_count) for strip in self._strips]
+        self._strip_chunks = np.array(ends, dtype=np.int64).reshape(-1, 2)
+        self._strip_class = layout.chunk_class[self._strip_chunks[:, 0]]
+        self._means = mean_of_votes(self._bits).to(device)
 
     @property
     def fixed_point(self) -> int:
@@ -86,7 +93,14 @@ class Aggregator:
         return 1 << self._bits
 
     def direction(self, selections: Sequence[Selection], *, one_bit: bool) -> Tensor:
-        """-1, 0 or +1 per element, float32 [layout.total], of at least one selection.
+        """`directions` in one float32 tensor [layout.total]."""
+        whole = torch.empty(self._layout.total, device=self._device)
+        for strip, direction in self.directions(selections, one_bit=one_bit):
+            whole[strip.start : strip.stop] = direction
+        return whole
+
+    def directions(self, selections: Sequence[Selection], *, one_bit: bool) -> Iterator[tuple[Group, Tensor]]:
+        """-1, 0 or +1 per element of each strip, float32 [elements of the strip], of at least one selection.
 
         With `one_bit` the order of selections does not matter; otherwise they are summed in the order given.
         """
@@ -94,67 +108,106 @@ class Aggregator:
             message = f"at most {MAX_CLIENTS} payloads can be aggregated exactly, got {len(selections)}"
             raise ValueError(message)
 
-        slots = [self._tensor(self._layout.slots(part.chunks, part.indices)) for part in selections]
-        every_slot = torch.cat(slots)
-        means = self._mean_votes(selections, slots, every_slot) if one_bit else self._mean_values(selections, slots, every_slot)
-        self._coefficients.scatter_(0, every_slot, means)  # a slot that occurs twice gets the same value twice
-        direction = self.decode_signs(self._coefficients)
-        self._coefficients[every_slot] = 0
-        return direction
+        limit = 0.0 if one_bit else _value_limit(selections)
+        slots = [self._layout.slots(part.chunks, part.indices) for part in selections]
+        bounds = [self._bounds(part) for part in selections]
+        size = max((strip.stop - strip.start for strip in self._strips), default=0)
+        votes = torch.zeros(size, dtype=torch.int32, device=self._device)
+        coefficients = torch.zeros(size, device=self._device)
+        for number, strip in enumerate(self._strips):
+            own = [slice(*ends[number]) for ends in bounds]
+            places = [slot[part] - strip.start for slot, part in zip(slots, own, strict=True)]
+            values = [selection.values[part] for selection, part in zip(selections, own, strict=True)]
+            elements = strip.stop - strip.start
+            if one_bit:
+                self._mean_votes(places, values, votes[:elements], coefficients[:elements])
+            else:
+                chunks = [selection.chunks[part] for selection, part in zip(selections, own, strict=True)]
+                self._mean_values(strip, places, values, chunks, limit, coefficients[:elements])
+            yield strip, self._decode_signs(coefficients[:elements].view(strip.shape), strip).view(-1)
+            coefficients[:elements].zero_()
 
-    def decode_signs(self, coefficients: Tensor) -> Tensor:
-        """Sign of the integer inverse DCT of integer coefficients (float32 [layout.total], magnitude <= fixed_point)."""
-        direction = torch.empty_like(coefficients)
-        for group in self._layout.groups:
-            shape = (group.row_blocks, group.height, group.columns)
-            stage = coefficients[group.start : group.stop].view(shape)
-            if group.width > 1:
-                stage = (stage.view(-1, group.width) @ self._basis[group.width].T).view(shape)
-            if group.height > 1:
-                if group.width > 1:
-                    stage = rescale(stage, width=group.width, bits=operand_bits(group.height))
-                stage = torch.matmul(self._basis[group.height], stage)
-            torch.sign(stage, out=direction[group.start : group.stop].view(shape))
+    def _bounds(self, selection: Selection) -> list[tuple[int, int]]:
+        """For each strip, where its coefficients begin and end in a selection."""
+        classes = self._layout.chunk_class[selection.chunks]
+        edges = np.searchsorted(classes, np.arange(len(self._layout.classes) + 1))
+        bounds = np.zeros((len(self._strips), 2), dtype=np.int64)
+        for number, (first, last) in enumerate(itertools.pairwise(edges.tolist())):
+            own = self._strip_class == number
+            bounds[own] = first + np.searchsorted(selection.chunks[first:last], self._strip_chunks[own])
+        return [(first, last) for first, last in bounds.tolist()]
 
-        return direction
+    def _decode_signs(self, stage: Tensor, strip: Group) -> Tensor:
+        """Sign of the integer inverse DCT of integer coefficients (float32, magnitude <= fixed_point), in the strip's shape."""
+        if strip.width > 1:
+            stage = (stage.reshape(-1, strip.width) @ self._basis[strip.width].T).view(strip.shape)
+        if strip.height > 1:
+            if strip.width > 1:
+                stage = rescale(stage, width=strip.width, bits=operand_bits(strip.height))
+            stage = torch.matmul(self._basis[strip.height], stage)
+        return torch.sign(stage)
 
-    def _mean_votes(self, selections: Sequence[Selection], slots: Sequence[Tensor], every_slot: Tensor) -> Tensor:
-        """round(V s / c) of each slot in `every_slot`. One int32 holds the sum s and, from bit 10, the count c."""
-        for part, slot in zip(selections, slots, strict=True):
-            self._votes.scatter_add_(0, slot, self._tensor(part.values).to(torch.int32) + _ONE_SENDER)
+    def _mean_votes(
+        self, places: Sequence[IntArray], values: Sequence[NDArray[np.float32]], votes: Tensor, coefficients: Tensor
+    ) -> None:
+        """Put round(V s / c) of every voted place into `coefficients`. One int32 holds the sum s and the count c.
 
-        both = self._votes[every_slot]
-        self._votes[every_slot] = 0
-        count = (both + _ONE_SENDER // 2) >> _COUNT_SHIFT
-        total = both - (count << _COUNT_SHIFT)
-        rounded = torch.div(2 * self.fixed_point * total.abs() + count, 2 * count, rounding_mode="floor")
-        return (total.sign() * rounded).to(torch.float32)
-
-    def _mean_values(self, selections: Sequence[Selection], slots: Sequence[Tensor], every_slot: Tensor) -> Tensor:
-        """The mean of each slot in `every_slot`, scaled per chunk by a power of two to magnitude <= V and rounded.
-
-        Values are cut at OUTLIER_FACTOR medians, then summed in float64 in the order given.
+        votes: int32 scratch, zero before and after.
         """
-        largest = sorted(float(np.abs(part.values).max()) for part in selections if part.values.size)
-        limit = OUTLIER_FACTOR * largest[(len(largest) - 1) // 2] if largest else 0.0
-        sums = torch.zeros(self._layout.total, dtype=torch.float64, device=self._device)
-        counts = torch.zeros_like(sums)
-        for part, slot in zip(selections, slots, strict=True):
-            values = self._tensor(part.values).to(torch.float64).clamp(-limit, limit)
-            sums.scatter_add_(0, slot, values)  # one payload holds a slot once, so there is no race
-            counts.scatter_add_(0, slot, torch.ones_like(values))
+        every = self._tensor(np.concatenate(places))
+        votes.scatter_add_(0, every, self._tensor(np.concatenate(values)).to(torch.int32).add_(_ONE_SENDER))
+        means = self._means.index_select(0, votes.index_select(0, every))
+        coefficients.scatter_(0, every, means)  # a place that occurs twice gets the same mean twice
+        votes.zero_()
 
-        means = sums[every_slot] / counts[every_slot]
-        chunks = self._tensor(np.concatenate([part.chunks for part in selections]))
-        peaks = torch.zeros(self._layout.chunk_base.size, dtype=torch.float64, device=self._device)
-        peaks.scatter_reduce_(0, chunks, means.abs(), reduce="amax")
+    def _mean_values(
+        self,
+        strip: Group,
+        places: Sequence[IntArray],
+        values: Sequence[NDArray[np.float32]],
+        chunks: Sequence[IntArray],
+        limit: float,
+        coefficients: Tensor,
+    ) -> None:
+        """Put the mean of every place, scaled per chunk by a power of two to magnitude <= V and rounded, into `coefficients`.
+
+        Values are cut at `limit`, then summed in float64 in the order given.
+        """
+        sums = torch.zeros(coefficients.numel(), dtype=torch.float64, device=self._device)
+        counts = torch.zeros_like(sums)
+        for place, value in zip(places, values, strict=True):
+            slot = self._tensor(place)
+            sums.scatter_add_(0, slot, self._tensor(value).to(torch.float64).clamp(-limit, limit))  # a slot once: no race
+            counts.scatter_add_(0, slot, torch.ones(slot.numel(), dtype=torch.float64, device=self._device))
+
+        every, chunk = self._tensor(np.concatenate(places)), self._tensor(np.concatenate(chunks) - strip.first_chunk)
+        means = sums[every] / counts[every]
+        peaks = torch.zeros(strip.chunk_count, dtype=torch.float64, device=self._device)
+        peaks.scatter_reduce_(0, chunk, means.abs(), reduce="amax")
         # 2**(bits - e) where 2**(e - 1) <= peak < 2**e, made from the exponent field; peaks under 2**-223 count as that.
         exponent = (peaks.view(torch.int64) >> 52).clamp(min=800)
         scale = ((self._bits + 1022 + 1023 - exponent) << 52).view(torch.float64)
-        return torch.round(means * scale[chunks]).to(torch.float32)
+        coefficients[every] = torch.round(means * scale[chunk]).to(torch.float32)
 
-    def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+@lru_cache(maxsize=12)
+def mean_of_votes(bits: int) -> Tensor:
+    """round(V s / c), half away from zero, at place c * 2**10 + s for c up to 256 senders and |s| <= c; V = 2**bits. float32."""
+    packed = torch.arange(MAX_CLIENTS * _ONE_SENDER + _ONE_SENDER // 2)
+    count = (packed + _ONE_SENDER // 2) >> _COUNT_SHIFT
+    total = packed - (count << _COUNT_SHIFT)
+    safe = count.clamp(min=1)
+    means = torch.div((2 * total.abs() << bits) + safe, 2 * safe, rounding_mode="floor")
+    return (total.sign() * means).to(torch.float32)
+
+
+def _value_limit(selections: Sequence[Selection]) -> float:
+    """What values are cut at: OUTLIER_FACTOR times the (lower) median of the payloads' largest."""
+    largest = sorted(float(np.abs(part.values).max()) for part in selections if part.values.size)
+    return OUTLIER_FACTOR * largest[(len(largest) - 1) // 2] if largest else 0.0
 
 
 def rescale(stage: Tensor, *, width: int, bits: int) -> Tensor:

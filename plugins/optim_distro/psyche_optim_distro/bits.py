@@ -57,7 +57,7 @@ def pack_unary(values: IntArray) -> bytes:
 
 def unpack_unary(data: bytes, count: int) -> IntArray:
     """What `pack_unary` wrote: exactly `count` values, no unused byte. Raises PayloadRejected."""
-    ends = np.flatnonzero(_unpack(data))
+    ends = np.flatnonzero(_unpack(data).view(np.bool_))
     if ends.size != count or (count and int(ends[-1]) // 8 != len(data) - 1) or (not count and data):
         message = f"a unary table of {len(data)} bytes holds {ends.size} codes, expected {count} and no spare byte"
         raise PayloadRejected(message)

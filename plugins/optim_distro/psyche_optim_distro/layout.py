@@ -2,15 +2,16 @@
 
 All float32 state (masters, delta, coefficients) is one flat buffer each, with the same layout. Parameters that are cut alike
 (same height, width, columns) stand together as one *group*, so that work is done per group and never per parameter or chunk.
-Chunks are numbered in ascending name order, which is the order of the payload; a *class* is all chunks of one size and top-k.
+A group is worked off in *strips* that fit into a processor's cache. Chunks are numbered as they lie in memory, so the chunks of a
+strip are consecutive; that is also their order in the payload. A *class* is all chunks of one size and top-k.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +35,12 @@ class Parameter:
         return self.start + math.prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Group:
-    """Parameters cut alike: `flat[start:stop]` seen as [row_blocks, height, columns] in blocks of height x width.
+    """Parameters cut alike, or a strip of them: `flat[start:stop]` seen as [row_blocks, height, columns].
 
-    keep: coefficients sent per chunk. chunks: int64 [row_blocks * columns / width], the chunk numbers in block order.
+    Its blocks are height x width. keep: coefficients sent per chunk. first_chunk: number of its first chunk; the others follow in
+    block order.
     """
 
     start: int
@@ -47,12 +49,36 @@ class Group:
     columns: int
     width: int
     keep: int
-    chunks: IntArray
+    first_chunk: int
 
     @property
     def stop(self) -> int:
         """End of its part."""
         return self.start + self.row_blocks * self.height * self.columns
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """[row_blocks, height, columns]."""
+        return self.row_blocks, self.height, self.columns
+
+    @property
+    def chunk_count(self) -> int:
+        """Its chunks are `first_chunk` and the next ones, so many together."""
+        return self.row_blocks * (self.columns // self.width)
+
+    @property
+    def chunks(self) -> IntArray:
+        """int64 [chunk_count], the chunk numbers in block order."""
+        return np.arange(self.first_chunk, self.first_chunk + self.chunk_count, dtype=np.int64)
+
+    def strips(self, limit: int) -> Iterator[Group]:
+        """The same in parts of at most `limit` elements, or of one row of blocks where that is longer."""
+        row = self.height * self.columns
+        rows = max(1, limit // row)
+        for first in range(0, self.row_blocks, rows):
+            count = min(rows, self.row_blocks - first)
+            chunk = self.first_chunk + first * (self.columns // self.width)
+            yield replace(self, start=self.start + first * row, row_blocks=count, first_chunk=chunk)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +127,6 @@ class _Cut:
     height: int
     columns: int
     width: int
-    first_chunk: int
 
     @property
     def chunk_count(self) -> int:
@@ -110,25 +135,20 @@ class _Cut:
 
 def build_layout(shapes: Mapping[str, Sequence[int]], *, chunk: int, topk: int) -> Layout:
     """The table of a model. shapes: by full parameter name; chunk, topk: the settings of those names."""
-    cuts: list[_Cut] = []
-    chunk_count = 0
-    for name in sorted(shapes):
-        cut = _cut(name, tuple(int(size) for size in shapes[name]), chunk, chunk_count)
-        cuts.append(cut)
-        chunk_count += cut.chunk_count
-
+    cuts = [_cut(name, tuple(int(size) for size in shapes[name]), chunk) for name in sorted(shapes)]
+    chunk_count = sum(cut.chunk_count for cut in cuts)
     base = np.zeros(chunk_count, dtype=np.int64)
     width = np.ones(chunk_count, dtype=np.int64)
     columns = np.ones(chunk_count, dtype=np.int64)
     groups: list[Group] = []
     parameters: list[Parameter] = []
-    start = 0
+    start = first_chunk = 0
     for height_width_columns in sorted({(cut.height, cut.width, cut.columns) for cut in cuts}):
         members = [cut for cut in cuts if (cut.height, cut.width, cut.columns) == height_width_columns]
-        group_start = start
+        group_start, group_chunk = start, first_chunk
         for cut in members:
             parameters.append(Parameter(cut.name, cut.shape, start))
-            own = slice(cut.first_chunk, cut.first_chunk + cut.chunk_count)
+            own = slice(first_chunk, first_chunk + cut.chunk_count)
             column_blocks = max(1, cut.columns // max(1, cut.width))
             block = np.arange(cut.chunk_count, dtype=np.int64)
             block_row, block_column = block // column_blocks, block % column_blocks
@@ -136,9 +156,10 @@ def build_layout(shapes: Mapping[str, Sequence[int]], *, chunk: int, topk: int) 
             width[own] = cut.width
             columns[own] = cut.columns
             start += math.prod(cut.shape)
+            first_chunk += cut.chunk_count
 
         if start > group_start:
-            groups.append(_group(members, group_start, topk))
+            groups.append(_group(members, group_start, group_chunk, topk))
 
     parameters.sort(key=lambda parameter: parameter.name)
     classes = _classes(groups)
@@ -162,19 +183,18 @@ def build_layout(shapes: Mapping[str, Sequence[int]], *, chunk: int, topk: int) 
     )
 
 
-def _cut(name: str, shape: tuple[int, ...], target: int, first_chunk: int) -> _Cut:
+def _cut(name: str, shape: tuple[int, ...], target: int) -> _Cut:
     """Cut one parameter: leading dimensions of three and more are batches, a vector is one row."""
     columns = shape[-1] if shape else 1
     rows = shape[-2] if len(shape) > 1 else 1
     batches = math.prod(shape[:-2])
     height, width = chunk_size(rows, target), chunk_size(columns, target)
     row_blocks = batches * (rows // height) if height else 0
-    return _Cut(name, shape, row_blocks, height, columns, width, first_chunk)
+    return _Cut(name, shape, row_blocks, height, columns, width)
 
 
-def _group(members: Sequence[_Cut], start: int, topk: int) -> Group:
+def _group(members: Sequence[_Cut], start: int, first_chunk: int, topk: int) -> Group:
     first = members[0]
-    numbers = [np.arange(cut.first_chunk, cut.first_chunk + cut.chunk_count, dtype=np.int64) for cut in members]
     return Group(
         start=start,
         row_blocks=sum(cut.row_blocks for cut in members),
@@ -182,7 +202,7 @@ def _group(members: Sequence[_Cut], start: int, topk: int) -> Group:
         columns=first.columns,
         width=first.width,
         keep=min(topk, first.height * first.width),
-        chunks=np.concatenate(numbers),
+        first_chunk=first_chunk,
     )
 
 
@@ -190,13 +210,13 @@ def _classes(groups: Sequence[Group]) -> tuple[ChunkClass, ...]:
     classes = []
     for size, keep in sorted({(group.height * group.width, group.keep) for group in groups}):
         numbers = [group.chunks for group in groups if group.height * group.width == size]
-        classes.append(ChunkClass(size, keep, np.sort(np.concatenate(numbers))))
+        classes.append(ChunkClass(size, keep, np.concatenate(numbers)))
 
     return tuple(classes)
 
 
 def _fingerprint(cuts: Sequence[_Cut], chunk: int, topk: int) -> bytes:
-    digest = hashlib.sha256(f"psyche distro table 1\0{chunk}\0{topk}\0".encode())
+    digest = hashlib.sha256(f"psyche distro table 2\0{chunk}\0{topk}\0".encode())
     for cut in cuts:
         digest.update(f"{cut.name}\0{','.join(map(str, cut.shape))}\0".encode())
 

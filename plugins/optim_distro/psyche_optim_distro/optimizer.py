@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,23 +31,26 @@ from psyche_core.interfaces.parameters import check_private_state, copy_paramete
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import Aggregator
 from psyche_optim_distro.codec import Values
-from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.selection import Selection, select
+from psyche_optim_distro.layout import Group, build_layout
+from psyche_optim_distro.selection import Selection, Tables, top_coefficients
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.transform import dct_basis, decode_sparse, encode
+from psyche_optim_distro.strips import Part, parts_of, strips_of
+from psyche_optim_distro.transform import add_decoded, dct_basis, encode
 
 _CLIP_EPSILON = 1e-6
+_LARGEST_NORM = 1e15
+"""Of delta, before its norm is looked at: no sum over coefficients or weights that large overflows float32 when squared."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """An own result that is not settled. slots, values: flat positions int64 and exact float32 coefficients.
+    """An own result that is not settled. tables: what was taken for sent, exactly; norm: its L2 norm.
 
     subtracted: None while delta still contains it, else the product of the decays since it was taken off.
     """
 
-    slots: Tensor
-    values: Tensor
+    tables: Tables
+    norm: float
     subtracted: float | None = None
 
 
@@ -68,11 +70,13 @@ class DistroOptimizer(Optimizer):
             size: dct_basis(size).to(self._device, torch.float32)
             for size in sorted({size for group in self._layout.groups for size in (group.height, group.width)})
         }
+        self._strips = strips_of(self._layout, self._device)
+        self._parts = [parts_of(strip, self._layout) for strip in self._strips]
         self._flat_masters = self._zeros()
         self._flat_delta = self._zeros()
-        self._scratch = self._zeros()
         self._masters = MappingProxyType(self._views(self._flat_masters))
         self._delta = self._views(self._flat_delta)
+        self._delta_bound = 0.0
         self._sent: dict[int, _Sent] = {}
         self.load_parameters({name: parameter.detach() for name, parameter in self._parameters.items()})
 
@@ -99,14 +103,18 @@ class DistroOptimizer(Optimizer):
     @torch.no_grad()
     def load_lookahead(self, *, learning_rate: float) -> None:
         """Write cast(masters - lr sign(delta)): delta still holds what is on its way and not applied yet."""
-        torch.sign(self._flat_delta, out=self._scratch)
-        torch.sub(self._flat_masters, self._scratch, alpha=learning_rate, out=self._scratch)
-        self._write(self._scratch)
+        for strip, parts in zip(self._strips, self._parts, strict=True):
+            own = slice(strip.start, strip.stop)
+            ahead = torch.sub(self._flat_masters[own], torch.sign(self._flat_delta[own]), alpha=learning_rate)
+            for part in parts:
+                self._write(part, ahead[part.start - strip.start : part.stop - strip.start])
 
     @torch.no_grad()
     def load_masters(self) -> None:
         """Write the masters, cast, into the compute weights."""
-        self._write(self._flat_masters)
+        for parts in self._parts:
+            for part in parts:
+                self._write(part, self._flat_masters[part.start : part.stop])
 
     @torch.no_grad()
     def compress(self, step: int, *, learning_rate: float) -> bytes:
@@ -119,28 +127,34 @@ class DistroOptimizer(Optimizer):
             raise ValueError(message)
 
         decay = self._settings.compression_decay
-        scale = learning_rate * self._gather_gradient()
-        delta = self._flat_delta.clone()
+        gradients = self._flat_gradients()
         waiting = [sent for sent in self._sent.values() if sent.subtracted is None]
-        for sent in waiting:
-            self._add_decoded(delta, sent, -1.0)
+        scale = self._gradient_scale(gradients, waiting, step, learning_rate)
+        tables = Tables(self._layout, self._device)
+        for strip, parts in zip(self._strips, self._parts, strict=True):
+            delta = self._flat_delta[strip.start : strip.stop].view(strip.shape)
+            for sent in waiting:
+                self._add_sent(delta, strip, sent, -1.0)
+            delta.mul_(decay)
+            for part in parts:
+                gradient = gradients.get(part.name)
+                if gradient is not None:
+                    self._flat_delta[part.start : part.stop].add_(gradient[part.first : part.last], alpha=scale)
+            coefficients = encode(delta, self._basis[strip.height], self._basis[strip.width])
+            indices, values = tables.of(strip)
+            found = top_coefficients(coefficients, width=strip.width, keep=strip.keep)
+            indices.copy_(found[0])
+            values.copy_(found[1])
 
-        delta.mul_(decay).add_(self._scratch, alpha=scale)
-        selection = select(self._layout, self._encode(delta))
-        slots = torch.from_numpy(self._layout.slots(selection.chunks, selection.indices)).to(self._device)
-        if not bool(np.isfinite(selection.values).all()):
-            message = f"delta is not finite after adding the gradient of step {step}; nothing was sent"
-            raise NonFiniteError(message)
-
+        tables.drop_noise()
+        selection = tables.selection()
         travels = codec.as_sent(selection.values, self._values)
-        payload = codec.encode(self._layout, Selection(selection.chunks, selection.indices, travels), values=self._values)
-        taken = selection.values if self._values is Values.SIGNS else travels
-        values = torch.from_numpy(taken).to(self._device)
-        self._flat_delta.copy_(delta)
+        if self._values is not Values.SIGNS:
+            tables.replace_values(travels)
         for sent in self._sent.values():
             sent.subtracted = (1.0 if sent.subtracted is None else sent.subtracted) * decay
-        self._sent[step] = _Sent(slots, values)
-        return payload
+        self._sent[step] = _Sent(tables, tables.norm())
+        return codec.encode(self._layout, Selection(selection.chunks, selection.indices, travels), values=self._values)
 
     def check(self, payload: bytes) -> None:
         """Decode against our table and forget. Raises PayloadRejected, never anything else."""
@@ -155,15 +169,13 @@ class DistroOptimizer(Optimizer):
         one_bit = self._settings.quantize_1bit
         # Sorted by content: float64 sums of values then have one order on every replica.
         selections = [codec.decode(self._layout, payload, values=self._values) for payload in sorted(payloads)]
-        direction = self._aggregator.direction(selections, one_bit=one_bit) if selections else None
         self._settle(step, accepted=own_accepted)
-        if direction is None:
-            return
-
         weight_decay = self._settings.weight_decay or 0.0
-        if weight_decay:
-            self._flat_masters.mul_(1 - learning_rate * weight_decay)
-        self._flat_masters.sub_(direction, alpha=learning_rate)
+        for strip, direction in self._aggregator.directions(selections, one_bit=one_bit) if selections else ():
+            masters = self._flat_masters[strip.start : strip.stop]
+            if weight_decay:
+                masters.mul_(1 - learning_rate * weight_decay)
+            masters.sub_(direction, alpha=learning_rate)
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:
@@ -182,6 +194,7 @@ class DistroOptimizer(Optimizer):
         for name, master in self._masters.items():
             copy_parameter(parameters, name, master)
         self._flat_delta.zero_()
+        self._delta_bound = 0.0
         self._sent.clear()
 
     def private_state(self) -> Mapping[str, Any]:
@@ -194,6 +207,7 @@ class DistroOptimizer(Optimizer):
         check_private_state(state, self.private_state())
         for name, tensor in self._delta.items():
             tensor.copy_(state[f"delta.{name}"])
+        self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
         self._sent.clear()
 
     def _settle(self, step: int, *, accepted: bool) -> None:
@@ -202,55 +216,54 @@ class DistroOptimizer(Optimizer):
             sent = self._sent.pop(number)
             taken = accepted and number == step
             if taken and sent.subtracted is None:
-                self._add_decoded(self._flat_delta, sent, -1.0)
+                self._add_everywhere(sent, -1.0)
             elif not taken and sent.subtracted is not None:
-                self._add_decoded(self._flat_delta, sent, sent.subtracted)
+                self._add_everywhere(sent, sent.subtracted)
 
-    def _gather_gradient(self) -> float:
-        """Copy the gradients into the scratch buffer; return the factor that clips them. Raises NonFiniteError."""
-        for name, view in self._views(self._scratch).items():
-            gradient = self._parameters[name].grad
-            if gradient is None:
-                view.zero_()
-            else:
-                view.copy_(gradient)
+    def _add_everywhere(self, sent: _Sent, factor: float) -> None:
+        for strip in self._strips:
+            self._add_sent(self._flat_delta[strip.start : strip.stop].view(strip.shape), strip, sent, factor)
+        self._delta_bound += abs(factor) * sent.norm
 
-        norm = float(torch.linalg.vector_norm(self._scratch))
+    def _add_sent(self, delta: Tensor, strip: Group, sent: _Sent, factor: float) -> None:
+        """Add factor times the inverse DCT of what was sent to a strip of delta."""
+        bases = self._basis[strip.height], self._basis[strip.width]
+        add_decoded(delta, *sent.tables.of(strip), *bases, factor=factor)
+
+    def _flat_gradients(self) -> dict[str, Tensor]:
+        """Gradients seen as rows; parameters without one are missing."""
+        gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
+        return {name: gradient.reshape(-1) for name, gradient in gradients.items() if gradient is not None}
+
+    def _gradient_scale(
+        self, gradients: Mapping[str, Tensor], waiting: Sequence[_Sent], step: int, learning_rate: float
+    ) -> float:
+        """What to multiply the gradients by: the learning rate, clipped. Bounds delta's norm to be. Raises NonFiniteError."""
+        norm = float(torch.nn.utils.get_total_norm(gradients.values()))
         if not math.isfinite(norm):
             message = f"the global L2 norm of the gradient is {norm}; nothing was sent"
             raise NonFiniteError(message)
 
         limit = self._settings.clip_grad_norm or math.inf
-        return limit / (norm + _CLIP_EPSILON) if norm > limit else 1.0
+        scale = learning_rate * (limit / (norm + _CLIP_EPSILON) if norm > limit else 1.0)
+        if self._delta_bound > _LARGEST_NORM:  # the bound grows faster than what it bounds
+            self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
+        bound = self._settings.compression_decay * (self._delta_bound + sum(sent.norm for sent in waiting)) + scale * norm
+        if not bound <= _LARGEST_NORM**2:
+            message = f"delta would not be finite after adding the gradient of step {step}; nothing was sent"
+            raise NonFiniteError(message)
 
-    def _encode(self, delta: Tensor) -> Tensor:
-        """DCT coefficients of a flat buffer, in a new one."""
-        coefficients = torch.empty_like(delta)
-        for group in self._layout.groups:
-            shape = (group.row_blocks, group.height, group.columns)
-            part = slice(group.start, group.stop)
-            signal = delta[part].view(shape)
-            coefficients[part].view(shape).copy_(encode(signal, self._basis[group.height], self._basis[group.width]))
+        self._delta_bound = bound
+        return scale
 
-        return coefficients
-
-    def _add_decoded(self, delta: Tensor, sent: _Sent, factor: float) -> None:
-        """Add factor times the inverse DCT of what was sent to `delta`."""
-        for group in self._layout.groups:
-            inside = (sent.slots >= group.start) & (sent.slots < group.stop)
-            signal = decode_sparse(
-                sent.slots[inside] - group.start,
-                sent.values[inside],
-                (group.row_blocks, group.height, group.columns),
-                self._basis[group.height],
-                self._basis[group.width],
-            )
-            delta[group.start : group.stop].view(signal.shape).add_(signal, alpha=factor)
-
-    def _write(self, flat: Tensor) -> None:
-        """Cast a flat buffer into the model's compute weights."""
-        for name, view in self._views(flat).items():
-            self._parameters[name].data.copy_(view)
+    def _write(self, part: Part, values: Tensor) -> None:
+        """Cast a part of a flat buffer into the model's compute weights."""
+        weights = self._parameters[part.name].data
+        if weights.is_contiguous():
+            weights.view(-1)[part.first : part.last].copy_(values)
+        else:
+            places = torch.arange(part.first, part.last, device=weights.device)
+            weights[torch.unravel_index(places, weights.shape)] = values.to(weights.dtype)
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat buffer by parameter name, ascending."""

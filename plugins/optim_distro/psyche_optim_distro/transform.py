@@ -59,19 +59,26 @@ def decode(coefficients: Tensor, basis_height: Tensor, basis_width: Tensor) -> T
     return coefficients
 
 
-def decode_sparse(
-    slots: Tensor, values: Tensor, shape: tuple[int, int, int], basis_height: Tensor, basis_width: Tensor
-) -> Tensor:
-    """`decode` of coefficients that are zero but at flat positions `slots` (int64 [n], `values` float [n]).
+def add_decoded(
+    natural: Tensor, indices: Tensor, values: Tensor, basis_height: Tensor, basis_width: Tensor, *, factor: float
+) -> None:
+    """Add factor times the `decode` of a few coefficients to `natural` [row_blocks, height, columns], in place.
 
-    Width divides columns, so a run of `width` elements is one row of a block: the first product adds one row of F(width).T per
-    coefficient instead of multiplying all the zeros.
+    indices: int64 row-by-row positions inside each block, values: float, both [chunks, keep]; a value of zero adds nothing.
+    A block that gets k coefficients is a sum of k outer products, which is a product of [height, k] and [k, width].
     """
-    width = basis_width.shape[0]
-    runs = values.new_zeros(shape).view(-1, width)
-    runs.index_add_(0, slots // width, values.unsqueeze(1) * basis_width.T[slots % width])
-    stage = runs.view(shape)
-    return torch.matmul(basis_height, stage) if basis_height.shape[0] > 1 else stage
+    height, width = basis_height.shape[0], basis_width.shape[0]
+    row_blocks, _, columns = natural.shape
+    blocks = natural.view(row_blocks, height, columns // width, width)
+    if values.shape[1] * 4 <= width:
+        rows = basis_height.T[indices // width] * (factor * values).unsqueeze(2)  # [chunks, keep, height]
+        found = torch.bmm(rows.transpose(1, 2), basis_width.T[indices % width])  # [chunks, height, width]
+        blocks.add_(found.view(row_blocks, columns // width, height, width).transpose(1, 2))
+        return
+
+    dense = natural.new_zeros(values.shape[0], height * width).scatter_(1, indices, factor * values)
+    spread = dense.view(row_blocks, columns // width, height, width).transpose(1, 2).reshape(natural.shape)
+    natural.add_(decode(spread, basis_height, basis_width))
 
 
 def chunk_rows(natural: Tensor, width: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.selection import select
-from psyche_optim_distro.transform import chunk_rows, chunk_size, dct_basis, decode, decode_sparse, encode
+from psyche_optim_distro.selection import select, top_coefficients
+from psyche_optim_distro.strips import parts_of
+from psyche_optim_distro.transform import add_decoded, chunk_rows, chunk_size, dct_basis, decode, encode
 
 
 def encode_tensor(tensor: Tensor, chunk: int) -> Tensor:
@@ -86,17 +88,56 @@ def test_decode_undoes_encode(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(16, 24), (97, 3), (7, 97), (2, 8, 12), (50,), (1,)])
-def test_sparse_decode_equals_decode(shape: tuple[int, ...]) -> None:
-    layout = build_layout({"w": shape}, chunk=8, topk=3)
-    group = layout.groups[0]
-    natural = (group.row_blocks, group.height, group.columns)
+@pytest.mark.parametrize("keep", [1, 2, 7])
+def test_adding_few_coefficients_equals_decode(shape: tuple[int, ...], keep: int) -> None:
+    group = build_layout({"w": shape}, chunk=8, topk=keep).groups[0]
     generator = torch.Generator().manual_seed(2)
-    slots = torch.randperm(layout.total, generator=generator)[: (layout.total + 2) // 3]
-    values = torch.randn(slots.numel(), generator=generator, dtype=torch.float64)
-    dense = torch.zeros(layout.total, dtype=torch.float64)
-    dense[slots] = values
+    size = group.height * group.width
+    indices = torch.stack([torch.randperm(size, generator=generator)[: group.keep] for _ in range(group.chunk_count)])
+    values = torch.randn(indices.shape, generator=generator, dtype=torch.float64)
+    values[0, 0] = 0.0
+    dense = torch.zeros(group.chunk_count, size, dtype=torch.float64).scatter_(1, indices, values)
+    blocks = dense.view(group.row_blocks, -1, group.height, group.width).transpose(1, 2).reshape(group.shape)
     bases = dct_basis(group.height), dct_basis(group.width)
-    torch.testing.assert_close(decode_sparse(slots, values, natural, *bases), decode(dense.view(natural), *bases))
+    before = torch.randn(group.shape, generator=generator, dtype=torch.float64)
+    got = before.clone()
+    add_decoded(got, indices, values, *bases, factor=-0.5)
+    torch.testing.assert_close(got, before - 0.5 * decode(blocks, *bases))
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (1, 64), (48, 80), (64, 29), (7, 5), (1, 1), (128, 128)])
+@pytest.mark.parametrize("keep", [1, 8, 64])
+def test_top_coefficients_are_the_largest(height: int, width: int, keep: int) -> None:
+    keep = min(keep, height * width)
+    natural = torch.randn(3, height, 2 * width, generator=torch.Generator().manual_seed(keep))
+    natural[1, 0, 0] = 1e9
+    indices, values = top_coefficients(natural, width=width, keep=keep)
+    rows = chunk_rows(natural, width)
+    expected = torch.topk(rows.abs(), keep, dim=1).values.sort(dim=1).values
+    assert torch.equal(values, rows.gather(1, indices))
+    assert torch.equal(values.abs().sort(dim=1).values, expected)
+    assert (indices.diff(dim=1) > 0).all()
+
+
+def test_what_is_not_a_number_counts_as_largest() -> None:
+    natural = torch.randn(1, 64, 128, generator=torch.Generator().manual_seed(1))
+    natural[0, 5, 70] = math.nan
+    indices, values = top_coefficients(natural, width=64, keep=8)
+    assert values.isnan().sum(dim=1).tolist() == [0, 1]
+    assert 5 * 64 + 6 in indices[1].tolist()
+
+
+@pytest.mark.parametrize("limit", [1, 100, 1000, 10**9])
+def test_strips_are_the_groups_in_parts(limit: int) -> None:
+    layout = build_layout({"b": (6, 10), "a": (36, 10), "n": (14,), "m": (6, 20), "z": (3, 4, 9)}, chunk=4, topk=2)
+    strips = [strip for group in layout.groups for strip in group.strips(limit)]
+    assert [strip.start for strip in strips] == [0, *(strip.stop for strip in strips[:-1])]
+    assert strips[-1].stop == layout.total
+    assert np.concatenate([strip.chunks for strip in strips]).tolist() == list(range(layout.chunk_base.size))
+    assert all(strip.stop - strip.start <= max(limit, strip.height * strip.columns) for strip in strips)
+    flat = {entry.name: torch.arange(entry.start, entry.stop) for entry in layout.parameters}
+    seen = [flat[part.name][part.first : part.last] for strip in strips for part in parts_of(strip, layout)]
+    assert torch.cat(seen).tolist() == list(range(layout.total))
 
 
 def test_slots_point_at_the_coefficients_of_every_chunk() -> None:
@@ -114,11 +155,13 @@ def test_slots_point_at_the_coefficients_of_every_chunk() -> None:
     assert sorted(seen) == list(range(layout.total))
 
 
-def test_chunks_are_numbered_in_name_order() -> None:
+def test_chunks_are_numbered_as_they_lie_in_memory() -> None:
     layout = build_layout({"layers.2.w": (4, 4), "layers.10.w": (8, 4), "a": (4,)}, chunk=4, topk=1)
     starts = {parameter.name: parameter.start for parameter in layout.parameters}
     assert list(starts) == ["a", "layers.10.w", "layers.2.w"]
     assert layout.chunk_base.tolist() == [starts["a"], starts["layers.10.w"], starts["layers.10.w"] + 16, starts["layers.2.w"]]
+    mixed = build_layout({"a": (8, 4), "b": (4,), "c": (8, 4)}, chunk=4, topk=1)
+    assert mixed.chunk_base.tolist() == [0, 4, 20, 36, 52]
 
 
 def test_empty_parameters_have_no_chunks() -> None:
