@@ -5,6 +5,7 @@ The reference never exchanged a hash of its weights, so replicas could drift uns
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, KeysView
 
 from psyche_core.client.rounds import NO_DIGEST, RoundRecord
@@ -16,10 +17,11 @@ MIN_ACCUSERS = 2
 
 
 def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
-    """The step of a settled round in which a quorum of witnesses had another digest than we; each round is judged once.
+    """The step of a settled round in which a quorum of witnesses had one other digest than we; each round is judged once.
 
-    Witnesses without an opinion (a digest of zeros) do not count. One witness alone convicts nobody, where a committee has only
-    one: it may be the one whose replica is wrong, and everybody else would ask it for its masters. The epoch's end tells.
+    Witnesses without an opinion (a digest of zeros) do not count, nor do those who disagree with each other: then replicas went
+    wrong on their own. One witness alone convicts nobody, where a committee has only one: it may be the one whose replica is
+    wrong, and everybody else would ask it for its masters. The epoch's end tells.
     """
     for record in records:
         if record.digest_judged or record.settled_by is None or record.digest == NO_DIGEST:
@@ -28,8 +30,8 @@ def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
         record.digest_judged = True
         stored = record.settled_by.round_at(record.height)
         statements = stored.statements if stored is not None else ()
-        unlike = sum(any(said.model_digest) and said.model_digest != record.digest for said in statements)
-        if unlike >= max(MIN_ACCUSERS, witness.quorum(len(record.witnesses))):
+        unlike = Counter(said.model_digest for said in statements if said.model_digest not in (NO_DIGEST, record.digest))
+        if max(unlike.values(), default=0) >= max(MIN_ACCUSERS, witness.quorum(len(record.witnesses))):
             return record.round.step
 
     return None

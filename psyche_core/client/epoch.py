@@ -105,9 +105,12 @@ class EpochNotes:
         return self.slot is not None and self.describes(state) and state.epoch.clients[self.slot].state is ClientState.Healthy
 
     def last_step(self, state: CoordinatorState) -> int:
-        """The last step trained in this epoch, or before it."""
-        steps = [record.round.step for record in self.records.values() if not record.round.drain and not record.cut]
-        return max(steps, default=state.progress.step - 1)
+        """The last step trained in this epoch, or before it.
+
+        What the run has come to meanwhile says nothing about an epoch that we finish late.
+        """
+        rounds = self.records.values()
+        return max((kept.round.step - (kept.round.drain or kept.cut) for kept in rounds), default=state.progress.step - 1)
 
     def next_to_apply(self) -> RoundRecord | None:
         """The oldest round whose results are not in our masters yet; drain rounds have none."""
