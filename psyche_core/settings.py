@@ -245,6 +245,39 @@ class TestnetSettings(_ProgramSettings):
         return None if self.allowed_to_kill is None else frozenset(map(int, self.allowed_to_kill.split(",")))
 
 
+class TrainLocalSettings(_ProgramSettings):
+    """Everything `psyche train-local` can be told."""
+
+    state: Path = Field(description="Run file (state.toml): its model, optimizer, learning rates and batch sizes are used.")
+    data: Path | None = Field(
+        default=None, description="Token file or folder of them to train on, in place of the run's data_location."
+    )
+    token_size: Literal["TwoBytes", "FourBytes"] = Field(default="TwoBytes", description="Bytes of a token of --data.")
+    members: int = Field(
+        default=1, ge=1, le=256, description="Members that share each round's batch, one after the other in this process."
+    )
+    steps: int | None = Field(default=None, ge=1, description="Steps to train; the run's total_steps when not given.")
+    validation_data: Path | None = Field(
+        default=None, description="Held-out tokens (token file or folder of them) to measure the loss on."
+    )
+    validation_token_size: Literal["TwoBytes", "FourBytes"] = Field(default="TwoBytes", description="Bytes of a held-out token.")
+    validation_sequences: int = Field(default=64, ge=1, description="Sequences of it to use each time.")
+    validation_every: int = Field(default=100, ge=1, description="Steps from one measurement to the next.")
+    checkpoint_dir: Path | None = Field(default=None, description="Folder to save the trained model in.")
+    device: str = Field(
+        default="auto", description="auto, cpu, mps, cuda, cuda:N, or cuda:X,Y for several that share each batch."
+    )
+    micro_batch_size: MicroBatchSize = Field(default=8, description=_MICRO_BATCH_SIZE)
+    compute_dtype: ComputeDtype = Field(default="float32", description=_COMPUTE_DTYPE)
+    attention: Attention = Field(default="auto", description=_ATTENTION)
+    gradient_checkpointing: bool = Field(default=False, description=_GRADIENT_CHECKPOINTING)
+    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; as torch likes when not given.")
+    cache_dir: Path | None = Field(default=None, description="Folder for downloads; the system's cache folder when not given.")
+    logs: Logs = Field(default="auto", description=_LOGS)
+    events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
+    base: Path = Field(default_factory=Path.cwd, description="Folder that relative paths of the run file start from.")
+
+
 _Settings = TypeVar("_Settings", bound=_ProgramSettings)
 
 

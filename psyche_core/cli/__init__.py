@@ -29,6 +29,10 @@ from psyche_core.cli.lazy import LazyGroup, example
         ),
         "server": ("psyche_core.cli.server:server", "Host the coordinator of a run."),
         "sim": ("psyche_core.cli.sim:sim", "Attack the protocol with faults and lies, in virtual time."),
+        "train-local": (
+            "psyche_core.cli.train_local:train_local",
+            "Train a run's model on this machine alone: no server, no network, the same steps.",
+        ),
         "testnet": ("psyche_core.cli.testnet:testnet", "Try a whole run on this machine: a server and several clients."),
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

@@ -20,27 +20,25 @@ import anyio.to_thread
 
 from psyche_core.client import report
 from psyche_core.client.bench import Bench, ModelStore, Start
+from psyche_core.client.data_source import data_source, first_samples, held_out_place
 from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.coordinator.schedule import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, ModelError
-from psyche_core.hookspecs import BackendContext, DataContext, TransportContext
+from psyche_core.hookspecs import BackendContext, TransportContext
 from psyche_core.interfaces import DataProvider
-from psyche_core.interfaces.data import Samples
-from psyche_core.plugins import PluginRegistry, validate_settings
+from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import Choice, LLMConfig
 from psyche_core.settings import ClientSettings
 from psyche_core.training.origin import Origin
 from psyche_core.training.scratch import Scratch, default_folder
-from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
 
-READ_TIMEOUT = 60.0
 _LEAVING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -156,16 +154,11 @@ def bench_builder(
         """Opened once, however often the model is built anew."""
         known = opened.get((choice, llm.max_seq_len))
         if known is None:
-            registration = await anyio.to_thread.run_sync(lambda: registry.load("data", choice.name))
-            checked = validate_settings(registration, choice.settings, where=f"model.LLM.data_location.{choice.name}")
-            context = DataContext(
-                settings=checked,
-                sequence_length=llm.max_seq_len,
-                key=key,
-                base=settings.base,
-                cache=_cache_folder(settings) / "data",
+            cache = _cache_folder(settings) / "data"
+            source = await data_source(
+                registry, choice, sequence_length=llm.max_seq_len, key=key, base=settings.base, cache=cache
             )
-            known = opened[choice, llm.max_seq_len] = await stack.enter_async_context(registration.create(context))
+            known = opened[choice, llm.max_seq_len] = await stack.enter_async_context(source)
         return known
 
     async def build(start: Start) -> Bench:
@@ -174,9 +167,8 @@ def bench_builder(
         data = await provider(llm.data_location, llm)
         validation = None
         if settings.validation_data is not None:
-            place = {"location": str(settings.validation_data.absolute()), "token_size": settings.validation_token_size}
-            held_out = await provider(Choice("Local", place), llm)
-            validation = await _first_samples(held_out, settings.validation_sequences)
+            held_out = await provider(held_out_place(settings.validation_data, settings.validation_token_size), llm)
+            validation = await first_samples(held_out, settings.validation_sequences)
         return Bench(
             trainer,
             data,
@@ -188,14 +180,6 @@ def bench_builder(
         )
 
     return build
-
-
-async def _first_samples(provider: DataProvider, count: int) -> Samples:
-    if provider.num_sequences < 1:
-        message = "the validation data holds no whole sequence"
-        raise ConfigError(message)
-
-    return await provider.read([BatchId(0, min(count, provider.num_sequences) - 1)], timeout=READ_TIMEOUT)
 
 
 def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:

@@ -25,6 +25,7 @@ LEAVES = [
     ("plugins", "show"),
     ("predownload",),
     ("sim",),
+    ("train-local",),
 ]
 
 

@@ -1,0 +1,39 @@
+"""`psyche train-local`: a run's model and optimizer in one process, for those who build models."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import click
+
+from psyche_core.cli.lazy import example
+from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
+from psyche_core.cli.running import log_to_stderr, open_report, run_program
+from psyche_core.settings import TrainLocalSettings, load_settings
+
+
+@click.command(
+    "train-local",
+    context_settings={"max_content_width": 110},
+    epilog=example(
+        "psyche train-local --state examples/local_testnet/state.toml --data examples/local_testnet/data",
+        "psyche train-local --state state.toml --data tokens --validation-data tokens/validation --members 4 --steps 200",
+        note="Results are applied two steps late, as in a run. " + ENVIRONMENT_NOTE,
+    ),
+)
+@settings_options(TrainLocalSettings)
+def train_local(**given: Any) -> int:
+    """Train a run's model on this machine alone: no server, no network, the same steps."""
+    settings = load_settings(TrainLocalSettings, given)
+    log_to_stderr()
+    from psyche_core.client import train_local as program
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.ui.display import open_display
+
+    with (
+        open_display(settings.logs, title=settings.state.stem) as sink,
+        open_report(sink, events_file=settings.events_file) as report,
+    ):
+        ended = run_program(functools.partial(program.train_local, settings, PluginRegistry.discover(), report))
+    return 0 if ended.success else 1

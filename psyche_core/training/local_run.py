@@ -1,0 +1,72 @@
+"""A run in one process: members with trainers of their own and the overlap of a real run, without coordinator and network.
+
+Decided here: what is trained in step s is applied before step s + 2, as in a run (protocol section 3), so that what is seen here
+holds there; every result is accepted. Refuses to choose data, rates or sizes: the caller has them from the run's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psyche_core.interfaces.data import Samples
+from psyche_core.training.trainer import APPLY_DELAY, Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStep:
+    """A step that was trained. loss: mean over all samples, nats per token; tokens: of all; seconds: of all members in turn.
+
+    payload_bytes: of the largest result.
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+    payload_bytes: int
+
+
+class LocalRun:
+    """trainers: one for each member, with equal masters. Not thread-safe: one worker thread calls it."""
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        self._trainers = tuple(trainers)
+        self._waiting: dict[int, tuple[bytes, ...]] = {}
+        self._applied = 0
+
+    @property
+    def applied(self) -> int:
+        """The last step whose results are in the masters."""
+        return self._applied
+
+    def train(self, step: int, shares: Sequence[Samples]) -> LocalStep:
+        """Apply what is due, then train a step (from 1, one after the other). shares: one for each member.
+
+        Raises ModelError and NonFiniteError.
+        """
+        self._apply(step - APPLY_DELAY)
+        done = [trainer.train(step, share) for trainer, share in zip(self._trainers, shares, strict=True)]
+        self._waiting[step] = tuple(one.payload for one in done)
+        samples = sum(share.count for share in shares)
+        return LocalStep(
+            step,
+            sum(one.loss * share.count for one, share in zip(done, shares, strict=True)) / samples,
+            sum(one.tokens for one in done),
+            sum(one.seconds for one in done),
+            max(len(one.payload) for one in done),
+        )
+
+    def finish(self) -> None:
+        """Apply all that waits, as at an epoch's end; training may go on afterwards."""
+        for step in sorted(self._waiting):
+            self._apply(step)
+
+    def _apply(self, step: int) -> None:
+        payloads = self._waiting.pop(step, None)
+        if payloads is None:
+            return
+
+        for trainer in self._trainers:
+            trainer.apply(step, payloads, own_accepted=True)
+        self._applied = step

@@ -1,0 +1,126 @@
+"""Training in one process: the steps of a run, without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+
+from psyche_core.builtin.adamw import AdamW
+from psyche_core.builtin.adamw_settings import AdamWSettings
+from psyche_core.testing.tiny_models import LLAMA, VOCABULARY
+from psyche_core.testing.toy_model import ToyModel, toy_samples
+from psyche_core.training.checkpoint_manifest import read_manifest
+from psyche_core.training.local_run import LocalRun
+from psyche_core.training.trainer import Trainer
+
+RUN = """
+run_id = "alone"
+[config]
+warmup_time = 20
+cooldown_time = 1
+max_round_train_time = 30
+round_witness_time = 1
+epoch_time = 60
+total_steps = 12
+init_min_clients = 1
+min_clients = 1
+witness_nodes = 0
+global_batch_size_start = 8
+global_batch_size_end = 8
+global_batch_size_warmup_tokens = 0
+verification_percent = 0
+waiting_for_members_extra_time = 1
+[model.LLM]
+architecture = "HfAuto"
+data_type = "Pretraining"
+max_seq_len = 16
+cold_start_warmup_steps = 0
+checkpoint = { Hub = { repo_id = "model" } }
+data_location = "PLACE"
+lr_schedule = { Constant = { base_lr = 2e-2, warmup_init_lr = 0.0, warmup_steps = 2 } }
+"""
+ADAMW = "optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8, clip_grad_norm = 1.0 } }\n"
+DISTRO = "optimizer = { Distro = { compression_topk = 64, compression_chunk = 16, quantize_1bit = true } }\n"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A folder with a model without weights, a run file and token files of a text that repeats itself."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(dict(LLAMA)))
+    (tmp_path / "state.toml").write_text(RUN.replace('"PLACE"', '{ Local = "tokens" }') + ADAMW)
+    text = np.tile(np.arange(2, VOCABULARY, dtype="<u2"), 80)
+    for part in ("train", "validation"):
+        (tmp_path / "tokens" / part).mkdir(parents=True)
+        text.tofile(tmp_path / "tokens" / part / "0.bin")
+    return tmp_path
+
+
+def arguments(base: Path, *more: str) -> list[str]:
+    return ["train-local", "--state", str(base / "state.toml"), "--base", str(base), "--device", "cpu", "--logs", "json", *more]
+
+
+def told(out: str, kind: str) -> list[dict[str, object]]:
+    events = [json.loads(line) for line in out.splitlines()]
+    return [event for event in events if event["event"] == kind]
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, DISTRO], ids=["AdamW", "DisTrO"])
+def test_a_model_learns_and_is_saved(psyche, base: Path, optimizer: str) -> None:
+    (base / "state.toml").write_text(RUN.replace('"PLACE"', '{ Local = "tokens" }') + optimizer)
+    held_out = ("--validation-data", str(base / "tokens" / "validation"), "--validation-every", "5")
+    result = psyche(*arguments(base, *held_out, "--checkpoint-dir", str(base / "saved")))
+    assert result.code == 0, result.err
+    assert [event["step"] for event in told(result.out, "step_trained")] == list(range(1, 13))
+    losses = {int(str(event["step"])): float(str(event["loss"])) for event in told(result.out, "validated")}
+    assert list(losses) == [0, 3, 8, 12], "what is not applied yet is not measured"
+    assert losses[12] < losses[0] - 0.5
+    model = AutoModelForCausalLM.from_pretrained(base / "saved" / "alone-step12")
+    assert model.config.vocab_size == VOCABULARY
+    manifest = read_manifest(base / "saved" / "alone-step12")
+    assert manifest is not None
+    assert (manifest.run_id, manifest.step, manifest.data_index) == ("alone", 12, 12 * 8)
+
+
+def test_members_share_each_round(psyche, base: Path) -> None:
+    results = [psyche(*arguments(base, "--members", str(members), "--steps", "4")) for members in (1, 3)]
+    assert [result.code for result in results] == [0, 0]
+    tokens = [[event["tokens"] for event in told(result.out, "step_trained")] for result in results]
+    assert tokens == [[8 * 16] * 4] * 2
+
+
+def test_data_of_a_server_is_asked_for_otherwise(psyche, base: Path) -> None:
+    (base / "state.toml").write_text(RUN.replace('"PLACE"', '{ Server = "127.0.0.1:1" }') + ADAMW)
+    refused = psyche(*arguments(base))
+    assert (refused.code, "--data" in refused.err) == (2, True)
+    assert psyche(*arguments(base, "--data", str(base / "tokens"), "--steps", "1")).code == 0
+
+
+def test_more_members_than_samples_are_refused(psyche, base: Path) -> None:
+    refused = psyche(*arguments(base, "--members", "9"))
+    assert refused.code == 2
+    assert "8 samples is not enough for 9 members" in refused.err
+
+
+def test_results_are_applied_two_steps_late_and_replicas_stay_equal() -> None:
+    def member() -> Trainer:
+        model = ToyModel(seed=1)
+        return Trainer(model=model, optimizer=AdamW(AdamWSettings(), model), learning_rate=lambda _: 0.01, micro_batch_size=1)
+
+    trainers = [member() for _ in range(3)]
+    run = LocalRun(trainers)
+    applied, digests = [], set()
+    for step in range(1, 6):
+        done = run.train(step, [toy_samples(10 * step + number) for number in range(3)])
+        assert done.payload_bytes > 0
+        applied.append(run.applied)
+        digests.add(trainers[0].full_digest())
+    assert applied == [0, 0, 1, 2, 3]
+    assert len(digests) == 4
+    run.finish()
+    assert run.applied == 5
+    assert len({trainer.full_digest() for trainer in trainers}) == 1
