@@ -63,7 +63,7 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
 
         await validate()
         next_sample = 0
-        for step, batches in _rounds(run, steps, settings.members):
+        for step, batches in rounds(run, steps, settings.members):
             shares: list[Samples] = [await data.read([batch], timeout=READ_TIMEOUT) for batch in batches]
             next_sample = batches[-1].last + 1
             done = await anyio.to_thread.run_sync(local.train, step, shares)
@@ -135,7 +135,7 @@ def _trainers(
     return trainers
 
 
-def _rounds(run: RunFile, steps: int, members: int) -> Iterator[tuple[int, list[BatchId]]]:
+def rounds(run: RunFile, steps: int, members: int) -> Iterator[tuple[int, list[BatchId]]]:
     """Each step's number and the members' samples. Raises ConfigError where a round has fewer samples than members."""
     config, index = run.config, 0
     for step in range(1, steps + 1):

@@ -280,9 +280,16 @@ class World:
         return any(node.running and not node.liar and node.replica.snapshot() == masters for node in self.nodes)
 
     def _may_flip(self, node: Node) -> bool:
-        """Whether the model still has a sound majority of its holders then; without one nobody could tell what is right."""
-        holders = [other for other in self.nodes if other.holds_model]
-        return node in holders and 2 * sum(other.spoiled or other is node for other in holders) < len(holders)
+        """Whether most of those who say what the model is hold it and tell the truth then, of all and of the epoch's members.
+
+        Without such a majority nobody could tell what is right.
+        """
+        heard = [other for other in self.nodes if other.running and (other.liar or other.holds_model)]
+        state = self.server.state
+        members = {state.epoch.clients[slot].id.signer for slot in state.healthy_slots}
+        parts = (heard, [other for other in heard if other.identity.signer in members])
+        wrong = [sum(other.spoiled or other.liar or other is node for other in part) for part in parts]
+        return node.holds_model and all(2 * count < len(part) for count, part in zip(wrong, parts, strict=True) if count)
 
     def _end(self, fault: Fault) -> None:
         self.note("fault", f"{fault.kind} of {fault.nodes or 'all'} is over")

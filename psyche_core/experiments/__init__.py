@@ -1,0 +1,1 @@
+"""Experiments that compare choices by training: for choosing settings, not for a run."""

@@ -1,0 +1,167 @@
+"""What an optimizer's choices do to the loss: the same small model on the same tokens, once for each choice and seed.
+
+Decided here: a seed decides the first weights and the order of the data, for every recipe alike; DisTrO is trained by several
+members that share each batch, with the two steps' delay of a run; AdamW is the plain one on the whole batch at once, without
+delay, so it is the best that could be hoped for. Everybody has the run file's schedule with a base rate of their own. Refuses to
+say which is best: the table and the spread over seeds do.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from psyche_core.coordinator.schedule import learning_rate
+from psyche_core.interfaces.data import Samples
+from psyche_core.interfaces.model import Model
+from psyche_core.run_config import Choice, LLMConfig
+from psyche_core.training.local_run import LocalRun
+from psyche_core.training.trainer import Trainer
+
+PLAIN_ADAMW = "AdamW"
+BETAS, EPSILON, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One choice. optimizer: `AdamW`, or a plugin's name with settings. rate: base learning rate of the schedule."""
+
+    optimizer: str
+    rate: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """For tables: what differs between recipes."""
+        if self.optimizer == PLAIN_ADAMW:
+            return f"AdamW, rate {self.rate:g}"
+
+        kind = "1 bit" if self.settings.get("quantize_1bit") else f"{self.settings.get('value_bits', 16)} bit"
+        return (
+            f"{self.optimizer} {kind}, top {self.settings['compression_topk']}, decay {self.settings['compression_decay']:g}, "
+            f"rate {self.rate:g}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One training. losses: (applied steps, validation loss in nats per token); bytes_per_step: of one member's results, mean."""
+
+    recipe: Recipe
+    seed: int
+    losses: tuple[tuple[int, float], ...]
+    bytes_per_step: float
+
+    @property
+    def validation_loss(self) -> float:
+        """The last one."""
+        return self.losses[-1][1]
+
+    def as_table(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "optimizer": self.recipe.optimizer,
+            "settings": {**self.recipe.settings, "learning_rate": self.recipe.rate},
+            "seed": self.seed,
+            "validation_loss": round(self.validation_loss, 4),
+            "bytes_per_step": round(self.bytes_per_step),
+            "losses": [[step, round(loss, 4)] for step, loss in self.losses],
+        }
+
+
+def usual_recipes(
+    *, topk: Sequence[int] = (8, 16, 64), decays: Sequence[float] = (0.999, 0.995), adamw_rate: float, distro_rate: float
+) -> Iterator[Recipe]:
+    """AdamW, and DisTrO with values and with signs for each number of coefficients and each decay."""
+    yield Recipe(PLAIN_ADAMW, adamw_rate)
+    for quantize in (False, True):
+        for keep in topk:
+            for decay in decays:
+                settings = {
+                    "clip_grad_norm": CLIP,
+                    "weight_decay": WEIGHT_DECAY,
+                    "compression_decay": decay,
+                    "compression_topk": keep,
+                    "compression_chunk": 64,
+                    "quantize_1bit": quantize,
+                }
+                yield Recipe("Distro", distro_rate, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every recipe is trained on with one seed.
+
+    rounds: each step's shares, one for each member, in the order of their samples. held_out: to measure the loss on, every
+    `every` steps.
+    """
+
+    llm: LLMConfig
+    rounds: Sequence[Sequence[Samples]]
+    held_out: Samples
+    every: int
+    micro_batch_size: int = 8
+
+    def schedule(self, rate: float) -> Callable[[int], float]:
+        """Learning rate by step with another base rate; every other rate of the schedule in proportion."""
+        chosen = self.llm.lr_schedule
+        table = dict(chosen.settings or {})
+        factor = rate / table["base_lr"]
+        scaled = {key: value * factor if key.endswith("lr") else value for key, value in table.items()}
+        return lambda step: learning_rate(Choice(chosen.name, scaled), step)
+
+
+def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, seed: int) -> Outcome:
+    """Full gradients, applied at once. bytes_per_step is what a member would send: float32 gradients."""
+    parameters = list(model.parameters.values())
+    optimizer = torch.optim.AdamW(parameters, lr=recipe.rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY)
+    rate = task.schedule(recipe.rate)
+    losses = [(0, model.loss(task.held_out, micro_batch_size=task.micro_batch_size))]
+    for step, shares in enumerate(task.rounds, start=1):
+        model.gradients(_together(shares), micro_batch_size=task.micro_batch_size)
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.step()
+        if step % task.every == 0 or step == len(task.rounds):
+            losses.append((step, model.loss(task.held_out, micro_batch_size=task.micro_batch_size)))
+    return Outcome(recipe, seed, tuple(losses), 4.0 * sum(parameter.numel() for parameter in parameters))
+
+
+def train_members(task: Task, trainers: Sequence[Trainer], recipe: Recipe, *, seed: int) -> Outcome:
+    """Members with optimizers of their own and the overlap of a run. trainers: made for this recipe, `task.schedule` included."""
+    run, first = LocalRun(trainers), trainers[0]
+    losses, sizes = [(0, first.evaluate(task.held_out))], []
+    for step, shares in enumerate(task.rounds, start=1):
+        sizes.append(run.train(step, shares).payload_bytes)
+        if step % task.every == 0 and step < len(task.rounds):
+            losses.append((run.applied, first.evaluate(task.held_out)))
+    run.finish()
+    losses.append((run.applied, first.evaluate(task.held_out)))
+    return Outcome(recipe, seed, tuple(losses), statistics.fmean(sizes))
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Recipes by mean final loss, best first, with the spread over seeds."""
+    by_recipe: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_recipe.setdefault(outcome.recipe.title, []).append(outcome)
+    rows = []
+    for title, same in by_recipe.items():
+        losses = [outcome.validation_loss for outcome in same]
+        spread = f"{min(losses):.4f} to {max(losses):.4f}" if len(losses) > 1 else ""
+        rows.append((statistics.fmean(losses), title, spread, statistics.fmean(outcome.bytes_per_step for outcome in same)))
+    lines = [f"{'':44} {'loss':>8}  {'over seeds':18} {'bytes a step':>12}"]
+    lines += [f"{title:44} {loss:8.4f}  {spread:18} {round(size):12,}" for loss, title, spread, size in sorted(rows)]
+    return "\n".join(lines)
+
+
+def _together(shares: Sequence[Samples]) -> Samples:
+    """All members' samples as one batch."""
+    first = shares[0]
+    tokens = b"".join(share.tokens for share in shares)
+    return Samples(tokens, sum(share.count for share in shares), first.sequence_length, first.token_size)
