@@ -20,6 +20,7 @@ from psyche_core.cli.lazy import LazyGroup, example
     epilog=example("psyche testnet start --num-clients 3 --config-path examples/local_testnet"),
     cls=LazyGroup,
     commands_by_path={
+        "bench": ("psyche_core.cli.bench:bench", "Compare optimizers and their settings by training."),
         "client": ("psyche_core.cli.client:client", "Take part in a run with this machine."),
         "data": ("psyche_core.cli.data:data", "Make token files from text, and look into training data."),
         "plugins": ("psyche_core.cli.plugins:plugins", "See which plugins are installed, and which are broken and why."),

@@ -9,7 +9,7 @@ say which is best: the table and the spread over seeds do.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from psyche_core.coordinator.schedule import learning_rate
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
-from psyche_core.run_config import Choice, LLMConfig
+from psyche_core.run_config import Choice
 from psyche_core.training.local_run import LocalRun
 from psyche_core.training.trainer import Trainer
 
@@ -46,6 +46,10 @@ class Recipe:
             f"rate {self.rate:g}"
         )
 
+    def as_settings(self) -> dict[str, Any]:
+        """Settings and base rate, for JSON."""
+        return {**self.settings, "learning_rate": self.rate}
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -65,7 +69,7 @@ class Outcome:
         """For JSON."""
         return {
             "optimizer": self.recipe.optimizer,
-            "settings": {**self.recipe.settings, "learning_rate": self.recipe.rate},
+            "settings": self.recipe.as_settings(),
             "seed": self.seed,
             "validation_loss": round(self.validation_loss, 4),
             "bytes_per_step": round(self.bytes_per_step),
@@ -100,32 +104,32 @@ class Task:
     `every` steps.
     """
 
-    llm: LLMConfig
     rounds: Sequence[Sequence[Samples]]
     held_out: Samples
     every: int
     micro_batch_size: int = 8
 
-    def schedule(self, rate: float) -> Callable[[int], float]:
-        """Learning rate by step with another base rate; every other rate of the schedule in proportion."""
-        chosen = self.llm.lr_schedule
-        table = dict(chosen.settings or {})
-        factor = rate / table["base_lr"]
-        scaled = {key: value * factor if key.endswith("lr") else value for key, value in table.items()}
-        return lambda step: learning_rate(Choice(chosen.name, scaled), step)
+
+def scaled_schedule(schedule: Choice, rate: float, *, steps: int) -> Choice:
+    """A schedule with another base rate, every other rate in proportion, and so many steps altogether."""
+    table = dict(schedule.settings or {})
+    factor = rate / table["base_lr"]
+    scaled = {key: value * factor if key.endswith("_lr") else value for key, value in table.items()}
+    if "total_steps" in scaled:
+        scaled["total_steps"] = max(steps, scaled["warmup_steps"] + 1)
+    return Choice(schedule.name, scaled)
 
 
-def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, seed: int) -> Outcome:
+def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, schedule: Choice, seed: int) -> Outcome:
     """Full gradients, applied at once. bytes_per_step is what a member would send: float32 gradients."""
     parameters = list(model.parameters.values())
     optimizer = torch.optim.AdamW(parameters, lr=recipe.rate, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY)
-    rate = task.schedule(recipe.rate)
     losses = [(0, model.loss(task.held_out, micro_batch_size=task.micro_batch_size))]
     for step, shares in enumerate(task.rounds, start=1):
         model.gradients(_together(shares), micro_batch_size=task.micro_batch_size)
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         for group in optimizer.param_groups:
-            group["lr"] = rate(step)
+            group["lr"] = learning_rate(schedule, step)
         optimizer.step()
         if step % task.every == 0 or step == len(task.rounds):
             losses.append((step, model.loss(task.held_out, micro_batch_size=task.micro_batch_size)))
@@ -133,7 +137,7 @@ def train_plain_adamw(task: Task, model: Model, recipe: Recipe, *, seed: int) ->
 
 
 def train_members(task: Task, trainers: Sequence[Trainer], recipe: Recipe, *, seed: int) -> Outcome:
-    """Members with optimizers of their own and the overlap of a run. trainers: made for this recipe, `task.schedule` included."""
+    """Members with optimizers of their own and the overlap of a run. trainers: made for this recipe, its schedule included."""
     run, first = LocalRun(trainers), trainers[0]
     losses, sizes = [(0, first.evaluate(task.held_out))], []
     for step, shares in enumerate(task.rounds, start=1):

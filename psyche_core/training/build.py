@@ -59,7 +59,7 @@ def build_trainer(
     Raises ModelError, ConfigError for optimizer settings, and what registry_load raises.
     """
     llm, compute = model_config.LLM, compute or Compute()
-    model = _build_model(registry_load, llm, compute, run_id=run_id, source=source)
+    model = build_model(registry_load, llm, compute, run_id=run_id, source=source)
     optimizer = _build_optimizer(registry_load, llm.optimizer, model)
     size = compute.micro_batch_size
     return Trainer(
@@ -76,7 +76,8 @@ def model_seed(run_id: str) -> bytes:
     return hashlib.sha256(b"psyche/model-seed" + run_id.encode()).digest()
 
 
-def _build_model(registry_load: RegistryLoad, llm: LLMConfig, compute: Compute, *, run_id: str, source: Path) -> Model:
+def build_model(registry_load: RegistryLoad, llm: LLMConfig, compute: Compute, *, run_id: str, source: Path) -> Model:
+    """The model alone; see `build_trainer`."""
     registration = registry_load("model", llm.architecture)
     if not isinstance(registration, ModelRegistration):
         message = f"registry_load('model', …) must give a ModelRegistration, got {type(registration).__name__}"

@@ -14,6 +14,7 @@ from psyche_core.cli.failures import Interrupted, describe_failure
 from psyche_core.errors import BackendClosed, BackendError, ConfigError, DataError, IdentityError, PluginError, UserError
 
 LEAVES = [
+    ("bench", "convergence"),
     ("client", "train"),
     ("client", "show-identity"),
     ("server", "run"),

@@ -1,0 +1,147 @@
+"""`psyche bench`: experiments that tell which settings learn, and at which price."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from psyche_core.cli.lazy import example
+from psyche_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from psyche_core.experiments.convergence import Outcome, Recipe
+    from psyche_core.experiments.convergence_run import Experiment
+
+PATH = click.Path(path_type=Path)
+
+
+@click.group(context_settings={"max_content_width": 110})
+def bench() -> None:
+    """Compare optimizers and their settings by training."""
+
+
+@bench.command(
+    epilog=example(
+        "psyche bench convergence --state examples/local_testnet/state.toml --data examples/local_testnet/data --seeds 3",
+        "psyche bench convergence --state state.toml --data tokens --steps 50 --topk 8 --seeds 1 --out compared",
+        note="DisTrO is trained by several members with the delay of a run, AdamW on the whole batch without any. What was "
+        "trained stands in OUT/report.json at once; called again, the rest is trained.",
+    )
+)
+@click.option("--state", type=PATH, required=True, help="Run file: its model, schedule and batch sizes are used.")
+@click.option("--data", type=PATH, required=True, help="Token file or folder of them.")
+@click.option("--validation-data", type=PATH, help="Held-out tokens.  [default: DATA/validation]")
+@click.option(
+    "--token-size", type=click.Choice(["TwoBytes", "FourBytes"]), default="TwoBytes", show_default=True, help="Of both."
+)
+@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, metavar="N", help="Trainings of each recipe.")
+@click.option("--steps", type=click.IntRange(4), default=200, show_default=True, metavar="N", help="Steps of each training.")
+@click.option("--members", type=click.IntRange(1, 256), default=4, show_default=True, metavar="N", help="That share each batch.")
+@click.option("--topk", default="8,16,64", show_default=True, metavar="N,N,…", help="Coefficients per chunk to try.")
+@click.option("--decay", default="0.999,0.995", show_default=True, metavar="X,X,…", help="Decays of DisTrO's momentum to try.")
+@click.option("--adamw-rate", default=3e-3, show_default=True, metavar="X", help="Base learning rate of AdamW.")
+@click.option("--distro-rate", default=2e-3, show_default=True, metavar="X", help="Base learning rate of DisTrO.")
+@click.option("--device", default="auto", show_default=True, help="As of `psyche client train`.")
+@click.option(
+    "--torch-threads", type=click.IntRange(1), metavar="N", help="CPU threads for torch; as torch likes when not given."
+)
+@click.option("--out", type=PATH, help="Folder for report.json and convergence.png.  [default: nothing is kept]")
+@click.option("--base", type=PATH, help="Folder that relative paths of the run file start from; where we are.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
+def convergence(**given: Any) -> None:
+    """Train one small model with AdamW and with DisTrO's settings, and show loss and bytes of each."""
+    from psyche_core.cli.running import run_program
+
+    run_program(functools.partial(_convergence, given))
+
+
+async def _convergence(given: dict[str, Any]) -> None:
+    import torch
+
+    from psyche_core.experiments.convergence import table, usual_recipes
+    from psyche_core.experiments.convergence_run import Experiment, outcomes
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.run_config import load_run_file
+    from psyche_core.training.scratch import default_folder
+
+    if given["torch_threads"] is not None:
+        torch.set_num_threads(given["torch_threads"])
+    experiment = Experiment(
+        run=load_run_file(given["state"]),
+        data=given["data"],
+        validation_data=given["validation_data"] or given["data"] / "validation",
+        token_size=given["token_size"],
+        steps=given["steps"],
+        members=given["members"],
+        every=max(1, given["steps"] // 10),
+        base=given["base"] or Path.cwd(),
+        cache=default_folder(),
+        device=given["device"],
+    )
+    rates = {"adamw_rate": given["adamw_rate"], "distro_rate": given["distro_rate"]}
+    recipes = list(usual_recipes(topk=_numbers(given["topk"], int), decays=_numbers(given["decay"], float), **rates))
+    seeds = range(given["seeds"])
+    found = _kept(given["out"], experiment, recipes, seeds)
+    known = {(outcome.recipe.title, outcome.seed) for outcome in found}
+    left = len(recipes) * len(seeds) - len(found)
+    async for outcome in outcomes(experiment, recipes, seeds, PluginRegistry.discover(), known=known):
+        found.append(outcome)
+        left -= 1
+        click.echo(f"{outcome.recipe.title}, seed {outcome.seed}: loss {outcome.validation_loss:.4f}; {left} to go", err=True)
+        _keep(given["out"], experiment, found)
+    click.echo(json.dumps({"runs": [outcome.as_table() for outcome in found]}) if given["as_json"] else table(found))
+
+
+def _numbers(text: str, kind: Any) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        message = f"expected numbers with commas between, got {text!r}"
+        raise ConfigError(message) from error
+
+
+def _facts(experiment: Experiment) -> dict[str, Any]:
+    """What makes outcomes comparable."""
+    return {"run_id": experiment.run.run_id, "steps": experiment.steps, "members": experiment.members}
+
+
+def _kept(out: Path | None, experiment: Experiment, recipes: list[Recipe], seeds: range) -> list[Outcome]:
+    """Outcomes that an earlier call left. Raises ConfigError for those of another experiment."""
+    from psyche_core.experiments.convergence import Outcome
+
+    path = None if out is None else out / "report.json"
+    if path is None or not path.exists():
+        return []
+
+    report = json.loads(path.read_text())
+    if {name: report.get(name) for name in _facts(experiment)} != _facts(experiment):
+        message = f"{path} is of another experiment; name another folder with --out, or delete it"
+        raise ConfigError(message)
+
+    found = []
+    for entry in report["runs"]:
+        for recipe in recipes:
+            if entry["seed"] in seeds and entry["optimizer"] == recipe.optimizer and entry["settings"] == recipe.as_settings():
+                losses = tuple((step, loss) for step, loss in entry["losses"])
+                found.append(Outcome(recipe, entry["seed"], losses, entry["bytes_per_step"]))
+    return found
+
+
+def _keep(out: Path | None, experiment: Experiment, found: list[Outcome]) -> None:
+    if out is None:
+        return
+
+    from psyche_core.experiments.convergence_plot import plot
+
+    out.mkdir(parents=True, exist_ok=True)
+    partial = out / "report.json.partial"
+    partial.write_text(json.dumps({**_facts(experiment), "runs": [outcome.as_table() for outcome in found]}, indent=1) + "\n")
+    partial.replace(out / "report.json")
+    try:
+        plot(out / "convergence.png", found)
+    except ModuleNotFoundError:
+        click.echo("no picture: pip install 'psyche-core[plot]'", err=True)

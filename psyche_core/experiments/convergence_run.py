@@ -1,0 +1,111 @@
+"""Runs a convergence experiment from a run file: builds models, reads data, trains every recipe with every seed.
+
+Decided here: outcomes are handed out one by one, so that who runs for hours can write them down; a seed draws the first weights
+and the order of the data. Refuses data that only a run's server can give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+
+from psyche_core.client.data_source import READ_TIMEOUT, data_source, first_samples, held_out_place
+from psyche_core.client.train_local import rounds
+from psyche_core.experiments.convergence import (
+    PLAIN_ADAMW,
+    Outcome,
+    Recipe,
+    Task,
+    scaled_schedule,
+    train_members,
+    train_plain_adamw,
+)
+from psyche_core.interfaces import DataProvider
+from psyche_core.plugins import PluginRegistry
+from psyche_core.run_config import Choice, RunFile
+from psyche_core.training import sources
+from psyche_core.training.build import Compute, build_model, build_trainer
+from psyche_core.wire.signing import SecretKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """run: model, schedule and batch sizes. data, validation_data: token files or folders of them; token_size: of both.
+
+    members: that share a batch. every: steps between measurements of the loss. base: folder that relative paths of the run file
+    start from; cache: for downloads.
+    """
+
+    run: RunFile
+    data: Path
+    validation_data: Path
+    steps: int
+    members: int
+    every: int
+    base: Path
+    cache: Path
+    token_size: str = "TwoBytes"  # noqa: S105  # a token of text, not a secret
+    validation_sequences: int = 64
+    micro_batch_size: int = 8
+    device: str = "auto"
+
+
+async def outcomes(
+    experiment: Experiment,
+    recipes: Sequence[Recipe],
+    seeds: Sequence[int],
+    registry: PluginRegistry,
+    *,
+    known: Collection[tuple[str, int]] = (),
+) -> AsyncIterator[Outcome]:
+    """Train all recipes but the known ones (title, seed), seed by seed.
+
+    Raises UserError, DataError, ModelError and NonFiniteError.
+    """
+    length = experiment.run.model.LLM.max_seq_len
+    key, cache = SecretKey.generate(), experiment.cache / "data"
+
+    async def provider(place: Choice) -> AbstractAsyncContextManager[DataProvider]:
+        return await data_source(registry, place, sequence_length=length, key=key, base=experiment.base, cache=cache)
+
+    async with await provider(held_out_place(experiment.validation_data, experiment.token_size)) as held_out:
+        validation = await first_samples(held_out, experiment.validation_sequences)
+    folder = await anyio.to_thread.run_sync(
+        lambda: sources.find(experiment.run.model.LLM.checkpoint, base=experiment.base, cache=experiment.cache)
+    )
+    for seed in seeds:
+        place = held_out_place(experiment.data, experiment.token_size)
+        shuffled = Choice(place.name, {**(place.settings or {}), "shuffle": {"Seeded": [seed % 256] * 32}})
+        async with await provider(shuffled) as data:
+            shares = [
+                [await data.read([batch], timeout=READ_TIMEOUT) for batch in batches]
+                for _, batches in rounds(experiment.run, experiment.steps, experiment.members)
+            ]
+        task = Task(shares, validation, experiment.every, experiment.micro_batch_size)
+        for recipe in recipes:
+            if (recipe.title, seed) not in known:
+                yield await anyio.to_thread.run_sync(_train, experiment, task, recipe, seed, folder, registry)
+
+
+def _train(experiment: Experiment, task: Task, recipe: Recipe, seed: int, folder: Path, registry: PluginRegistry) -> Outcome:
+    llm = experiment.run.model.LLM
+    schedule = scaled_schedule(llm.lr_schedule, recipe.rate, steps=experiment.steps)
+    compute = Compute(device=experiment.device, micro_batch_size=experiment.micro_batch_size)
+    run_id = f"convergence {seed}"
+    if recipe.optimizer == PLAIN_ADAMW:
+        model = build_model(registry.load, llm, compute, run_id=run_id, source=folder)
+        return train_plain_adamw(task, model, recipe, schedule=schedule, seed=seed)
+
+    chosen = Choice(recipe.optimizer, dict(recipe.settings))
+    config = experiment.run.model.model_copy(
+        update={"LLM": llm.model_copy(update={"optimizer": chosen, "lr_schedule": schedule})}
+    )
+    trainers = [
+        build_trainer(registry_load=registry.load, model_config=config, run_id=run_id, source=folder, compute=compute)
+        for _ in range(experiment.members)
+    ]
+    return train_members(task, trainers, recipe, seed=seed)

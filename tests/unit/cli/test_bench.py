@@ -1,0 +1,62 @@
+"""`psyche bench convergence`: every recipe with every seed once, kept, shown and drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_train_local import DISTRO, RUN
+
+from psyche_core.testing.tiny_models import LLAMA, VOCABULARY
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(dict(LLAMA)))
+    (tmp_path / "state.toml").write_text(RUN.replace('"PLACE"', '"Dummy"') + DISTRO)
+    for part, turns in (("train", 200), ("validation", 20)):
+        (tmp_path / "tokens" / part).mkdir(parents=True)
+        np.tile(np.arange(2, VOCABULARY, dtype="<u2"), turns).tofile(tmp_path / "tokens" / part / "0.bin")
+    paths = ["--state", str(tmp_path / "state.toml"), "--data", str(tmp_path / "tokens"), "--base", str(tmp_path)]
+    small = ["--steps", "6", "--topk", "8", "--decay", "0.9", "--members", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
+    return ["bench", "convergence", *paths, *small]
+
+
+def test_each_recipe_is_trained_once_with_each_seed(psyche, arguments: list[str], tmp_path: Path) -> None:
+    first = psyche(*arguments, "--seeds", "1", "--json")
+    assert first.code == 0, first.err
+    runs = json.loads(first.out)["runs"]
+    assert [(run["optimizer"], run["settings"].get("quantize_1bit"), run["seed"]) for run in runs] == [
+        ("AdamW", None, 0),
+        ("Distro", False, 0),
+        ("Distro", True, 0),
+    ]
+    assert all(run["losses"][-1][0] == 6 and run["validation_loss"] < run["losses"][0][1] for run in runs)
+    assert len({run["losses"][0][1] for run in runs}) == 1, "they begin with the same weights"
+    by_size = sorted(runs, key=lambda run: -run["bytes_per_step"])
+    assert [run["settings"].get("quantize_1bit") for run in by_size] == [None, False, True]
+    assert (tmp_path / "out" / "convergence.png").read_bytes().startswith(b"\x89PNG")
+
+    second = psyche(*arguments, "--seeds", "2")
+    assert second.code == 0, second.err
+    assert second.err.count("seed 0") == 0, "what stands in the report is not trained again"
+    assert second.err.count("seed 1") == 3
+    kept = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
+    assert kept[:3] == runs
+    assert len(kept) == 6
+    assert second.out.count("Distro 1 bit, top 8") == 1
+
+
+def test_another_experiment_s_report_is_not_gone_on_with(psyche, arguments: list[str]) -> None:
+    assert psyche(*arguments, "--seeds", "1").code == 0
+    other = psyche(*[*arguments, "--seeds", "1", "--steps", "7"])
+    assert other.code == 2
+    assert "another experiment" in other.err
+
+
+def test_numbers_that_are_none_are_refused(psyche, arguments: list[str]) -> None:
+    refused = psyche(*arguments, "--topk", "8;16")
+    assert (refused.code, "'8;16'" in refused.err) == (2, True)
