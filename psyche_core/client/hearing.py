@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from psyche_core.client.inbox import ABOUT_A_ROUND
 from psyche_core.client.standing import Standing
-from psyche_core.types import ClientState
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
 
@@ -71,9 +70,5 @@ def ask_again(me: Standing) -> None:
 def repeat_evidence(me: Standing) -> None:
     """Send proofs again that the coordinator did not answer."""
     notes = me.notes
-    if notes is None or me.state is None or not notes.describes(me.state):
-        return
-
-    if any(record.evidence for record in notes.records.values()):
-        ejected = frozenset(slot for slot, client in enumerate(me.state.epoch.clients) if client.state is ClientState.Ejected)
-        me.do(*me.results.repeat_evidence(notes, ejected=ejected, now=me.now, patience=me.patience.evidence))
+    if notes is not None and me.state is not None and notes.describes(me.state):
+        me.do(*me.results.repeat_evidence(notes, me.state, now=me.now, patience=me.patience.evidence))

@@ -14,6 +14,7 @@ from psyche_core.client.epoch import EpochNotes
 from psyche_core.client.events import Action, FetchPayload, Send, Share, Tell
 from psyche_core.client.rounds import Evidence, RoundRecord
 from psyche_core.coordinator.commands import Equivocation, SignedResult
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import NodeIdentity
 from psyche_core.wire.messages import Result, commitment_hash, commitment_is_signed
 
@@ -78,12 +79,19 @@ class ResultDesk:
         told = f"client {notes.clients[slot].short} signed two results for step {result.step}; reported to the coordinator"
         return [Tell(report.Problem("warning", told)), Send(evidence)]
 
-    def repeat_evidence(self, notes: EpochNotes, *, ejected: frozenset[int], now: float, patience: float) -> list[Action]:
-        """Send proofs again that were not answered for `patience` seconds, unless it is ejected: a server may be away."""
+    def repeat_evidence(self, notes: EpochNotes, state: CoordinatorState, *, now: float, patience: float) -> list[Action]:
+        """Send proofs again that were not answered for `patience` seconds, unless the share is void: a server may be away.
+
+        Also of who is ejected already, by a proof about another round: what was taken in this one is judged by this one's.
+        """
         actions: list[Action] = []
         for record in notes.records.values():
+            stored = state.round_at(record.height) if record.evidence else None
+            if stored is None:
+                continue  # what is not stored any more is not judged any more
+
             for slot, evidence in record.evidence.items():
-                if slot not in ejected and not evidence.answered and now - evidence.sent_at > patience:
+                if slot not in stored.voided and not evidence.answered and now - evidence.sent_at > patience:
                     evidence.sent_at = now
                     actions.append(Send(evidence.command))
         return actions

@@ -39,7 +39,7 @@ logger = logging.getLogger("psyche.client")
 
 COMMAND_TIMEOUT = 10.0
 FETCH_TIMEOUT = 30.0
-DOWNLOADS_AT_ONCE = 4
+DOWNLOADS_AT_ONCE = 8
 DOWNLOAD_TURN = 2.0
 """Seconds after which a payload that is still on its way no longer keeps the next from being asked for."""
 

@@ -122,19 +122,26 @@ def test_proof_of_two_results_is_repeated_until_it_is_answered() -> None:
     assert proofs(honest.machine.handle(ev.TimePassed(), world.now + 10 * patience)) == []
 
 
-def test_proof_against_an_ejected_member_is_not_repeated() -> None:
+@pytest.mark.parametrize("void", [True, False])
+def test_proof_is_repeated_until_its_share_is_void_whatever_its_member_was_ejected_for(void: bool) -> None:
+    """Who was ejected by proof about another round may still have a share in this one that nobody applied (seed 247215)."""
     world, honest, liar = training_world()
     first = hear(world, honest, liar, a_result(world, liar, payload_hash=b"a" * 32))
-    assert proofs(first + hear(world, honest, liar, a_result(world, liar, payload_hash=b"b" * 32)))
+    (proof,) = proofs(first + hear(world, honest, liar, a_result(world, liar, payload_hash=b"b" * 32)))
 
     slot = liar.machine.notes.slot  # type: ignore[union-attr]
     clients = tuple(
         replace(client, state=ClientState.Ejected) if place == slot else client
         for place, client in enumerate(world.state.epoch.clients)
     )
-    state = replace(world.state, epoch=replace(world.state.epoch, clients=clients))
+    rounds = tuple(
+        replace(stored, voided=(slot,)) if void and stored.height == proof.height else stored
+        for stored in world.state.epoch.rounds
+    )
+    state = replace(world.state, epoch=replace(world.state.epoch, clients=clients, rounds=rounds))
     honest.machine.handle(ev.StateSeen(state), world.now)
-    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + 10 * Patience().evidence)) == []
+    repeated = proofs(honest.machine.handle(ev.TimePassed(), world.now + 10 * Patience().evidence))
+    assert repeated == ([] if void else [proof])
 
 
 def test_another_clients_share_cannot_be_answered() -> None:
