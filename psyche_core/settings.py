@@ -108,7 +108,7 @@ class ClientSettings(_ProgramSettings):
         default=8, ge=1, le=64, description="Pieces of a model to fetch from other members at the same time."
     )
     max_concurrent_downloads: int = Field(
-        default=4, ge=1, le=1024, description="Results of other members to fetch at the same time."
+        default=8, ge=1, le=1024, description="Results of other members to fetch at the same time."
     )
     validation_data: Path | None = Field(
         default=None, description="Held-out tokens (token file or folder of them) to measure the loss on."

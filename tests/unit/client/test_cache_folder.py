@@ -43,7 +43,7 @@ def test_a_system_without_a_usable_cache_folder_is_no_reason_not_to_take_part(
 
 
 @pytest.mark.parametrize(
-    ("name", "default", "bad"), [("max_concurrent_parameter_requests", 8, 0), ("max_concurrent_downloads", 4, 0)]
+    ("name", "default", "bad"), [("max_concurrent_parameter_requests", 8, 0), ("max_concurrent_downloads", 8, 0)]
 )
 def test_limits_of_what_is_fetched_at_once(name: str, default: int, bad: int) -> None:
     assert getattr(load_settings(ClientSettings, GIVEN), name) == default
