@@ -102,7 +102,9 @@ class DataContext:
     """What a provider is built from.
 
     settings: the location's validated settings. sequence_length: the run's max_seq_len in tokens. key: our identity, for
-    servers that ask who we are. base: folder that relative paths start from. cache: folder for files worth keeping.
+    servers that ask who we are. base: folder that relative paths start from. cache: folder for files worth keeping. provider:
+    makes the provider of another data location, by its name and its settings as the run file would say them, for locations that
+    combine others; it raises PluginError and ConfigError. None where there are no others to be had, as within such a combination.
     """
 
     settings: Any
@@ -110,6 +112,7 @@ class DataContext:
     key: SecretKey | None = None
     base: Path = field(default_factory=Path)
     cache: Path | None = None
+    provider: Callable[[str, Any], DataProvider] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,10 +27,20 @@ async def data_source(
     sequence_length: tokens of a sample. base: folder that relative locations start from. cache: for what can be had again.
     Raises PluginError for a name nobody has, ConfigError for settings its plugin refuses.
     """
-    registration = await anyio.to_thread.run_sync(lambda: registry.load("data", choice.name))
-    checked = validate_settings(registration, choice.settings, where=f"model.LLM.data_location.{choice.name}")
-    context = DataContext(settings=checked, sequence_length=sequence_length, key=key, base=base, cache=cache)
-    return registration.create(context)
+
+    def create(choice: Choice, *, others: bool) -> DataProvider:
+        registration = registry.load("data", choice.name)
+        context = DataContext(
+            settings=validate_settings(registration, choice.settings, where=f"model.LLM.data_location.{choice.name}"),
+            sequence_length=sequence_length,
+            key=key,
+            base=base,
+            cache=cache,
+            provider=(lambda name, settings: create(Choice(name, settings), others=False)) if others else None,
+        )
+        return registration.create(context)
+
+    return await anyio.to_thread.run_sync(lambda: create(choice, others=True))
 
 
 def held_out_place(path: Path, token_size: str) -> Choice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from psyche_core.formats.data_shuffle import Shuffle
 from psyche_core.formats.token_files import TokenSizeName
@@ -43,10 +43,34 @@ class WeightedHttpSettings(Table):
     cache_bytes: CacheBytes = DEFAULT_LIMIT
 
 
+class OtherSource(Table):
+    """Any other data location as a source: `{"Local": {"location": "tokens"}}`, as a run file says it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+    settings: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tagged(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if isinstance(value, dict) and len(value) == 1:
+            [(name, settings)] = value.items()
+            return {"name": name, "settings": settings}
+
+        message = "a source is a table with a location, or another data location as a run file says it"
+        raise ValueError(message)
+
+
+def _kind(value: Any) -> str:
+    """Which of the two a source is; those with a location are ours, the reference knows no others."""
+    return "other" if isinstance(value, str | OtherSource) or (isinstance(value, dict) and "location" not in value) else "http"
+
+
 class MixtureEntry(Table):
     """A source of a mixture; in JSON the source alone, or a pair of it and its weight."""
 
-    source: TokenSource
+    source: Annotated[Annotated[TokenSource, Tag("http")] | Annotated[OtherSource, Tag("other")], Discriminator(_kind)]
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="before")

@@ -2,22 +2,23 @@
 
 Decided: the JSON comes from a local path, or from the web over https; plain http only where its sha256 is in the run's
 configuration (or from this machine), because whoever changes the file changes what everybody trains on. It is read once, on
-entering. The order is that of `psyche_core.formats.mixture`. The sources share connections and cache.
+entering. The order is that of `psyche_core.formats.mixture`. Sources over HTTP share connections and cache; any other data
+location may be a source as well, but for mixtures and a run's server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 
-from psyche_core.errors import DataError
+from psyche_core.errors import ConfigError, DataError, PluginError
 from psyche_core.formats.data_shuffle import shuffle_seed
 from psyche_core.formats.mixture_data import MixtureData
 from psyche_core.formats.token_files import token_bytes
@@ -28,9 +29,12 @@ from psyche_data_http.addresses import is_private_line, shown, web_address
 from psyche_data_http.attempts import deadline, persist
 from psyche_data_http.client import RangeClient
 from psyche_data_http.provider import OPEN_SECONDS, HttpData
-from psyche_data_http.settings import MixtureTable, TokenSource, WeightedHttpSettings
+from psyche_data_http.settings import MixtureTable, OtherSource, TokenSource, WeightedHttpSettings
 from psyche_data_http.stores import make_store
 from psyche_data_http.toolbox import Toolbox
+
+NO_SOURCES = ("WeightedHttp", "Server")
+"""A mixture in a mixture might hold itself, and a run's server gives a member its own samples only, by the run's numbers."""
 
 MAX_JSON_BYTES = 1 << 20
 
@@ -39,15 +43,26 @@ class WeightedHttpData(DataProvider):
     """The mixture that a JSON file describes. Entering raises DataError and TimeoutError.
 
     location: address or path of the file. digest: SHA-256 its bytes must have, in hexadecimal digits. base: folder that relative
-    paths start from. toolbox: entered and left by the provider, may be shared.
+    paths start from. toolbox: entered and left by the provider, may be shared. other: makes the provider of another data
+    location, None where there are none.
     """
 
-    def __init__(self, location: str, toolbox: Toolbox, *, sequence_length: int, base: Path, digest: str | None = None) -> None:
+    def __init__(
+        self,
+        location: str,
+        toolbox: Toolbox,
+        *,
+        sequence_length: int,
+        base: Path,
+        digest: str | None = None,
+        other: Callable[[str, Any], DataProvider] | None = None,
+    ) -> None:
         self._location = location
         self._toolbox = toolbox
         self._sequence_length = sequence_length
         self._base = base
         self._digest = digest
+        self._other = other
         self._holds_toolbox = False
         self._mixture: MixtureData | None = None
 
@@ -61,6 +76,7 @@ class WeightedHttpData(DataProvider):
             sequence_length=context.sequence_length,
             base=context.base,
             digest=settings.sha256,
+            other=context.provider,
         )
 
     @property
@@ -78,7 +94,7 @@ class WeightedHttpData(DataProvider):
         self._holds_toolbox = True
         try:
             table = mixture_table(await self._json(), name=self._name)
-            sources = [self._source(entry.source) for entry in table.providers]
+            sources = [await self._source(entry.source) for entry in table.providers]
             self._mixture = MixtureData(sources, weights=table.weights, seed=shuffle_seed(table.shuffle))
             await self._mixture.__aenter__()
         except BaseException:
@@ -113,14 +129,26 @@ class WeightedHttpData(DataProvider):
     def _name(self) -> str:
         return shown(self._location) if "://" in self._location else self._location
 
-    def _source(self, source: TokenSource) -> HttpData:
-        return HttpData(
-            make_store(source.location, self._toolbox.client, base=self._base),
-            self._toolbox,
-            sequence_length=self._sequence_length,
-            token_size=token_bytes(source.token_size_in_bytes),
-            seed=shuffle_seed(source.shuffle),
-        )
+    async def _source(self, source: TokenSource | OtherSource) -> DataProvider:
+        if isinstance(source, TokenSource):
+            return HttpData(
+                make_store(source.location, self._toolbox.client, base=self._base),
+                self._toolbox,
+                sequence_length=self._sequence_length,
+                token_size=token_bytes(source.token_size_in_bytes),
+                seed=shuffle_seed(source.shuffle),
+            )
+
+        if source.name in NO_SOURCES or self._other is None:
+            message = f"the mixture {self._name} names {source.name} as a source; mixtures and a run's server cannot be one"
+            raise DataError(message)
+
+        other = self._other
+        try:
+            return await anyio.to_thread.run_sync(lambda: other(source.name, source.settings))
+        except (PluginError, ConfigError) as error:
+            message = f"a source of the mixture {self._name} cannot be used: {error}"
+            raise DataError(message) from error
 
     async def _json(self) -> bytes:
         if "://" in self._location:

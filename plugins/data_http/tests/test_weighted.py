@@ -6,11 +6,15 @@ from hashlib import sha256
 import pytest
 from pydantic import ValidationError
 
+from psyche_core.client.data_source import data_source
 from psyche_core.errors import DataError
 from psyche_core.formats.mixture import MixtureIndex
 from psyche_core.hookspecs import DataContext
+from psyche_core.plugins import PluginRegistry
+from psyche_core.run_config import Choice
 from psyche_core.testing.data import DataConformance
 from psyche_core.types import BatchId
+from psyche_core.wire.signing import SecretKey
 from psyche_data_http import weighted
 from psyche_data_http.hooks import psyche_register_data
 from psyche_data_http.settings import WeightedHttpSettings
@@ -222,6 +226,43 @@ def test_the_references_json_is_read():
     assert table.weights == (0.7, 0.3)
     assert table.providers[0].source.location.urls == ("https://h/000.ds", "https://h/001.ds")
     assert table.providers[1].source.location.Gcp.bucket_name == "bucket"
+
+
+async def mixed(folder, *providers):
+    """A run's provider for a mixture of these, as a client opens it."""
+    (folder / "mixture.json").write_text(json.dumps({"providers": providers}))
+    place = Choice("WeightedHttp", {"location": "mixture.json"})
+    key, cache = SecretKey.generate(), folder / "cache"
+    return await data_source(PluginRegistry.discover(), place, sequence_length=4, key=key, base=folder, cache=cache)
+
+
+async def test_any_other_data_location_may_be_a_source(urls, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "own.bin").write_bytes(b"".join(bytes([200 + number]) * 8 for number in range(10)))
+    own = {"Local": {"location": "own", "shuffle": {"Seeded": [1] * 32}}}
+    async with await mixed(tmp_path, [own, 0.5], [source(urls[0]), 0.5]) as data:
+        assert data.num_sequences == 40
+        rows = await read(data, 0, 19)
+    drawn = [rows[8 * place] for place in range(20)]
+    assert sum(row >= 200 for row in drawn) == 10
+    assert sorted(row for row in drawn if row >= 200) == list(range(200, 210))
+    assert drawn[1::2] == list(range(10)) or drawn[::2] == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ("Papyrus", "no data plugin is named Papyrus"),
+        ({"Local": {"place": "tokens"}}, "data_location.Local"),
+        ({"WeightedHttp": "mixture.json"}, "mixtures and a run's server cannot be one"),
+        ({"Server": "127.0.0.1:1"}, "mixtures and a run's server cannot be one"),
+        ({"Local": "a", "Http": "b"}, "or another data location"),
+    ],
+)
+async def test_a_source_that_cannot_be_one_is_refused(tmp_path, other, sentence):
+    with pytest.raises(DataError, match=sentence):
+        async with await mixed(tmp_path, other):
+            pass
 
 
 async def test_a_source_that_fails_is_named_and_everything_is_closed(web, urls, mixture, tmp_path):
