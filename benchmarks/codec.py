@@ -26,11 +26,11 @@ import torch
 
 from benchmarks import llama
 from psyche_optim_distro import codec
-from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.values import Values
 
 LEARNING_RATE = 1e-3
 SEQUENCES = 16

@@ -91,6 +91,7 @@ class Workshop:
         self._descriptions = descriptions or DescriptionExchange(transport)
         self._bench: Bench | None = None
         self._prepared: tuple[ModelConfig, Bench] | None = None
+        self._opening = anyio.Lock()
         self._run_id = ""
         self._payloads: dict[bytes, tuple[int, bytes]] = {}
         self._reading: dict[tuple[BatchId, ...], _Reading] = {}
@@ -130,9 +131,10 @@ class Workshop:
         The first Load takes what is open. Does nothing where the other members have to say how the model is built. Raises
         ModelError, DataError and ConfigError.
         """
-        if self._bench is None and self._take_prepared(state, keep=True) is None:
-            with contextlib.suppress(SourceMissing):
-                self._prepared = state.model, await self._open(Start(state))
+        async with self._opening:
+            if self._bench is None and self._take_prepared(state, keep=True) is None:
+                with contextlib.suppress(SourceMissing):
+                    self._prepared = state.model, await self._open(Start(state))
 
     def _take_prepared(self, state: CoordinatorState, *, keep: bool = False) -> Bench | None:
         """What was opened before joining, if the run is still what it was opened for; otherwise it is let go."""
@@ -156,14 +158,15 @@ class Workshop:
         return bench
 
     async def _load(self, work: Load) -> Event:
-        prepared = None if work.fresh else self._take_prepared(work.state)
-        self._prepared = None  # a second model in memory would be one too many
-        try:
-            bench = prepared or await self._open(Start(work.state, fresh=work.fresh))
-        except SourceMissing as error:
-            return SourceMissingEvent(str(error))
+        async with self._opening:  # who comes back while still a member has both to do: to join and to load
+            prepared = None if work.fresh else self._take_prepared(work.state)
+            self._prepared = None  # a second model in memory would be one too many
+            try:
+                bench = prepared or await self._open(Start(work.state, fresh=work.fresh))
+            except SourceMissing as error:
+                return SourceMissingEvent(str(error))
 
-        self._bench = bench
+            self._bench = bench
         self._exchange.loaded_anew()
         self._run_id = work.state.run_id
         digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)

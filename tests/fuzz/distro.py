@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 
 from psyche_optim_distro import codec
-from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.selection import Selection
+from psyche_optim_distro.values import Values
 from tests.fuzz.mutation import change_bytes
 
 _HEADER_BYTES = 22

@@ -36,9 +36,11 @@ def test_every_location_and_key_of_a_bucket_is_in_the_readme():
         assert f"\n| `{name}` |" in README
 
 
-def test_the_mixture_of_the_readme_is_valid():
-    (snippet,) = snippets("json")
-    assert mixture_table(snippet.encode(), name="README.md").weights == (0.3, 0.7)
+def test_the_mixtures_of_the_readme_are_valid():
+    over_http, of_all_kinds = (mixture_table(snippet.encode(), name="README.md") for snippet in snippets("json"))
+    assert over_http.weights == (0.3, 0.7)
+    assert of_all_kinds.weights == (0.5, 0.3, 0.2)
+    assert [getattr(entry.source, "name", "Http") for entry in of_all_kinds.providers] == ["Local", "Http", "Preprocessed"]
 
 
 async def test_the_program_of_the_readme_runs(web):

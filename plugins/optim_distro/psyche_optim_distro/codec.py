@@ -17,7 +17,6 @@ allocates in proportion to the bytes it was given, and to our own table, whateve
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from psyche_core.errors import PayloadRejected
 from psyche_optim_distro.bits import pack_integers, pack_unary, packed_bytes, unpack_integers, unpack_unary
 from psyche_optim_distro.layout import ChunkClass, IntArray, Layout
 from psyche_optim_distro.selection import Selection, concatenate
+from psyche_optim_distro.values import Values
 
 MAGIC = b"DsTO"
 VERSION = 2
@@ -34,14 +34,6 @@ MAX_VALUE = 65536.0
 
 MIN_VALUE = 2.0**-126
 """Smallest magnitude of a value: what is smaller travels as this, so that no value is rounded to zero."""
-
-
-class Values(IntEnum):
-    """What travels of a coefficient besides its place."""
-
-    SIGNS = 0
-    FLOAT32 = 1
-    BFLOAT16 = 2
 
 
 _VALUE_BITS = {Values.SIGNS: 1, Values.FLOAT32: 32, Values.BFLOAT16: 16}

@@ -30,12 +30,12 @@ from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import Aggregator
-from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import Group, build_layout
 from psyche_optim_distro.selection import Selection, Tables, top_coefficients
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.strips import Part, parts_of, strips_of
 from psyche_optim_distro.transform import add_decoded, dct_basis, encode
+from psyche_optim_distro.values import Values
 
 _CLIP_EPSILON = 1e-6
 _LARGEST_NORM = 1e15

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from psyche_optim_distro.codec import Values
+from psyche_optim_distro.values import Values
 
 MAX_CHUNK = 1024
 """Longest chunk side: beyond it the exact integer decode keeps fewer than 7 bits per operand, and the basis is megabytes."""

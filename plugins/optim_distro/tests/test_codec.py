@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from psyche_core.errors import PayloadRejected
 from psyche_optim_distro import codec
 from psyche_optim_distro.bits import pack_integers, pack_unary, unpack_integers, unpack_unary
-from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.selection import Selection, concatenate
+from psyche_optim_distro.values import Values
 
 HEADER_BYTES = 22
 

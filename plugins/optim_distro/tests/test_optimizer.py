@@ -16,12 +16,12 @@ from psyche_core.errors import ModelError, PayloadRejected
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 from psyche_optim_distro import codec, hooks
-from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.transform import dct_basis, decode
+from psyche_optim_distro.values import Values
 
 
 def build(shapes: Mapping[str, tuple[int, ...]], **settings: Any) -> tuple[ToyModel, DistroOptimizer]:

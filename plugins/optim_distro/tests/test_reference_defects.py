@@ -13,11 +13,11 @@ from psyche_core.errors import NonFiniteError, PayloadRejected
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec
-from psyche_optim_distro.codec import Values
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.values import Values
 
 
 def replica(shapes: Mapping[str, tuple[int, ...]], *, dtype: torch.dtype = torch.float32, **settings: Any) -> Replica:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from psyche_core.errors import PayloadRejected
-from psyche_optim_distro.codec import Values
+from psyche_optim_distro.values import Values
 from tests.fuzz.distro import Payloads
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]

@@ -124,6 +124,46 @@ def files(folder: Path) -> list[Path]:
     return sorted((folder / "scratch").iterdir())
 
 
+# ------------------------------------------------------------------------------------------------ opening
+
+
+async def test_who_joins_and_loads_at_once_opens_its_model_once() -> None:
+    """A process that comes back while it is still a member is asked to load while it joins (end to end: killed in turn)."""
+    opened: list[Start] = []
+    finish = anyio.Event()
+
+    class Slow(Member):
+        async def _build(self, start: Start) -> Bench:
+            opened.append(start)
+            await finish.wait()
+            return await super()._build(start)
+
+    member = Slow("one", MemoryNetwork(), seed=1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(member.workshop.prepare, run_state())
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(member.workshop.do, ev.Load(run_state()))
+        await anyio.wait_all_tasks_blocked()
+        finish.set()
+    assert len(opened) == 1
+    assert [type(event) for event in member.told].count(report.ModelLoaded) == 1
+    await member.workshop.prepare(run_state())
+    assert len(opened) == 1, "what is loaded is not opened again"
+    member.scratch.close()
+
+
+@pytest.mark.parametrize("changed", ["model", "fresh"])
+async def test_what_was_opened_for_another_model_is_not_taken(changed: str) -> None:
+    member = Member("one", MemoryNetwork(), seed=1)
+    state = run_state()
+    await member.workshop.prepare(state)
+    llm = state.model.LLM.model_copy(update={"max_seq_len": 8} if changed == "model" else {})
+    later = replace(state, model=state.model.model_copy(update={"LLM": llm}))
+    await member.workshop.do(ev.Load(later, fresh=changed == "fresh"))
+    assert [type(event) for event in member.told].count(report.ModelLoaded) == 2
+    member.scratch.close()
+
+
 # ------------------------------------------------------------------------------------------------ handing over
 
 
