@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 
 from psyche_core.client import report
+from psyche_core.client.agenda import starts_from_members
 from psyche_core.client.bench import Bench, ModelStore, Start
 from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.events import (
@@ -128,9 +129,13 @@ class Workshop:
     async def prepare(self, state: CoordinatorState) -> None:
         """Open everything before the run is joined, so that who cannot take part says why and joins nothing.
 
-        The first Load takes what is open. Does nothing where the other members have to say how the model is built. Raises
-        ModelError, DataError and ConfigError.
+        The first Load takes what is open. Does nothing where the other members have to say how the model is built, nor where a run
+        that has begun still names a stored model: its next epoch may begin with the members' own. Raises ModelError, DataError
+        and ConfigError.
         """
+        if state.progress.step > 1 and not starts_from_members(state):
+            return
+
         async with self._opening:
             if self._bench is None and self._take_prepared(state, keep=True) is None:
                 with contextlib.suppress(SourceMissing):
