@@ -129,9 +129,9 @@ class Workshop:
     async def prepare(self, state: CoordinatorState) -> None:
         """Open everything before the run is joined, so that who cannot take part says why and joins nothing.
 
-        The first Load takes what is open. Does nothing where the other members have to say how the model is built, nor where a run
-        that has begun still names a stored model: its next epoch may begin with the members' own. Raises ModelError, DataError
-        and ConfigError.
+        The first Load takes what is open. Does nothing where the other members have to say how the model is built, nor where a
+        run that has begun still names a stored model: its next epoch may begin with the members' own. Raises ModelError,
+        DataError and ConfigError.
         """
         if state.progress.step > 1 and not starts_from_members(state):
             return
