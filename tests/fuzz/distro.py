@@ -1,4 +1,4 @@
-"""What both targets of DisTrO's payload codec share."""
+"""What the targets of DisTrO's payload codec share."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.fuzz.mutation import change_bytes
 _HEADER_BYTES = 22
 _SHAPES = {"embed": (20, 12), "norm": (12,), "stack": (2, 4, 6)}
 
+MEMORY = (150, 65_536)  # a byte of the unary table is 8 bits, each an int64 position
+
 
 class Payloads:
     """Payloads for one small table with chunks of several sizes. seeds: full, sparse and empty ones."""
@@ -24,11 +26,15 @@ class Payloads:
         self.values = values
         self.max_bytes = codec.max_payload_bytes(self.layout, values=values)
 
-        self.seeds = [
+        self._seeds = [
             codec.encode(self.layout, self._selection(fill, np.random.default_rng(3)), values=values)
             for fill in (1.0, 0.98, 0.8, 0.1, 0.0)
         ]
-        self._bodies = [seed[_HEADER_BYTES:] for seed in self.seeds]
+        self._bodies = [seed[_HEADER_BYTES:] for seed in self._seeds]
+
+    def seeds(self) -> list[bytes]:
+        """Payloads of full, nearly full, half empty and empty selections."""
+        return self._seeds
 
     def changed(self, data: bytes, random: Random) -> bytes:
         """A change behind the header."""
