@@ -75,6 +75,10 @@ class DigestBook:
         ours = self._own.get(ended)
         return 0 if ours is None else 1 + sum(theirs == ours for theirs in self._peers[ended].values())
 
+    def alike(self, digest: bytes, *, ended: bool) -> frozenset[int]:
+        """Peers that said this digest at one end of the epoch."""
+        return frozenset(slot for slot, theirs in self._peers[ended].items() if theirs == digest)
+
     def heard(self, *, ended: bool) -> KeysView[int]:
         """Slots that told their digest at one end of the epoch."""
         return self._peers[ended].keys()

@@ -5,8 +5,9 @@ offer them (ModelOffer); what most of them offer is fetched piece by piece, ever
 
 Decided here: an offer counts once per slot and step; it is believed when more than half of the other healthy members made it,
 or, before the first round of an epoch, when nobody else speaks up for a while and no other offer has as many voices (only those
-who took part before can offer anything then). A manifest that led astray is never taken again, one that could not be had rests
-for a while. Refuses to fetch for ever: a bounded number of attempts per epoch.
+who took part before can offer anything then). Whose masters changed under its hands knows who had the right ones: it asks those,
+healthy or not, and believes nobody who had others. A manifest that led astray is never taken again, one that could not be had
+rests for a while. Refuses to fetch for ever: a bounded number of attempts per epoch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Repair:
 
     astray: our masters are not what others have, so nothing may be built on them. wanted: the step last asked for; floor: the
     first one asked for, from which on we know all rounds; since: when that was; failed_at: when we last failed to get it.
-    refused: manifests that led astray; resting: those that could not be had, until when they are left alone.
+    refused: manifests that led astray; resting: those that could not be had, until when they are left alone. alike, unlike:
+    slots that had our masters, and others, when ours were still right.
     """
 
     reason: str | None = None
@@ -52,6 +54,8 @@ class Repair:
     resting: dict[bytes, float] = field(default_factory=dict)
     failed_at: float = 0.0
     taken: bytes | None = None
+    alike: frozenset[int] = frozenset()
+    unlike: frozenset[int] = frozenset()
 
     def begin(self, reason: str, *, astray: bool) -> bool:
         """Our masters cannot be used; True when that is news. What led astray is not taken again."""
@@ -70,6 +74,7 @@ class Repair:
         self.reason = None
         self.astray = False
         self.wanted = self.floor = None
+        self.alike = self.unlike = frozenset()
 
     def asks(self, step: int, now: float) -> bool:
         """Whether `step` has yet to be asked for; notes that it is."""
@@ -100,6 +105,7 @@ class Repair:
         if self.floor is None:
             return None
 
+        voters = (self.alike | frozenset(voters)) - self.unlike
         voices: dict[tuple[int, bytes], list[ModelOffer]] = {}
         slots: dict[tuple[int, bytes], list[int]] = {}
         for slot, offers in self.offers.items():

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import Equivocation, RoundSettled
+from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.testing.sim.failure import Broken
 from psyche_core.types import MAX_WITNESSES, BatchId, RunState
@@ -26,13 +27,15 @@ class Ledger:
     """What became of the samples. honest: signers of members that never lie.
 
     accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them of liars. last:
-    rounds settled when their epoch ended: evidence about them is heard in the cooldown only.
+    rounds settled when their epoch ended: evidence about them is heard in the cooldown only. vetoed: rounds attested to by a
+    committee in which honest witnesses alone were no quorum, so a liar could make anything of them void.
     """
 
     def __init__(self, *, honest: frozenset[bytes]) -> None:
         self.accepted: dict[tuple[int, int], list[int]] = {}
         self.of_liars: dict[tuple[int, int], int] = {}
         self.last: set[tuple[int, int]] = set()
+        self.vetoed: set[tuple[int, int]] = set()
         self._honest = honest
         self._accepted_ever = 0
         self._settled_height = -1
@@ -72,6 +75,11 @@ class Ledger:
         self.of_liars[key] = self.of_liars.get(key, 0) | of_liars
         if state.run_state is RunState.Cooldown:
             self.last.add(key)
+        if attesting is not None and elected:
+            committee = witness_slots(state, attesting)
+            honest = sum(state.epoch.clients[slot].id.signer in self._honest for slot in committee)
+            if 3 * honest < 2 * elected:
+                self.vetoed.add(key)
         self._epoch, self._settled_height = event.epoch, event.height
 
     def evidence(self, old: CoordinatorState, new: CoordinatorState, command: Equivocation) -> None:

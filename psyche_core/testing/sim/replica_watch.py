@@ -68,9 +68,14 @@ class ReplicaWatch:
             self._masters_after[step] = masters
 
     def _compare(self, name: str, key: tuple[int, int], taken: int, *, final: bool) -> None:
-        """What is applied is what was accepted; only of liars' shares the coordinator may learn later that they are void."""
+        """What is applied is what was accepted; only of liars' shares the coordinator may learn later that they are void.
+
+        Where a liar has a veto among the witnesses less may be applied: all must still leave out alike.
+        """
         accepted = self._ledger.accepted.get(key, [])
         if taken in accepted:
+            return
+        if key in self._ledger.vetoed and any(not taken & ~samples for samples in accepted):
             return
 
         if not final and any(not (samples ^ taken) & ~self._ledger.of_liars[key] for samples in accepted):

@@ -1,0 +1,52 @@
+from psyche_core.client.agreement import DigestBook
+from psyche_core.client.repair import Repair
+from psyche_core.wire.messages import ModelDigest, ModelOffer
+
+RIGHT, WRONG = b"r" * 32, b"w" * 32
+
+
+def offer(manifest_hash):
+    return ModelOffer(0, 3, manifest_hash, 100, b"d" * 32, 10)
+
+
+def asking(*, alike=frozenset(), unlike=frozenset()):
+    repair = Repair(alike=frozenset(alike), unlike=frozenset(unlike))
+    repair.begin("changed by itself", astray=True)
+    assert repair.asks(3, 0.0)
+    return repair
+
+
+def test_who_changed_by_itself_believes_those_that_had_its_masters_though_they_are_healthy_no_more():
+    repair = asking(alike={0, 1, 3}, unlike={4})
+    repair.offered(4, offer(WRONG))
+    assert repair.choice({4}, now=1.0, settle_for_fewer=True) is None
+    repair.offered(0, offer(RIGHT))
+    assert repair.choice({4}, now=1.0, settle_for_fewer=False) is None, "one of three is not most of them"
+    repair.offered(3, offer(RIGHT))
+    found = repair.choice({4}, now=1.0, settle_for_fewer=False)
+    assert found is not None
+    assert (found.manifest_hash, found.slots) == (RIGHT, (0, 3))
+
+
+def test_otherwise_the_other_healthy_members_are_asked():
+    repair = asking()
+    repair.offered(4, offer(RIGHT))
+    repair.offered(0, offer(WRONG))
+    found = repair.choice({4}, now=1.0, settle_for_fewer=False)
+    assert found is not None
+    assert found.manifest_hash == RIGHT
+
+
+def test_what_was_known_of_others_is_forgotten_with_the_repair():
+    repair = asking(alike={0}, unlike={4})
+    repair.over()
+    assert (repair.alike, repair.unlike) == (frozenset(), frozenset())
+
+
+def test_digests_say_who_had_the_same_at_which_end():
+    book = DigestBook()
+    book.add(1, ModelDigest(0, False, RIGHT))
+    book.add(2, ModelDigest(0, True, RIGHT))
+    book.add(3, ModelDigest(0, True, WRONG))
+    assert book.alike(RIGHT, ended=True) == {2}
+    assert book.alike(RIGHT, ended=False) == {1}
