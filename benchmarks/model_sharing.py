@@ -47,6 +47,7 @@ from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.training import comparison
 from psyche_core.training.many_hands import each
 from psyche_core.training.scratch import Scratch
+from psyche_core.training.spare_memory import keep_freed_memory
 from psyche_core.wire.manifest import Manifest, Piece, Table, cut, parameter_table
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.control import BLOB_HEAD_BYTES, BlobHead, BlobRequest
@@ -191,6 +192,7 @@ async def raw_stream(transport: QuicTransport, peer: bytes, size: int) -> float:
 
 async def member(role: str, megabytes: int, folder: Path) -> None:
     """One process: connect, then do as told, line by line."""
+    keep_freed_memory()  # as `psyche client train` does
     kind = Sharer if role == "sharer" else QuicTransport
     events: list[tuple[float, report.Event]] = []
     async with kind(RUN_ID, SecretKey.generate()) as transport:

@@ -194,9 +194,17 @@ class MemoryTransport(Transport):
         self._network.changed_by(self)
         return blob_hash
 
-    async def offer(self, blob_hash: bytes, *, size: int, read: Callable[[], bytes | memoryview], tag: int) -> None:
+    async def offer(
+        self,
+        blob_hash: bytes,
+        *,
+        size: int,
+        read: Callable[[], bytes | memoryview],
+        tag: int,
+        stamp: Callable[[], object | None] = lambda: None,
+    ) -> None:
         """Offer a blob that is kept elsewhere; see the contract."""
-        if not self._offers.put(Offer(blob_hash, size, read, tag)):
+        if not self._offers.put(Offer(blob_hash, size, read, tag, stamp)):
             message = f"a blob of {size} bytes cannot be offered: its tag {tag} has expired or there are too many offers"
             raise TransportError(message)
 

@@ -33,8 +33,10 @@ def train(**given: Any) -> int:
     log_to_stderr()
     from psyche_core.client.assemble import train_client
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.training.spare_memory import keep_freed_memory
     from psyche_core.ui.display import open_display
 
+    keep_freed_memory()
     with (
         open_display(settings.logs, title=settings.run_id) as sink,
         open_report(sink, events_file=settings.events_file) as report,

@@ -182,7 +182,8 @@ class ModelExchange:
     async def _offer(self, file: PieceFile, hashes: Mapping[int, bytes], pieces: tuple[Piece, ...], *, tag: int) -> None:
         """Offer pieces of a file. hashes: by number."""
         for number, digest in hashes.items():
-            await self._transport.offer(digest, size=pieces[number].byte_count, read=partial(file.read, number), tag=tag)
+            size, read = pieces[number].byte_count, partial(file.read, number)
+            await self._transport.offer(digest, size=size, read=read, tag=tag, stamp=file.stamp)
 
     def _folder(self) -> Scratch:
         if self._scratch is None:

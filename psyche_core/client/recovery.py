@@ -93,7 +93,7 @@ def changed_unasked(me: Standing, event: SnapshotTaken) -> bool:
     notes.generosity.given.discard(event.step)
     ended = notes.closed
     notes.repair.alike = notes.digests.alike(me.model_digest, ended=ended)
-    notes.repair.unlike = notes.digests.heard(ended=ended) - notes.repair.alike
+    notes.repair.unlike = frozenset(notes.digests.heard(ended=ended)) - notes.repair.alike
     _lacks(me, notes, "this client's model has changed by itself, which memory that fails does", astray=True)
     return True
 

@@ -344,6 +344,17 @@ class TransportConformance:
             assert len(shelf.readers) == 2
             assert threading.get_ident() not in shelf.readers
 
+    async def test_an_offer_is_compared_with_its_hash_again_when_its_stamp_is_another(self) -> None:
+        async with self.make_mesh(2) as (one, other):
+            await connected((one, other))
+            shelf, stamps = Shelf(), [1]
+            await one.offer(shelf.blob_hash, size=shelf.size, read=shelf.read, tag=1, stamp=lambda: stamps[0])
+            for _ in range(2):
+                assert await self._got(other, shelf, one) == BLOB
+            shelf.holds, stamps[0] = BLOB[:-1] + b"!", 2
+            with anyio.fail_after(TIMEOUT / 2), pytest.raises(BlobNotFound):
+                await self._got(other, shelf, one)
+
     async def test_our_own_offer_needs_nobody(self) -> None:
         async with self.make_mesh(1) as (one,):
             shelf = Shelf(b"mine")

@@ -42,6 +42,10 @@ class PieceFile:
         """A piece as it is in the file, in memory of its own. Raises OSError."""
         return self._file.read(self._places[number], self._pieces[number].byte_count)
 
+    def stamp(self) -> object | None:
+        """See ScratchFile: equal stamps mean that no piece has changed."""
+        return self._file.stamp()
+
     def holds(self, number: int, digest: bytes) -> bool:
         """Whether the bytes at a piece's place have that SHA-256; not where they cannot be read."""
         try:

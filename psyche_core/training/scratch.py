@@ -34,6 +34,9 @@ RESUMABLE_SECONDS = 24 * 3600.0
 SPARE_BYTES = 64 * 2**20
 """Room that is left on the disk for everybody else."""
 
+SETTLED_SECONDS = 0.1
+"""From then on another write has another time: clocks of file systems tick every few milliseconds."""
+
 LARGE_BYTES = 256 * 1024
 
 
@@ -70,6 +73,13 @@ class ScratchFile:
 
                 done += got
             return data
+
+    def stamp(self) -> object | None:
+        """Equal stamps mean that nothing was written in between; None where that cannot be told yet. Raises OSError."""
+        with self._positioned(0):
+            status = os.fstat(self._handle.fileno())
+        settled = time.time() - status.st_mtime > SETTLED_SECONDS
+        return (status.st_mtime_ns, status.st_size) if settled else None
 
     def write(self, at: int, data: bytes) -> None:
         """Put all bytes at offset `at`. Raises OSError."""

@@ -1,8 +1,9 @@
 """Blobs that are kept elsewhere and offered from there: what to read, and until when.
 
-Decided here: what is read is compared with its hash each time, so a file that has changed is noticed before a byte of it is
-served; the offer with the higher tag counts, since what is behind a lower one may go first; more offers than allowed are refused
-and push nothing out. Refuses to read by itself: who serves calls `checked` in a worker thread.
+Decided here: what is read is compared with its hash, so a file that has changed is noticed before a byte of it is served; not
+again while its owner's stamp says that it is as it was, since many may ask for the same. The offer with the higher tag counts,
+since what is behind a lower one may go first; more offers than allowed are refused and push nothing out. Refuses to read by
+itself: who serves calls `checked` in a worker thread.
 """
 
 from __future__ import annotations
@@ -14,23 +15,36 @@ from dataclasses import dataclass
 from psyche_core.errors import TransportError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Offer:
-    """size: bytes of the blob. read: gives them; may block, may raise OSError or TransportError. tag: when it expires."""
+    """size: bytes of the blob. read: gives them; may block, may raise OSError or TransportError. tag: when it expires.
+
+    stamp: equal stamps promise equal bytes, None promises nothing; may raise as `read`. right_at: the stamp of bytes that had the
+    hash.
+    """
 
     blob_hash: bytes
     size: int
     read: Callable[[], bytes | memoryview]
     tag: int
+    stamp: Callable[[], object | None] = lambda: None
+    right_at: object | None = None
 
     def checked(self) -> bytes | memoryview | None:
         """The blob, None when it cannot be read any more or is another now. Blocks."""
         try:
+            stamp = self.stamp()  # before the bytes: what changes in between is another stamp next time
             blob = self.read()
         except (OSError, TransportError):
             return None
 
-        return blob if len(blob) == self.size and hashlib.sha256(blob).digest() == self.blob_hash else None
+        if len(blob) != self.size:
+            return None
+        if stamp is None or stamp != self.right_at:
+            if hashlib.sha256(blob).digest() != self.blob_hash:
+                return None
+            self.right_at = stamp
+        return blob
 
 
 class OfferBook:

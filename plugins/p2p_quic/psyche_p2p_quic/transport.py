@@ -155,9 +155,17 @@ class QuicTransport(Transport):
 
         return blob_hash
 
-    async def offer(self, blob_hash: bytes, *, size: int, read: Callable[[], bytes | memoryview], tag: int) -> None:
+    async def offer(
+        self,
+        blob_hash: bytes,
+        *,
+        size: int,
+        read: Callable[[], bytes | memoryview],
+        tag: int,
+        stamp: Callable[[], object | None] = lambda: None,
+    ) -> None:
         """Offer a blob that is kept elsewhere. Raises TransportError when its tag has expired or there are too many."""
-        if not self._offers.put(Offer(blob_hash, size, read, tag)):
+        if not self._offers.put(Offer(blob_hash, size, read, tag, stamp)):
             message = f"a blob of {size} bytes cannot be offered: its tag {tag} has expired or there are too many offers"
             raise TransportError(message)
 

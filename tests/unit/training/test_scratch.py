@@ -43,6 +43,25 @@ def test_what_is_written_is_read_and_a_removed_file_is_an_oserror(tmp_path: Path
             use()
 
 
+def test_a_stamp_is_another_after_every_write_and_none_right_after_one(tmp_path: Path) -> None:
+    file = Scratch(tmp_path).create("test")
+    file.write(0, b"a")
+    now = time.time()
+    os.utime(file.path, (now + 5, now + 5))  # as if written this moment, whatever the clocks do meanwhile
+    assert file.stamp() is None
+    os.utime(file.path, (now - 60, now - 60))
+    first = file.stamp()
+    assert first is not None
+    assert file.stamp() == first
+    file.write(0, b"b")
+    assert file.stamp() != first
+    os.utime(file.path, (now - 50, now - 50))
+    assert file.stamp() not in (None, first)
+    file.remove()
+    with pytest.raises(OSError, match="gone"):
+        file.stamp()
+
+
 def test_a_file_that_ends_early_is_an_oserror(tmp_path: Path) -> None:
     file = Scratch(tmp_path).create("test")
     file.reserve(100, [])

@@ -64,3 +64,32 @@ def test_withdrawing_a_void_offer_leaves_the_one_that_took_its_place():
     assert book.get(old.blob_hash) is new
     book.withdraw(new)
     assert len(book) == 0
+
+
+def test_bytes_are_hashed_again_only_when_their_owner_says_that_they_may_have_changed():
+    holds, stamps = [b"blob"], [1]
+    kept = Offer(hashlib.sha256(b"blob").digest(), 4, lambda: holds[0], 1, lambda: stamps[0])
+    assert kept.checked() == b"blob"
+    holds[0] = b"blub"
+    assert kept.checked() == b"blub", "the owner promised that nothing had changed"
+    stamps[0] = 2
+    assert kept.checked() is None
+    holds[0] = b"blob"
+    assert kept.checked() == b"blob"
+    holds[0] = b"longer than said"
+    assert kept.checked() is None
+
+
+def test_without_a_stamp_every_read_is_compared_with_the_hash():
+    holds = [b"blob"]
+    kept = Offer(hashlib.sha256(b"blob").digest(), 4, lambda: holds[0], 1)
+    assert kept.checked() == b"blob"
+    holds[0] = b"blub"
+    assert kept.checked() is None
+
+
+def test_a_stamp_that_cannot_be_had_voids_the_offer():
+    def stamp():
+        raise OSError("gone")
+
+    assert Offer(hashlib.sha256(b"blob").digest(), 4, lambda: b"blob", 1, stamp).checked() is None

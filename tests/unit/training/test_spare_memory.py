@@ -1,0 +1,41 @@
+"""What is freed is kept while much is moved, and given back when asked for."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys
+from psyche_core.training.spare_memory import give_back_memory, keep_freed_memory
+
+def resident():
+    with open("/proc/self/statm") as figures:
+        return int(figures.read().split()[1]) * resource.getpagesize()
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(50):
+    bytearray(b"x") * (4 << 20)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+held = resident()
+give_back_memory()
+print(faults, held - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc offers it")
+def test_a_kept_block_is_not_taken_anew_and_goes_when_it_is_given_back() -> None:
+    pages = (4 << 20) // resource.getpagesize()
+    figures = {}
+    for way in ("keep", "leave"):
+        found = subprocess.run([sys.executable, "-c", PROGRAM, way], capture_output=True, text=True, timeout=60, check=True)
+        figures[way] = [int(word) for word in found.stdout.split()]
+    assert figures["keep"][0] < 5 * pages
+    assert figures["keep"][1] > 2 << 20
+    assert figures["leave"][0] > figures["keep"][0]
