@@ -11,7 +11,7 @@ from psyche_core.client.events import CloseEpoch, Digest, FetchModel, TakeSnapsh
 from psyche_core.client.patience import Patience
 from psyche_core.client.rounds import RoundRecord
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.types import RunState
+from psyche_core.types import ClientState, RunState
 
 SNAPSHOT_ROUNDS = 8
 """Rounds a snapshot of our masters is offered for."""
@@ -106,9 +106,15 @@ def fetch(
 ) -> FetchModel | None:
     """The masters to get from others, None while there are none to choose. build: whether the model itself is not built yet."""
     repair = notes.repair
-    voters = healthy - {notes.slot} if notes.slot is not None else healthy
-    patient = state.run_state is not RunState.Warmup or now - repair.since <= patience.offers
-    choice = repair.choice(voters, now=now, settle_for_fewer=not patient)
+    members = frozenset(slot for slot, client in enumerate(state.epoch.clients) if client.state is not ClientState.Ejected)
+    waited = now - repair.since > patience.offers
+    choice = repair.choice(
+        healthy - {notes.slot},
+        members - {notes.slot},
+        now=now,
+        waited=waited,
+        settle_for_fewer=waited and state.run_state is RunState.Warmup,
+    )
     if choice is None:
         return None
 

@@ -23,6 +23,7 @@ from psyche_core.client.bench import Bench, ModelStore, Start
 from psyche_core.client.data_source import data_source, first_samples, held_out_place
 from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.model_exchange import ModelExchange
+from psyche_core.client.parallelism import parallelism_of
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.coordinator.schedule import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
@@ -108,6 +109,21 @@ def bench_builder(
         tell_from_thread(report.Problem("warning", sentence))
 
     micro_batch_size = settings.micro_batch_size
+    parallelism = parallelism_of(settings)
+    newest: Trainer | None = None
+
+    def close_newest() -> None:
+        """The processes among which the model is divided; there is one such group at a time."""
+        nonlocal newest
+        former, newest = newest, None
+        if former is not None:
+            former.close()
+
+    async def close_at_the_end() -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(close_newest)
+
+    stack.push_async_callback(close_at_the_end)
 
     def open_trainer(start: Start) -> tuple[Trainer, Origin]:
         import torch  # heavy: in the worker thread, and not with the command line
@@ -115,7 +131,7 @@ def bench_builder(
         from psyche_core.training.build import Compute, build_trainer
         from psyche_core.training.private_state import private_path
 
-        nonlocal micro_batch_size
+        nonlocal micro_batch_size, newest
         state = start.state
         llm = state.model.LLM
         for kind, name in (("model", llm.architecture), ("optimizer", llm.optimizer.name), ("data", llm.data_location.name)):
@@ -123,7 +139,8 @@ def bench_builder(
         origin = Origin(start.folder) if start.folder is not None else _find_origin(settings, start, tell=warn_from_thread)
         if settings.torch_threads is not None:
             torch.set_num_threads(settings.torch_threads)
-        trainer = build_trainer(
+        close_newest()
+        trainer = newest = build_trainer(
             registry_load=registry.load,
             model_config=state.model,
             run_id=state.run_id,
@@ -133,6 +150,7 @@ def bench_builder(
                 attention=settings.attention,
                 gradient_checkpointing=settings.gradient_checkpointing,
                 micro_batch_size=micro_batch_size,
+                parallelism=parallelism,
                 notice=warn_from_thread,
             ),
             source=origin.folder,

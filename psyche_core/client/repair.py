@@ -3,17 +3,17 @@
 Protocol section 5. A client that needs the masters says which step's it needs (ModelWanted); members that hold exactly those
 offer them (ModelOffer); what most of them offer is fetched piece by piece, every piece verified against the agreed manifest.
 
-Decided here: an offer counts once per slot and step; it is believed when more than half of the other healthy members made it,
-or, before the first round of an epoch, when nobody else speaks up for a while and no other offer has as many voices (only those
-who took part before can offer anything then). Whose masters changed under its hands knows who had the right ones: it asks those,
-healthy or not, and believes nobody who had others. A manifest that led astray is never taken again, one that could not be had
-rests for a while. Refuses to fetch for ever: a bounded number of attempts per epoch.
+Decided here: an offer counts once per slot and step; it is believed when more than half of the other members made it, healthy or
+not (a cut network leaves few healthy, and those may be the wrong ones), or after a while when more than half of the healthy and
+of who spoke up did. Before the first round of an epoch it is then enough that no other offer has as many voices: only those who took
+part before can offer anything. Whose masters changed under its hands knows who had the right ones: it asks those, and believes
+nobody who had others. A manifest that led astray is never taken again, one that could not be had rests for a while. Refuses to
+fetch for ever: a bounded number of attempts per epoch.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from psyche_core.wire.messages import ModelOffer
@@ -100,19 +100,26 @@ class Repair:
         if self.taken is not None:
             self.resting[self.taken] = now + rest
 
-    def choice(self, voters: Collection[int], *, now: float, settle_for_fewer: bool) -> Offered | None:
-        """What to fetch, None to wait on. voters: the other healthy slots. settle_for_fewer: the most voices are enough."""
+    def choice(
+        self, healthy: frozenset[int], members: frozenset[int], *, now: float, waited: bool, settle_for_fewer: bool
+    ) -> Offered | None:
+        """What to fetch, None to wait on.
+
+        healthy, members: the other healthy slots, and all others that were not ejected. waited: whether all have had time to
+        speak. settle_for_fewer: the most voices are enough.
+        """
         if self.floor is None:
             return None
 
-        voters = (self.alike | frozenset(voters)) - self.unlike
+        known = [(slot, offer) for slot, offers in self.offers.items() for offer in offers if offer.step >= self.floor]
+        voters = (healthy | members.intersection(slot for slot, _ in known)) if waited else members
+        voters = (voters | self.alike) - self.unlike
         voices: dict[tuple[int, bytes], list[ModelOffer]] = {}
         slots: dict[tuple[int, bytes], list[int]] = {}
-        for slot, offers in self.offers.items():
-            for offer in offers:
-                if offer.step >= self.floor and slot in voters and offer.manifest_hash not in self.refused:
-                    voices.setdefault((offer.step, offer.manifest_hash), []).append(offer)
-                    slots.setdefault((offer.step, offer.manifest_hash), []).append(slot)
+        for slot, offer in known:
+            if slot in voters and offer.manifest_hash not in self.refused:
+                voices.setdefault((offer.step, offer.manifest_hash), []).append(offer)
+                slots.setdefault((offer.step, offer.manifest_hash), []).append(slot)
         ranked = sorted(voices, key=lambda key: (len(voices[key]), key[0], key[1]), reverse=True)
         if not ranked:
             return None

@@ -14,13 +14,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import anyio
 import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.client import report
 from psyche_core.client.data_source import READ_TIMEOUT, data_source, first_samples, held_out_place
+from psyche_core.client.parallelism import parallelism_of
 from psyche_core.coordinator.schedule import batch_size
 from psyche_core.errors import ConfigError, UserError
+from psyche_core.hookspecs import Parallelism
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import Choice, RunFile, load_run_file
 from psyche_core.settings import TrainLocalSettings
@@ -41,11 +44,17 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
     location = _data_location(settings, run)
     from psyche_core.training.local_run import LocalRun
 
+    parallelism = parallelism_of(settings)
+    if parallelism is not None and settings.members > 1:
+        message = "--members and --data-parallelism or --tensor-parallelism: this process can be part of one divided model only"
+        raise UserError(message)
+
     cache = settings.cache_dir or default_folder()
-    trainers = await anyio.to_thread.run_sync(_trainers, settings, registry, run, cache, tell)
+    trainers = await anyio.to_thread.run_sync(_trainers, settings, registry, run, cache, parallelism, tell)
     local, first = LocalRun(trainers), trainers[0]
     steps = settings.steps or run.config.total_steps
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(_close, first)
         length = run.model.LLM.max_seq_len
         open_data = functools.partial(
             data_source, registry, sequence_length=length, key=SecretKey.generate(), base=settings.base, cache=cache / "data"
@@ -99,7 +108,12 @@ def _data_location(settings: TrainLocalSettings, run: RunFile) -> Choice:
 
 
 def _trainers(
-    settings: TrainLocalSettings, registry: PluginRegistry, run: RunFile, cache: Path, tell: Callable[[report.Event], None]
+    settings: TrainLocalSettings,
+    registry: PluginRegistry,
+    run: RunFile,
+    cache: Path,
+    parallelism: Parallelism | None,
+    tell: Callable[[report.Event], None],
 ) -> list[Trainer]:
     import torch  # heavy: in the worker thread, and not with the command line
 
@@ -125,6 +139,7 @@ def _trainers(
                 attention=settings.attention,
                 gradient_checkpointing=settings.gradient_checkpointing,
                 micro_batch_size=settings.micro_batch_size,
+                parallelism=parallelism,
                 notice=warn,
             ),
         )
@@ -152,6 +167,11 @@ def rounds(run: RunFile, steps: int, members: int) -> Iterator[tuple[int, list[B
         ends = [index + count * member // members for member in range(members + 1)]
         yield step, [BatchId(ends[member], ends[member + 1] - 1) for member in range(members)]
         index += count
+
+
+async def _close(trainer: Trainer) -> None:
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(trainer.close)
 
 
 def _save(trainer: Trainer, folder: Path, facts: Facts) -> Path:

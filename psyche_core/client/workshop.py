@@ -51,6 +51,7 @@ from psyche_core.errors import (
     ModelError,
     NonFiniteError,
     PayloadRejected,
+    RanksLost,
     StoreError,
     TransportError,
     WireError,
@@ -203,6 +204,8 @@ class Workshop:
             try:
                 folder = await self._descriptions.fetch(blob_hash, size, sources=work.sources, tag=work.tag)
                 bench = await self._build(Start(work.build, folder=folder))
+            except RanksLost:
+                raise  # not the description's fault
             except (TransportError, WireError, ModelError, TimeoutError) as error:
                 reason = str(error) or "a time-out"
                 continue
@@ -247,6 +250,8 @@ class Workshop:
             self._exchange.check_usable()
             samples = await self._samples(work.share)
             done = await anyio.to_thread.run_sync(self.bench.trainer.train, work.step, samples)
+        except RanksLost:
+            raise  # no later step can be trained either
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
             return TrainFailed(work.height, f"step {work.step} was not trained: {str(error) or type(error).__name__}")
 

@@ -16,25 +16,51 @@ def asking(*, alike=frozenset(), unlike=frozenset()):
     return repair
 
 
+def choice(repair, healthy, members, *, waited=False, settle_for_fewer=False):
+    return repair.choice(
+        frozenset(healthy), frozenset(members), now=1.0, waited=waited, settle_for_fewer=settle_for_fewer and waited
+    )
+
+
 def test_who_changed_by_itself_believes_those_that_had_its_masters_though_they_are_healthy_no_more():
     repair = asking(alike={0, 1, 3}, unlike={4})
     repair.offered(4, offer(WRONG))
-    assert repair.choice({4}, now=1.0, settle_for_fewer=True) is None
+    assert choice(repair, {4}, {0, 1, 3, 4}, waited=True, settle_for_fewer=True) is None
     repair.offered(0, offer(RIGHT))
-    assert repair.choice({4}, now=1.0, settle_for_fewer=False) is None, "one of three is not most of them"
+    assert choice(repair, {4}, {0, 1, 3, 4}) is None, "one of three is not most of them"
     repair.offered(3, offer(RIGHT))
-    found = repair.choice({4}, now=1.0, settle_for_fewer=False)
+    found = choice(repair, {4}, {0, 1, 3, 4})
     assert found is not None
     assert (found.manifest_hash, found.slots) == (RIGHT, (0, 3))
 
 
-def test_otherwise_the_other_healthy_members_are_asked():
+def test_the_only_healthy_member_is_not_believed_before_the_others_had_time_to_speak():
+    repair, members = asking(), {0, 1, 3, 4}
+    repair.offered(4, offer(WRONG))
+    assert choice(repair, {4}, members) is None
+    repair.offered(0, offer(RIGHT))
+    repair.offered(1, offer(RIGHT))
+    repair.offered(3, offer(RIGHT))
+    for waited in (False, True):
+        found = choice(repair, {4}, members, waited=waited)
+        assert found is not None
+        assert found.manifest_hash == RIGHT
+
+
+def test_when_the_others_stay_silent_the_healthy_ones_are_enough():
     repair = asking()
     repair.offered(4, offer(RIGHT))
-    repair.offered(0, offer(WRONG))
-    found = repair.choice({4}, now=1.0, settle_for_fewer=False)
+    assert choice(repair, {4}, {0, 1, 3, 4}) is None
+    found = choice(repair, {4}, {0, 1, 3, 4}, waited=True)
     assert found is not None
     assert found.manifest_hash == RIGHT
+
+
+def test_who_was_ejected_has_no_voice():
+    repair = asking()
+    for slot in (0, 1, 3):
+        repair.offered(slot, offer(WRONG))
+    assert choice(repair, {4}, {4}, waited=True) is None
 
 
 def test_what_was_known_of_others_is_forgotten_with_the_repair():
