@@ -107,7 +107,7 @@ def fetch(
     """The masters to get from others, None while there are none to choose. build: whether the model itself is not built yet."""
     repair = notes.repair
     members = frozenset(slot for slot, client in enumerate(state.epoch.clients) if client.state is not ClientState.Ejected)
-    waited = now - repair.since > patience.offers
+    waited = repair.waited(now, seconds=patience.offers)
     choice = repair.choice(
         healthy - {notes.slot},
         members - {notes.slot},

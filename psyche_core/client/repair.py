@@ -5,10 +5,10 @@ offer them (ModelOffer); what most of them offer is fetched piece by piece, ever
 
 Decided here: an offer counts once per slot and step; it is believed when more than half of the other members made it, healthy or
 not (a cut network leaves few healthy, and those may be the wrong ones), or after a while when more than half of the healthy and
-of who spoke up did. Before the first round of an epoch it is then enough that no other offer has as many voices: only those who took
-part before can offer anything. Whose masters changed under its hands knows who had the right ones: it asks those, and believes
-nobody who had others. A manifest that led astray is never taken again, one that could not be had rests for a while. Refuses to
-fetch for ever: a bounded number of attempts per epoch.
+of who spoke up did. Before the first round of an epoch it is then enough that no other offer has as many voices: only those who
+took part before can offer anything. Whose masters changed under its hands knows who had the right ones: it asks those, and
+believes nobody who had others. A manifest that led astray is never taken again, one that could not be had rests for a while.
+Refuses to fetch for ever: a bounded number of attempts per epoch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Repair:
     """One epoch's efforts. reason: why our masters cannot be used, None while they can.
 
     astray: our masters are not what others have, so nothing may be built on them. wanted: the step last asked for; floor: the
-    first one asked for, from which on we know all rounds; since: when that was; failed_at: when we last failed to get it.
+    first one asked for, from which on we know all rounds; since: when that was; heard_at: when somebody first offered it;
+    failed_at: when we last failed to get it.
     refused: manifests that led astray; resting: those that could not be had, until when they are left alone. alike, unlike:
     slots that had our masters, and others, when ours were still right.
     """
@@ -48,6 +49,7 @@ class Repair:
     wanted: int | None = None
     floor: int | None = None
     since: float = 0.0
+    heard_at: float | None = None
     attempts: int = 0
     offers: dict[int, list[ModelOffer]] = field(default_factory=dict)
     refused: set[bytes] = field(default_factory=set)
@@ -82,7 +84,7 @@ class Repair:
             return False
 
         if self.floor is None:
-            self.floor, self.since = step, now
+            self.floor, self.since, self.heard_at = step, now, None
         self.wanted = step
         return True
 
@@ -93,6 +95,15 @@ class Repair:
             known.append(offer)
             known.sort(key=lambda kept: kept.step)
             del known[:-MAX_OFFERS_PER_SLOT]
+
+    def waited(self, now: float, *, seconds: float) -> bool:
+        """Whether all have had that long to speak, since we asked and since the first of them spoke."""
+        if self.floor is None:
+            return False
+
+        if self.heard_at is None and any(offer.step >= self.floor for known in self.offers.values() for offer in known):
+            self.heard_at = now
+        return self.heard_at is not None and now - max(self.since, self.heard_at) > seconds
 
     def could_not_be_had(self, now: float, *, rest: float) -> None:
         """The manifest taken last failed on the way; it may be tried again after `rest` seconds, what was fetched is kept."""

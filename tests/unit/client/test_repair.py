@@ -56,6 +56,24 @@ def test_when_the_others_stay_silent_the_healthy_ones_are_enough():
     assert found.manifest_hash == RIGHT
 
 
+def test_the_others_have_time_from_our_question_and_from_the_first_answer():
+    repair = asking()
+    assert not repair.waited(100.0, seconds=10.0), "nobody has offered anything"
+    repair.offered(4, offer(WRONG))
+    assert not repair.waited(105.0, seconds=10.0)
+    assert not repair.waited(115.0, seconds=10.0)
+    assert repair.waited(115.1, seconds=10.0)
+    repair.offered(1, offer(RIGHT))
+    assert repair.waited(115.2, seconds=10.0), "later answers begin no other wait"
+
+
+def test_an_old_offer_is_no_answer():
+    repair = asking()
+    repair.offered(4, ModelOffer(0, 2, WRONG, 100, b"d" * 32, 10))
+    assert not repair.waited(5.0, seconds=10.0)
+    assert not repair.waited(50.0, seconds=10.0)
+
+
 def test_who_was_ejected_has_no_voice():
     repair = asking()
     for slot in (0, 1, 3):
