@@ -32,7 +32,7 @@ from psyche_core.errors import PluginError
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_distro.layout import Group, IntArray, Layout
 from psyche_optim_distro.selection import Selection
-from psyche_optim_distro.strips import strips_of
+from psyche_optim_distro.strips import Workspace, strips_of
 
 BASIS_SCALE = 126
 """Even on purpose: cos = ±1/2 (the only rational value besides 0 and ±1) must not fall on a rounding tie, where the last bit of a
@@ -85,6 +85,7 @@ class Aggregator:
         ends = [(strip.first_chunk, strip.first_chunk + strip.chunk_count) for strip in self._strips]
         self._strip_chunks = np.array(ends, dtype=np.int64).reshape(-1, 2)
         self._strip_class = layout.chunk_class[self._strip_chunks[:, 0]]
+        self._work = Workspace(self._strips, device)
         self._means = mean_of_votes(self._bits).to(device)
 
     @property
@@ -101,6 +102,8 @@ class Aggregator:
 
     def directions(self, selections: Sequence[Selection], *, one_bit: bool) -> Iterator[tuple[Group, Tensor]]:
         """-1, 0 or +1 per element of each strip, float32 [elements of the strip], of at least one selection.
+
+        A strip's tensor is valid until the next one is asked for.
 
         With `one_bit` the order of selections does not matter; otherwise they are summed in the order given.
         """
@@ -139,13 +142,15 @@ class Aggregator:
 
     def _decode_signs(self, stage: Tensor, strip: Group) -> Tensor:
         """Sign of the integer inverse DCT of integer coefficients (float32, magnitude <= fixed_point), in the strip's shape."""
+        first, second = self._work.lend(0, strip.shape), self._work.lend(1, strip.shape)
         if strip.width > 1:
-            stage = (stage.reshape(-1, strip.width) @ self._basis[strip.width].T).view(strip.shape)
+            torch.mm(stage.reshape(-1, strip.width), self._basis[strip.width].T, out=first.view(-1, strip.width))
+            stage = first
         if strip.height > 1:
             if strip.width > 1:
-                stage = rescale(stage, width=strip.width, bits=operand_bits(strip.height))
-            stage = torch.matmul(self._basis[strip.height], stage)
-        return torch.sign(stage)
+                stage = rescale(stage, width=strip.width, bits=operand_bits(strip.height), out=self._work.lend(2, strip.shape))
+            stage = torch.matmul(self._basis[strip.height], stage, out=second)
+        return torch.sign(stage, out=first)
 
     def _mean_votes(
         self, places: Sequence[IntArray], values: Sequence[NDArray[np.float32]], votes: Tensor, coefficients: Tensor
@@ -210,15 +215,19 @@ def _value_limit(selections: Sequence[Selection]) -> float:
     return OUTLIER_FACTOR * largest[(len(largest) - 1) // 2] if largest else 0.0
 
 
-def rescale(stage: Tensor, *, width: int, bits: int) -> Tensor:
+def rescale(stage: Tensor, *, width: int, bits: int, out: Tensor | None = None) -> Tensor:
     """Each block of integers [row_blocks, height, columns] times its power of two to magnitude <= 2**bits, rounded half to even.
 
     The power is 2**(bits - e) where 2**(e - 1) <= largest magnitude < 2**e, made from the exponent field of the maximum, which
-    no order of evaluation changes. Multiplication by it is exact, so the rounding is the only one.
+    no order of evaluation changes. Multiplication by it is exact, so the rounding is the only one. out: a tensor like `stage` for
+    the result.
     """
     row_blocks, height, columns = stage.shape
     blocks = stage.view(row_blocks, height, columns // width, width)
-    peaks = blocks.abs().amax(dim=3).amax(dim=1)  # [row_blocks, col_blocks]
+    found = torch.empty_like(stage) if out is None else out
+    scaled = found.view(blocks.shape)
+    peaks = torch.abs(blocks, out=scaled).amax(dim=1).amax(dim=2)  # [row_blocks, col_blocks]
     exponent = (peaks.view(torch.int32) >> 23).clamp(min=127)  # biased; an all-zero block counts as peak 1
     scale = ((bits + 126 + 127 - exponent) << 23).view(torch.float32)
-    return (blocks * scale[:, None, :, None]).round_().view(stage.shape)
+    torch.mul(blocks, scale[:, None, :, None], out=scaled).round_()
+    return found

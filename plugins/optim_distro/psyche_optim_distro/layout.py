@@ -62,6 +62,11 @@ class Group:
         return self.row_blocks, self.height, self.columns
 
     @property
+    def blocks(self) -> tuple[int, int, int, int]:
+        """[row_blocks, columns / width, height, width]: the shape where its blocks stand one after the other."""
+        return self.row_blocks, self.columns // self.width, self.height, self.width
+
+    @property
     def chunk_count(self) -> int:
         """Its chunks are `first_chunk` and the next ones, so many together."""
         return self.row_blocks * (self.columns // self.width)

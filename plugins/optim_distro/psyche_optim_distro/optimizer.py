@@ -9,14 +9,14 @@ Per trained step s (modeling facts 1.6, with protocol section 4):
 Deviation from the reference: it decays the weights while a node trains, so a node that trains nothing splits from the rest. Here
 decay is part of `apply`, once per applied step, before its subtraction (as AdamW does): the same weights and gradients while
 training, one decay less in between.
-What was sent is subtracted: as it travelled, or with its exact values where only signs did. Refuses gradients that are not
-finite.
+What was sent is subtracted: as it travelled, or with its exact values where only signs did. Delta lies in memory block after
+block (`in_blocks`), since nearly all that is done with it is done to blocks. Refuses gradients that are not finite.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -30,11 +30,12 @@ from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import Aggregator
+from psyche_optim_distro.in_blocks import InBlocks, Prefixed
 from psyche_optim_distro.layout import Group, build_layout
-from psyche_optim_distro.selection import Selection, Tables, top_coefficients
+from psyche_optim_distro.selection import Selection, Tables, TopFinder
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.strips import Part, parts_of, strips_of
-from psyche_optim_distro.transform import add_decoded, dct_basis, encode
+from psyche_optim_distro.strips import Part, Workspace, parts_of, strips_of
+from psyche_optim_distro.transform import add_decoded, blocks_of, dct_basis, encode
 from psyche_optim_distro.values import Values
 
 _CLIP_EPSILON = 1e-6
@@ -72,10 +73,11 @@ class DistroOptimizer(Optimizer):
         }
         self._strips = strips_of(self._layout, self._device)
         self._parts = [parts_of(strip, self._layout) for strip in self._strips]
+        self._work = Workspace(self._strips, self._device)
         self._flat_masters = self._zeros()
         self._flat_delta = self._zeros()
         self._masters = MappingProxyType(self._views(self._flat_masters))
-        self._delta = self._views(self._flat_delta)
+        self._delta = InBlocks(self._flat_delta, self._layout)
         self._delta_bound = 0.0
         self._sent: dict[int, _Sent] = {}
         self.load_parameters({name: parameter.detach() for name, parameter in self._parameters.items()})
@@ -97,15 +99,18 @@ class DistroOptimizer(Optimizer):
 
     @property
     def delta(self) -> Mapping[str, Tensor]:
-        """Momentum and residual in one, float32, by parameter name. For reading (figures, tests)."""
-        return MappingProxyType(self._delta)
+        """Momentum and residual in one, float32, by parameter name, copied when looked up. For reading (figures, tests)."""
+        return self._delta
 
     @torch.no_grad()
     def load_lookahead(self, *, learning_rate: float) -> None:
         """Write cast(masters - lr sign(delta)): delta still holds what is on its way and not applied yet."""
         for strip, parts in zip(self._strips, self._parts, strict=True):
             own = slice(strip.start, strip.stop)
-            ahead = torch.sub(self._flat_masters[own], torch.sign(self._flat_delta[own]), alpha=learning_rate)
+            direction = torch.sign(self._flat_delta[own].view(strip.blocks), out=self._work.lend(0, strip.blocks))
+            ahead, masters = self._work.lend(1, strip.shape), self._flat_masters[own].view(strip.shape)
+            torch.sub(blocks_of(masters, strip.width), direction, alpha=learning_rate, out=blocks_of(ahead, strip.width))
+            ahead = ahead.view(-1)
             for part in parts:
                 self._write(part, ahead[part.start - strip.start : part.stop - strip.start])
 
@@ -131,18 +136,14 @@ class DistroOptimizer(Optimizer):
         waiting = [sent for sent in self._sent.values() if sent.subtracted is None]
         scale = self._gradient_scale(gradients, waiting, step, learning_rate)
         tables = Tables(self._layout, self._device)
-        for strip, parts in zip(self._strips, self._parts, strict=True):
-            delta = self._flat_delta[strip.start : strip.stop].view(strip.shape)
-            for sent in waiting:
-                self._add_sent(delta, strip, sent, -1.0)
-            delta.mul_(decay)
-            for part in parts:
-                gradient = gradients.get(part.name)
-                if gradient is not None:
-                    self._flat_delta[part.start : part.stop].add_(gradient[part.first : part.last], alpha=scale)
-            coefficients = encode(delta, self._basis[strip.height], self._basis[strip.width])
-            indices, values = tables.of(strip)
-            found = top_coefficients(coefficients, width=strip.width, keep=strip.keep)
+        for group in self._layout.groups:
+            finder = TopFinder(group, self._device)
+            for strip, parts in self._strips_of(group):
+                self._take_in(strip, parts, gradients, scale, waiting)
+                coefficients = self._transformed(strip)
+                finder.look(strip, coefficients, out=self._work.lend(2, coefficients.shape))
+            indices, values = tables.of(group)
+            found = finder.found()
             indices.copy_(found[0])
             values.copy_(found[1])
 
@@ -155,6 +156,36 @@ class DistroOptimizer(Optimizer):
             sent.subtracted = (1.0 if sent.subtracted is None else sent.subtracted) * decay
         self._sent[step] = _Sent(tables, tables.norm())
         return codec.encode(self._layout, Selection(selection.chunks, selection.indices, travels), values=self._values)
+
+    def _take_in(
+        self, strip: Group, parts: Sequence[Part], gradients: Mapping[str, Tensor], scale: float, waiting: Sequence[_Sent]
+    ) -> None:
+        """In one strip: delta <- decay (delta - own results not subtracted yet) + scale g."""
+        for sent in waiting:
+            self._add_sent(strip, sent, -1.0)
+        self._flat_delta[strip.start : strip.stop].mul_(self._settings.compression_decay)
+        for part in parts:
+            gradient = gradients.get(part.name)
+            if gradient is not None:
+                natural = gradient[part.first : part.last].view(-1, strip.height, strip.columns)
+                blocks = blocks_of(natural, strip.width)
+                self._flat_delta[part.start : part.stop].view(blocks.shape).add_(blocks, alpha=scale)
+
+    def _transformed(self, strip: Group) -> Tensor:
+        """The coefficients of a strip of delta, in scratch memory."""
+        delta = self._delta_blocks(strip)
+        out = self._work.lend(0, delta.shape), self._work.lend(1, delta.shape)
+        return encode(delta, self._basis[strip.height], self._basis[strip.width], out=out)
+
+    def _delta_blocks(self, strip: Group) -> Tensor:
+        """A strip of delta, [chunks, height, width]."""
+        return self._flat_delta[strip.start : strip.stop].view(-1, strip.height, strip.width)
+
+    def _strips_of(self, group: Group) -> Iterator[tuple[Group, tuple[Part, ...]]]:
+        """The strips of a group and their parameters."""
+        for strip, parts in zip(self._strips, self._parts, strict=True):
+            if group.start <= strip.start < group.stop:
+                yield strip, parts
 
     def check(self, payload: bytes) -> None:
         """Decode against our table and forget. Raises PayloadRejected, never anything else."""
@@ -199,14 +230,14 @@ class DistroOptimizer(Optimizer):
 
     def private_state(self) -> Mapping[str, Any]:
         """delta, by parameter name."""
-        return {f"delta.{name}": tensor for name, tensor in self._delta.items()}
+        return Prefixed("delta.", self._delta)
 
     @torch.no_grad()
     def load_private_state(self, state: Mapping[str, Any]) -> None:
         """Take delta back. Raises ModelError for other names or shapes, or values that are not finite."""
         check_private_state(state, self.private_state())
-        for name, tensor in self._delta.items():
-            tensor.copy_(state[f"delta.{name}"])
+        for name in self._delta:
+            self._delta.replace(name, state[f"delta.{name}"])
         self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
         self._sent.clear()
 
@@ -222,13 +253,13 @@ class DistroOptimizer(Optimizer):
 
     def _add_everywhere(self, sent: _Sent, factor: float) -> None:
         for strip in self._strips:
-            self._add_sent(self._flat_delta[strip.start : strip.stop].view(strip.shape), strip, sent, factor)
+            self._add_sent(strip, sent, factor)
         self._delta_bound += abs(factor) * sent.norm
 
-    def _add_sent(self, delta: Tensor, strip: Group, sent: _Sent, factor: float) -> None:
+    def _add_sent(self, strip: Group, sent: _Sent, factor: float) -> None:
         """Add factor times the inverse DCT of what was sent to a strip of delta."""
         bases = self._basis[strip.height], self._basis[strip.width]
-        add_decoded(delta, *sent.tables.of(strip), *bases, factor=factor)
+        add_decoded(self._delta_blocks(strip), *sent.tables.of(strip), *bases, factor=factor)
 
     def _flat_gradients(self) -> dict[str, Tensor]:
         """Gradients seen as rows; parameters without one are missing."""

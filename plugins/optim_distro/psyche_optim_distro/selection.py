@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from psyche_optim_distro.layout import Group, IntArray, Layout
-from psyche_optim_distro.transform import chunk_rows
 
 NOISE = 2.0**-18
 """Coefficients under this share of their chunk's largest are rounding noise: two float32 products of up to 1024 terms each."""
@@ -86,56 +85,63 @@ class Tables:
         return Selection(chunks[sent], indices[sent], values[sent])
 
 
-def top_coefficients(coefficients: Tensor, *, width: int, keep: int) -> tuple[Tensor, Tensor]:
-    """The `keep` coefficients of largest magnitude of each block of [row_blocks, height, columns], by ascending index.
+class TopFinder:
+    """The `keep` coefficients of largest magnitude of each block of a group, looked at strip by strip.
 
-    Returns indices int64 and values, both [chunks, keep]. NaN counts as largest, so a chunk that is not finite shows in the
-    values. Which of equal magnitudes is taken is not specified.
-
-    The largest k of a block lie in the k runs (parts of its rows) with the largest maxima, so where that is much less than the
-    block only these are looked at closely.
+    The largest k of a block lie in the k runs (parts of its columns) with the largest maxima, so of each strip only these are
+    kept, and only among them is chosen in the end, for all strips at once. NaN counts as largest, so a chunk that is not finite
+    shows in the values. Which of equal magnitudes is taken is not specified.
     """
-    row_blocks, height, columns = coefficients.shape
-    run = _run_length(height, width, keep)
-    if run is None:
-        rows = chunk_rows(coefficients, width)
-        indices = torch.topk(rows.abs(), keep, dim=1, sorted=False).indices.sort(dim=1).values
-        return indices, rows.gather(1, indices)
 
-    column_blocks, runs = columns // width, width // run
-    parts = coefficients.view(row_blocks, height, column_blocks, runs, run)
-    peaks = parts.abs().amax(dim=4)  # [row_blocks, height, column_blocks, runs]
-    peaks = peaks.transpose(1, 2).reshape(row_blocks * column_blocks, height * runs)
-    best = torch.topk(peaks, keep, dim=1, sorted=False).indices  # [chunks, keep], row * runs + run
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self._group = group
+        self._run = run = _run_length(group)
+        count, keep = group.chunk_count, group.keep
+        self._runs = torch.empty(count, keep, dtype=torch.int64, device=device)
+        self._candidates = torch.empty(count, keep * run, device=device)
+        # Where each block, the first element of each of its runs, and the others of a run lie.
+        self._block_starts = torch.arange(count, device=device).unsqueeze(1) * (group.height * group.width)
+        of_block = torch.arange(group.height // run * group.width, device=device)
+        self._run_starts = of_block // group.width * (run * group.width) + of_block % group.width
+        self._steps = torch.arange(run, device=device) * group.width
 
-    chunk = torch.arange(row_blocks * column_blocks, device=coefficients.device).unsqueeze(1)
-    start = chunk // column_blocks * (height * columns) + chunk % column_blocks * width
-    start = start + best // runs * columns + best % runs * run  # where each chosen run begins in the strip
-    candidates = coefficients.reshape(-1, run)[start // run].view(chunk.shape[0], keep * run)
-    place = torch.topk(candidates.abs(), keep, dim=1, sorted=False).indices  # [chunks, keep]
-    chosen = best.gather(1, place // run)
-    indices, order = (chosen // runs * width + chosen % runs * run + place % run).sort(dim=1)
-    return indices, candidates.gather(1, place).gather(1, order)
+    def look(self, strip: Group, coefficients: Tensor, *, out: Tensor | None = None) -> None:
+        """Take in a strip's coefficients [chunks, height, width]. out: a tensor like them to work in."""
+        group, run, count = self._group, self._run, strip.chunk_count
+        peaks = torch.abs(coefficients, out=out).view(count, group.height // run, run, group.width)
+        peaks = (peaks.amax(dim=2) if run > 1 else peaks).view(count, -1)  # [chunks, runs]
+        best = torch.topk(peaks, group.keep, dim=1, sorted=False).indices  # [chunks, keep]
+        starts = self._block_starts[:count] + self._run_starts[best]
+        places = (starts.unsqueeze(2) + self._steps).view(-1)
+        first = strip.first_chunk - group.first_chunk
+        self._runs[first : first + count] = best
+        torch.index_select(coefficients.view(-1), 0, places, out=self._candidates[first : first + count].view(-1))
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        """Indices int64, ascending in each chunk, and values float32, both [chunks, keep], once all strips were looked at."""
+        run, width = self._run, self._group.width
+        place = torch.topk(self._candidates.abs(), self._group.keep, dim=1, sorted=False).indices
+        chosen = self._runs.gather(1, place // run)
+        indices, order = ((chosen // width * run + place % run) * width + chosen % width).sort(dim=1)
+        return indices, self._candidates.gather(1, place).gather(1, order)
 
 
-def _run_length(height: int, width: int, keep: int) -> int | None:
-    """Elements of a run; None where looking at all of a block is as good."""
-    ideal = math.sqrt(height * width / keep)
-    divisors = [length for length in (8, 16, 32, 64, 128) if width % length == 0 and keep * length * 4 <= height * width]
-    return min(divisors, key=lambda length: abs(math.log(length / ideal)), default=None)
+def top_coefficients(coefficients: Tensor, *, keep: int) -> tuple[Tensor, Tensor]:
+    """Top-k of every block of [chunks, height, width] at once, as `TopFinder.found`."""
+    chunks, height, width = coefficients.shape
+    whole = Group(start=0, row_blocks=chunks, height=height, columns=width, width=width, keep=keep, first_chunk=0)
+    finder = TopFinder(whole, coefficients.device)
+    finder.look(whole, coefficients)
+    return finder.found()
 
 
-def select(layout: Layout, coefficients: Tensor) -> Selection:
-    """Top-k of every chunk of a flat coefficient buffer [layout.total], on the CPU."""
-    tables = Tables(layout, coefficients.device)
-    for group in layout.groups:
-        indices, values = tables.of(group)
-        natural = coefficients[group.start : group.stop].view(group.shape)
-        found = top_coefficients(natural, width=group.width, keep=group.keep)
-        indices.copy_(found[0])
-        values.copy_(found[1])
-    tables.drop_noise()
-    return tables.selection()
+def _run_length(group: Group) -> int:
+    """Elements of a run, a divisor of the height, such that about as many runs as candidates have to be looked at."""
+    size = group.height * group.width
+    ideal = math.sqrt(size / group.keep)
+    divisors = [length for length in range(1, group.height + 1) if group.height % length == 0]
+    worth = [length for length in divisors if length == 1 or group.keep * length * 4 <= size]
+    return min(worth, key=lambda length: abs(math.log(length / ideal)))
 
 
 def concatenate(parts: list[Selection]) -> Selection:

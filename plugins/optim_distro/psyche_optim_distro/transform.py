@@ -1,8 +1,8 @@
-"""Chunks of a tensor and their orthonormal DCT-II, by matrix products over whole groups of tensors.
+"""Chunks of a tensor and their orthonormal DCT-II, by matrix products over many chunks at once.
 
 Shapes, here and in the other modules: a tensor [..., R, C] (1-D: R = 1) is cut into blocks of `height` x `width`, where height
-divides R and width divides C. It is kept in its natural row-major layout and seen as [row_blocks, height, columns]: then both
-products of the transform are plain batched matmuls and nothing is permuted; coefficients stand where their block stands.
+divides R and width divides C. In its natural row-major layout it is seen as [row_blocks, height, columns]; `blocks_of` sees the
+same memory as blocks. The transforms here want blocks one after the other, [chunks, height, width].
 """
 
 from __future__ import annotations
@@ -39,18 +39,29 @@ def dct_basis(size: int) -> Tensor:
     return basis
 
 
-def encode(signal: Tensor, basis_height: Tensor, basis_width: Tensor) -> Tensor:
-    """Coefficients F(height).T @ block @ F(width) of every block of `signal` [row_blocks, height, columns], same layout."""
+def blocks_of(natural: Tensor, width: int) -> Tensor:
+    """A view of [row_blocks, height, columns] as [row_blocks, columns / width, height, width]."""
+    row_blocks, height, columns = natural.shape
+    return natural.view(row_blocks, height, columns // width, width).transpose(1, 2)
+
+
+def encode(blocks: Tensor, basis_height: Tensor, basis_width: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Coefficients F(height).T @ block @ F(width) of blocks [chunks, height, width], in the same shape.
+
+    out: two contiguous tensors like `blocks` to work in; one of them is returned, or `blocks` where there is nothing to do.
+    """
     height, width = basis_height.shape[0], basis_width.shape[0]
-    if height > 1:
-        signal = torch.matmul(basis_height.T, signal)
+    first, second = out or (torch.empty_like(blocks), torch.empty_like(blocks))
     if width > 1:
-        signal = (signal.reshape(-1, width) @ basis_width).view(signal.shape)
-    return signal
+        torch.mm(blocks.view(-1, width), basis_width, out=first.view(-1, width))
+        blocks = first
+    if height > 1:
+        blocks = torch.matmul(basis_height.T, blocks, out=second)
+    return blocks
 
 
 def decode(coefficients: Tensor, basis_height: Tensor, basis_width: Tensor) -> Tensor:
-    """The inverse of `encode`: F(height) @ block @ F(width).T of every block of [row_blocks, height, columns]."""
+    """The inverse of `encode`: F(height) @ block @ F(width).T of blocks [chunks, height, width]."""
     height, width = basis_height.shape[0], basis_width.shape[0]
     if width > 1:
         coefficients = (coefficients.reshape(-1, width) @ basis_width.T).view(coefficients.shape)
@@ -60,29 +71,18 @@ def decode(coefficients: Tensor, basis_height: Tensor, basis_width: Tensor) -> T
 
 
 def add_decoded(
-    natural: Tensor, indices: Tensor, values: Tensor, basis_height: Tensor, basis_width: Tensor, *, factor: float
+    blocks: Tensor, indices: Tensor, values: Tensor, basis_height: Tensor, basis_width: Tensor, *, factor: float
 ) -> None:
-    """Add factor times the `decode` of a few coefficients to `natural` [row_blocks, height, columns], in place.
+    """Add factor times the `decode` of a few coefficients to blocks [chunks, height, width], in place.
 
     indices: int64 row-by-row positions inside each block, values: float, both [chunks, keep]; a value of zero adds nothing.
     A block that gets k coefficients is a sum of k outer products, which is a product of [height, k] and [k, width].
     """
-    height, width = basis_height.shape[0], basis_width.shape[0]
-    row_blocks, _, columns = natural.shape
-    blocks = natural.view(row_blocks, height, columns // width, width)
+    width = basis_width.shape[0]
     if values.shape[1] * 4 <= width:
-        rows = basis_height.T[indices // width] * (factor * values).unsqueeze(2)  # [chunks, keep, height]
-        found = torch.bmm(rows.transpose(1, 2), basis_width.T[indices % width])  # [chunks, height, width]
-        blocks.add_(found.view(row_blocks, columns // width, height, width).transpose(1, 2))
+        rows = basis_height.T[indices // width] * values.unsqueeze(2)  # [chunks, keep, height]
+        blocks.baddbmm_(rows.transpose(1, 2), basis_width.T[indices % width], alpha=factor)
         return
 
-    dense = natural.new_zeros(values.shape[0], height * width).scatter_(1, indices, factor * values)
-    spread = dense.view(row_blocks, columns // width, height, width).transpose(1, 2).reshape(natural.shape)
-    natural.add_(decode(spread, basis_height, basis_width))
-
-
-def chunk_rows(natural: Tensor, width: int) -> Tensor:
-    """Blocks as rows: [row_blocks, height, columns] to [row_blocks * columns / width, height * width] (a copy if it must be)."""
-    row_blocks, height, columns = natural.shape
-    blocks = natural.view(row_blocks, height, columns // width, width).transpose(1, 2)  # [row_blocks, col_blocks, height, width]
-    return blocks.reshape(-1, height * width)
+    dense = blocks.new_zeros(blocks.shape[0], blocks[0].numel()).scatter_(1, indices, values)
+    blocks.add_(decode(dense.view(blocks.shape), basis_height, basis_width), alpha=factor)

@@ -23,7 +23,7 @@ from psyche_optim_distro.aggregation import (
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import MAX_CHUNK
-from psyche_optim_distro.transform import dct_basis, decode
+from psyche_optim_distro.transform import blocks_of, dct_basis, decode
 
 CPU = torch.device("cpu")
 
@@ -66,8 +66,10 @@ def exact_decode(layout: Layout, coefficients: Tensor) -> Tensor:
     """The ordinary inverse DCT in float64."""
     decoded = torch.empty_like(coefficients)
     for group in layout.groups:
-        natural = coefficients[group.start : group.stop].view(group.row_blocks, group.height, group.columns)
-        decoded[group.start : group.stop] = decode(natural, dct_basis(group.height), dct_basis(group.width)).reshape(-1)
+        own = slice(group.start, group.stop)
+        blocks = blocks_of(coefficients[own].view(group.shape), group.width).reshape(-1, group.height, group.width)
+        found = decode(blocks, dct_basis(group.height), dct_basis(group.width)).view(group.blocks)
+        decoded[own] = found.transpose(1, 2).reshape(-1)
     return decoded
 
 

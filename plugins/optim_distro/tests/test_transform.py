@@ -11,17 +11,22 @@ import torch
 from torch import Tensor
 
 from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.selection import select, top_coefficients
+from psyche_optim_distro.selection import top_coefficients
 from psyche_optim_distro.strips import parts_of
-from psyche_optim_distro.transform import add_decoded, chunk_rows, chunk_size, dct_basis, decode, encode
+from psyche_optim_distro.transform import add_decoded, blocks_of, chunk_size, dct_basis, decode, encode
+
+
+def in_blocks(natural: Tensor, width: int) -> Tensor:
+    """[row_blocks, height, columns] as [chunks, height, width]."""
+    return blocks_of(natural, width).reshape(-1, natural.shape[1], width)
 
 
 def encode_tensor(tensor: Tensor, chunk: int) -> Tensor:
     """Coefficients as rows, [chunks, height * width]."""
     rows, columns = (1, tensor.shape[0]) if tensor.ndim == 1 else (tensor.shape[-2], tensor.shape[-1])
     height, width = chunk_size(rows, chunk), chunk_size(columns, chunk)
-    natural = tensor.reshape(-1, height, columns)
-    return chunk_rows(encode(natural, dct_basis(height).float(), dct_basis(width).float()), width)
+    blocks = in_blocks(tensor.reshape(-1, height, columns), width)
+    return encode(blocks, dct_basis(height).float(), dct_basis(width).float()).flatten(1)
 
 
 def test_chunk_table(vectors: dict[str, Any]) -> None:
@@ -60,12 +65,10 @@ def test_encode_2d_4x6_chunk2(vectors: dict[str, Any]) -> None:
     torch.testing.assert_close(coefficients, torch.tensor(case["coeffs"]).view(6, 4), rtol=0, atol=1e-6)
 
     layout = build_layout({"w": (4, 6)}, chunk=2, topk=2)
-    natural = encode(weights.view(2, 2, 6), dct_basis(2).float(), dct_basis(2).float())
-    selection = select(layout, natural.reshape(-1))
+    found = top_coefficients(encode_tensor(weights, 2).view(6, 2, 2), keep=2)
     wanted = [np.array(case[name]).reshape(6, 2) for name in ("idx", "val")]
     for number, (indices, values) in enumerate(zip(*wanted, strict=True)):
-        own = slice(2 * number, 2 * number + 2)
-        got = dict(zip(selection.indices[own].tolist(), selection.values[own].tolist(), strict=True))
+        got = dict(zip(found[0][number].tolist(), found[1][number].tolist(), strict=True))
         # Chunk 2 has a tie between places 0 and 3; which is taken is not specified.
         assert set(got) == set(indices.tolist()) or (number == 2 and set(got) == {1, 3})
         assert sorted(map(abs, got.values())) == pytest.approx(sorted(map(abs, values.tolist())), abs=1e-6)
@@ -74,17 +77,18 @@ def test_encode_2d_4x6_chunk2(vectors: dict[str, Any]) -> None:
     for name, values in (("decoded_exact", wanted[1]), ("decoded_1bit", np.sign(wanted[1]))):
         sparse = torch.zeros(24)
         sparse[torch.from_numpy(slots)] = torch.tensor(values, dtype=torch.float32).view(-1)
-        decoded = decode(sparse.view(2, 2, 6), dct_basis(2).float(), dct_basis(2).float())
-        torch.testing.assert_close(decoded.view(4, 6), torch.tensor(case[name]), rtol=0, atol=1e-6)
+        decoded = decode(in_blocks(sparse.view(2, 2, 6), 2), dct_basis(2).float(), dct_basis(2).float())
+        wanted_blocks = in_blocks(torch.tensor(case[name]).view(2, 2, 6), 2)
+        torch.testing.assert_close(decoded, wanted_blocks, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 10), (97, 3), (2, 8, 12), (2, 3, 6, 4), (50,), (1,), (131,)])
 def test_decode_undoes_encode(shape: tuple[int, ...]) -> None:
     layout = build_layout({"w": shape}, chunk=8, topk=3)
     group = layout.groups[0]
-    natural = torch.randn(group.row_blocks, group.height, group.columns, generator=torch.Generator().manual_seed(1))
+    blocks = torch.randn(group.chunk_count, group.height, group.width, generator=torch.Generator().manual_seed(1))
     bases = dct_basis(group.height).float(), dct_basis(group.width).float()
-    torch.testing.assert_close(decode(encode(natural, *bases), *bases), natural, rtol=0, atol=2e-6)
+    torch.testing.assert_close(decode(encode(blocks, *bases), *bases), blocks, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", [(16, 24), (97, 3), (7, 97), (2, 8, 12), (50,), (1,)])
@@ -97,9 +101,9 @@ def test_adding_few_coefficients_equals_decode(shape: tuple[int, ...], keep: int
     values = torch.randn(indices.shape, generator=generator, dtype=torch.float64)
     values[0, 0] = 0.0
     dense = torch.zeros(group.chunk_count, size, dtype=torch.float64).scatter_(1, indices, values)
-    blocks = dense.view(group.row_blocks, -1, group.height, group.width).transpose(1, 2).reshape(group.shape)
+    blocks = dense.view(-1, group.height, group.width)
     bases = dct_basis(group.height), dct_basis(group.width)
-    before = torch.randn(group.shape, generator=generator, dtype=torch.float64)
+    before = torch.randn(blocks.shape, generator=generator, dtype=torch.float64)
     got = before.clone()
     add_decoded(got, indices, values, *bases, factor=-0.5)
     torch.testing.assert_close(got, before - 0.5 * decode(blocks, *bases))
@@ -109,10 +113,10 @@ def test_adding_few_coefficients_equals_decode(shape: tuple[int, ...], keep: int
 @pytest.mark.parametrize("keep", [1, 8, 64])
 def test_top_coefficients_are_the_largest(height: int, width: int, keep: int) -> None:
     keep = min(keep, height * width)
-    natural = torch.randn(3, height, 2 * width, generator=torch.Generator().manual_seed(keep))
-    natural[1, 0, 0] = 1e9
-    indices, values = top_coefficients(natural, width=width, keep=keep)
-    rows = chunk_rows(natural, width)
+    blocks = torch.randn(6, height, width, generator=torch.Generator().manual_seed(keep))
+    blocks[1, 0, 0] = 1e9
+    indices, values = top_coefficients(blocks, keep=keep)
+    rows = blocks.flatten(1)
     expected = torch.topk(rows.abs(), keep, dim=1).values.sort(dim=1).values
     assert torch.equal(values, rows.gather(1, indices))
     assert torch.equal(values.abs().sort(dim=1).values, expected)
@@ -120,9 +124,9 @@ def test_top_coefficients_are_the_largest(height: int, width: int, keep: int) ->
 
 
 def test_what_is_not_a_number_counts_as_largest() -> None:
-    natural = torch.randn(1, 64, 128, generator=torch.Generator().manual_seed(1))
-    natural[0, 5, 70] = math.nan
-    indices, values = top_coefficients(natural, width=64, keep=8)
+    blocks = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(1))
+    blocks[1, 5, 6] = math.nan
+    indices, values = top_coefficients(blocks, keep=8)
     assert values.isnan().sum(dim=1).tolist() == [0, 1]
     assert 5 * 64 + 6 in indices[1].tolist()
 
@@ -146,7 +150,7 @@ def test_slots_point_at_the_coefficients_of_every_chunk() -> None:
     flat = torch.arange(float(layout.total))
     seen = []
     for group in layout.groups:
-        rows = chunk_rows(flat[group.start : group.stop].view(group.row_blocks, group.height, group.columns), group.width)
+        rows = in_blocks(flat[group.start : group.stop].view(group.shape), group.width).flatten(1)
         for chunk, row in zip(group.chunks, rows, strict=True):
             indices = torch.arange(row.numel()).numpy()
             slots = layout.slots(torch.full((row.numel(),), int(chunk)).numpy(), indices)
