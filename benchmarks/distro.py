@@ -7,6 +7,7 @@ For each size, on the CPU, after a few real training steps:
     forward_backward_ms   gradients of `tokens` tokens
     compress_ms           gradient to payload, coding included: momentum, transform, top-k, Golomb-Rice
     apply_ms              accepted payloads of so many peers to moved weights, decoding included
+    apply_checked_ms      the same where payloads were checked when they arrived, as a client does while it trains
     paper_compress_ms, paper_apply_ms   the same of benchmarks.demo_paper, without any coding
     extra_memory_mb       memory of the optimizer beyond masters, delta and the model's own weights, at rest and at the peak of a
                           compress and an apply of most peers
@@ -89,14 +90,27 @@ def measure(size: str, peers: list[int], tokens: int) -> dict[str, Any]:
         )
         ways[f"paper_apply {count}"] = lambda count=count: paper.apply(theirs[:count], learning_rate=LEARNING_RATE)
     best = _best_ms(ways)
+    checked = {str(count): _checked_ms(optimizer, ours[:count]) for count in peers}
     return {
         "params": llama.parameter_count(model),
         "forward_backward_ms": best["forward_backward"],
         "compress_ms": best["compress"],
         "apply_ms": {str(count): best[f"apply {count}"] for count in peers},
+        "apply_checked_ms": checked,
         "paper_compress_ms": best["paper_compress"],
         "paper_apply_ms": {str(count): best[f"paper_apply {count}"] for count in peers},
     }
+
+
+def _checked_ms(optimizer: DistroOptimizer, payloads: list[bytes]) -> float:
+    best = float("inf")
+    for _ in range(TURNS):
+        for payload in payloads:
+            optimizer.check(payload)
+        began = time.perf_counter()
+        optimizer.apply(0, payloads, learning_rate=LEARNING_RATE, own_accepted=False)
+        best = min(best, 1e3 * (time.perf_counter() - began))
+    return round(best, 2)
 
 
 def _optimizers(model: Model) -> tuple[DistroOptimizer, DemoPaper]:
@@ -178,11 +192,12 @@ def _table(figures: Mapping[str, Any]) -> str:
     lines = [f"{figures['params'] / 1e6:.1f} M parameters: forward and backward {whole:.0f} ms"]
     rows = [("compress", figures["compress_ms"], figures["paper_compress_ms"])]
     rows += [(f"apply {count}", ms, figures["paper_apply_ms"][count]) for count, ms in figures["apply_ms"].items()]
+    rows += [(f"checked {count}", ms, figures["paper_apply_ms"][count]) for count, ms in figures["apply_checked_ms"].items()]
     for name, ms, paper in rows:
         lines.append(
-            f"  {name:9} {ms:8.1f} ms  {ms / whole:6.1%} of it  {paper / ms:5.1f} x faster than the paper's ({paper:.0f} ms)"
+            f"  {name:10} {ms:8.1f} ms  {ms / whole:6.1%} of it  {paper / ms:5.1f} x faster than the paper's ({paper:.0f} ms)"
         )
-    lines.append(f"  memory    {figures['extra_memory_mb']}")
+    lines.append(f"  memory     {figures['extra_memory_mb']}")
     return "\n".join(lines) + "\n"
 
 

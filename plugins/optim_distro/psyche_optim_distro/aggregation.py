@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -65,6 +66,23 @@ def operand_bits(size: int) -> int:
     return min(MAX_OPERAND_BITS, (EXACT_LIMIT // row_sum).bit_length() - 1)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Votes:
+    """The votes of one payload, ready to be counted.
+
+    places: [n], twice the position in its strip, and one more for a vote of -1; int32 where strips are small enough. ends: int64
+    [strips, 2], where the votes of each strip begin and end.
+    """
+
+    places: NDArray[np.signedinteger[Any]]
+    ends: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return self.places.nbytes + self.ends.nbytes
+
+
 class Aggregator:
     """Decodes the aggregate of many payloads for one parameter table, strip by strip.
 
@@ -85,6 +103,11 @@ class Aggregator:
         ends = [(strip.first_chunk, strip.first_chunk + strip.chunk_count) for strip in self._strips]
         self._strip_chunks = np.array(ends, dtype=np.int64).reshape(-1, 2)
         self._strip_class = layout.chunk_class[self._strip_chunks[:, 0]]
+        self._largest = max((strip.stop - strip.start for strip in self._strips), default=0)
+        self._place_type: type[np.signedinteger[Any]] = np.int32 if self._largest < 2**30 else np.int64
+        self._base = layout.chunk_base.copy()
+        for strip in self._strips:
+            self._base[strip.first_chunk : strip.first_chunk + strip.chunk_count] -= strip.start
         self._work = Workspace(self._strips, device)
         self._means = mean_of_votes(self._bits).to(device)
 
@@ -94,51 +117,74 @@ class Aggregator:
         return 1 << self._bits
 
     def direction(self, selections: Sequence[Selection], *, one_bit: bool) -> Tensor:
-        """`directions` in one float32 tensor [layout.total]."""
+        """`counted` or `averaged` in one float32 tensor [layout.total]."""
         whole = torch.empty(self._layout.total, device=self._device)
-        for strip, direction in self.directions(selections, one_bit=one_bit):
+        parts = self.counted([self.votes(each) for each in selections]) if one_bit else self.averaged(selections)
+        for strip, direction in parts:
             whole[strip.start : strip.stop] = direction
         return whole
 
-    def directions(self, selections: Sequence[Selection], *, one_bit: bool) -> Iterator[tuple[Group, Tensor]]:
-        """-1, 0 or +1 per element of each strip, float32 [elements of the strip], of at least one selection.
+    def votes(self, selection: Selection) -> Votes:
+        """A selection of signs, prepared; any thread."""
+        places = self._places(selection)
+        packed: NDArray[np.signedinteger[Any]] = (2 * places + (selection.values < 0)).astype(self._place_type)
+        return Votes(packed, self._bounds(selection))
 
-        A strip's tensor is valid until the next one is asked for.
+    def counted(self, votes: Sequence[Votes]) -> Iterator[tuple[Group, Tensor]]:
+        """-1, 0 or +1 per element of each strip, float32 [elements of the strip], of at least one payload's votes, in any order.
 
-        With `one_bit` the order of selections does not matter; otherwise they are summed in the order given.
+        A strip's tensor is valid until the next one is asked for. Raises ValueError for too many payloads.
         """
-        if len(selections) > MAX_CLIENTS:
-            message = f"at most {MAX_CLIENTS} payloads can be aggregated exactly, got {len(selections)}"
-            raise ValueError(message)
+        _check_count(len(votes))
+        counts = torch.zeros(self._largest, dtype=torch.int32, device=self._device)
 
-        limit = 0.0 if one_bit else _value_limit(selections)
-        slots = [self._layout.slots(part.chunks, part.indices) for part in selections]
+        def fill(number: int, strip: Group, coefficients: Tensor) -> Tensor:
+            parts = [part.places[slice(*part.ends[number])] for part in votes]
+            return self._mean_votes(parts, counts[: strip.stop - strip.start], coefficients)
+
+        return self._decoded(fill)
+
+    def averaged(self, selections: Sequence[Selection]) -> Iterator[tuple[Group, Tensor]]:
+        """The same of at least one payload's values, which are summed in the order given."""
+        _check_count(len(selections))
+        limit = _value_limit(selections)
+        every = [self._places(part) for part in selections]
         bounds = [self._bounds(part) for part in selections]
-        size = max((strip.stop - strip.start for strip in self._strips), default=0)
-        votes = torch.zeros(size, dtype=torch.int32, device=self._device)
-        coefficients = torch.zeros(size, device=self._device)
-        for number, strip in enumerate(self._strips):
-            own = [slice(*ends[number]) for ends in bounds]
-            places = [slot[part] - strip.start for slot, part in zip(slots, own, strict=True)]
-            values = [selection.values[part] for selection, part in zip(selections, own, strict=True)]
-            elements = strip.stop - strip.start
-            if one_bit:
-                self._mean_votes(places, values, votes[:elements], coefficients[:elements])
-            else:
-                chunks = [selection.chunks[part] for selection, part in zip(selections, own, strict=True)]
-                self._mean_values(strip, places, values, chunks, limit, coefficients[:elements])
-            yield strip, self._decode_signs(coefficients[:elements].view(strip.shape), strip).view(-1)
-            coefficients[:elements].zero_()
 
-    def _bounds(self, selection: Selection) -> list[tuple[int, int]]:
-        """For each strip, where its coefficients begin and end in a selection."""
+        def fill(number: int, strip: Group, coefficients: Tensor) -> Tensor:
+            own = [slice(*ends[number]) for ends in bounds]
+            places = [place[part] for place, part in zip(every, own, strict=True)]
+            values = [selection.values[part] for selection, part in zip(selections, own, strict=True)]
+            chunks = [selection.chunks[part] for selection, part in zip(selections, own, strict=True)]
+            return self._mean_values(strip, places, values, chunks, limit, coefficients)
+
+        return self._decoded(fill)
+
+    def _decoded(self, fill: Callable[[int, Group, Tensor], Tensor]) -> Iterator[tuple[Group, Tensor]]:
+        """Each strip's direction. fill: puts a strip's mean coefficients into zeros and returns the places it wrote to."""
+        coefficients = torch.zeros(self._largest, device=self._device)
+        for number, strip in enumerate(self._strips):
+            own = coefficients[: strip.stop - strip.start]
+            written = fill(number, strip, own)
+            yield strip, self._decode_signs(own.view(strip.shape), strip).view(-1)
+            own.index_fill_(0, written, 0.0)
+
+    def _places(self, selection: Selection) -> IntArray:
+        """Positions in their strips, int64 [n]."""
+        chunks, widths = selection.chunks, self._layout.chunk_width[selection.chunks]
+        rows = selection.indices // widths
+        places: IntArray = self._base[chunks] + rows * self._layout.chunk_columns[chunks] + (selection.indices - rows * widths)
+        return places
+
+    def _bounds(self, selection: Selection) -> NDArray[np.int64]:
+        """For each strip, where its coefficients begin and end in a selection: [strips, 2]."""
         classes = self._layout.chunk_class[selection.chunks]
         edges = np.searchsorted(classes, np.arange(len(self._layout.classes) + 1))
         bounds = np.zeros((len(self._strips), 2), dtype=np.int64)
         for number, (first, last) in enumerate(itertools.pairwise(edges.tolist())):
             own = self._strip_class == number
             bounds[own] = first + np.searchsorted(selection.chunks[first:last], self._strip_chunks[own])
-        return [(first, last) for first, last in bounds.tolist()]
+        return bounds
 
     def _decode_signs(self, stage: Tensor, strip: Group) -> Tensor:
         """Sign of the integer inverse DCT of integer coefficients (float32, magnitude <= fixed_point), in the strip's shape."""
@@ -152,18 +198,18 @@ class Aggregator:
             stage = torch.matmul(self._basis[strip.height], stage, out=second)
         return torch.sign(stage, out=first)
 
-    def _mean_votes(
-        self, places: Sequence[IntArray], values: Sequence[NDArray[np.float32]], votes: Tensor, coefficients: Tensor
-    ) -> None:
-        """Put round(V s / c) of every voted place into `coefficients`. One int32 holds the sum s and the count c.
+    def _mean_votes(self, parts: Sequence[NDArray[Any]], counts: Tensor, coefficients: Tensor) -> Tensor:
+        """Put round(V s / c) of every voted place into `coefficients`; returns the places. One int32 holds the sum s and count c.
 
-        votes: int32 scratch, zero before and after.
+        counts: int32 scratch, zero before and after.
         """
-        every = self._tensor(np.concatenate(places))
-        votes.scatter_add_(0, every, self._tensor(np.concatenate(values)).to(torch.int32).add_(_ONE_SENDER))
-        means = self._means.index_select(0, votes.index_select(0, every))
+        packed = self._tensor(np.concatenate(parts))
+        every = (packed >> 1).to(torch.int64)
+        counts.scatter_add_(0, every, (packed & 1).to(torch.int32).mul_(-2).add_(1 + _ONE_SENDER))
+        means = self._means.index_select(0, counts.index_select(0, every))
         coefficients.scatter_(0, every, means)  # a place that occurs twice gets the same mean twice
-        votes.zero_()
+        counts.index_fill_(0, every, 0)
+        return every
 
     def _mean_values(
         self,
@@ -173,10 +219,10 @@ class Aggregator:
         chunks: Sequence[IntArray],
         limit: float,
         coefficients: Tensor,
-    ) -> None:
+    ) -> Tensor:
         """Put the mean of every place, scaled per chunk by a power of two to magnitude <= V and rounded, into `coefficients`.
 
-        Values are cut at `limit`, then summed in float64 in the order given.
+        Returns the places. Values are cut at `limit`, then summed in float64 in the order given.
         """
         sums = torch.zeros(coefficients.numel(), dtype=torch.float64, device=self._device)
         counts = torch.zeros_like(sums)
@@ -193,6 +239,7 @@ class Aggregator:
         exponent = (peaks.view(torch.int64) >> 52).clamp(min=800)
         scale = ((self._bits + 1022 + 1023 - exponent) << 52).view(torch.float64)
         coefficients[every] = torch.round(means * scale[chunk]).to(torch.float32)
+        return every
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -207,6 +254,12 @@ def mean_of_votes(bits: int) -> Tensor:
     safe = count.clamp(min=1)
     means = torch.div((2 * total.abs() << bits) + safe, 2 * safe, rounding_mode="floor")
     return (total.sign() * means).to(torch.float32)
+
+
+def _check_count(payloads: int) -> None:
+    if payloads > MAX_CLIENTS:
+        message = f"at most {MAX_CLIENTS} payloads can be aggregated exactly, got {payloads}"
+        raise ValueError(message)
 
 
 def _value_limit(selections: Sequence[Selection]) -> float:

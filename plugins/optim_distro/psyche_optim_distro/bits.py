@@ -18,12 +18,13 @@ def packed_bytes(count: int, width: int) -> int:
 
 
 def pack_integers(values: IntArray, width: int) -> bytes:
-    """Integers 0 <= value < 2**width, lowest bit first."""
+    """Integers 0 <= value < 2**width <= 2**64, lowest bit first."""
     if width == 0:
         return b""
 
-    bits = (values[:, None] >> np.arange(width)) & 1  # [count, width]
-    return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little").tobytes()
+    word = _word(width)
+    bits = np.unpackbits(values.astype(word).view(np.uint8), bitorder="little").reshape(-1, 8 * word.itemsize)
+    return np.packbits(bits[:, :width], bitorder="little").tobytes()
 
 
 def unpack_integers(data: bytes, count: int, width: int) -> IntArray:
@@ -36,12 +37,15 @@ def unpack_integers(data: bytes, count: int, width: int) -> IntArray:
         message = "padding bits of a packed table are not zero"
         raise PayloadRejected(message)
 
-    columns = bits[: count * width].reshape(count, width)
-    integers = np.zeros(count, dtype=np.int64)
-    for bit in range(width):  # at most about 20: one pass per bit keeps the memory at one integer each
-        integers |= columns[:, bit].astype(np.int64) << bit
+    word = _word(width)
+    columns = np.zeros((count, 8 * word.itemsize), dtype=np.uint8)
+    columns[:, :width] = bits[: count * width].reshape(count, width)
+    return np.packbits(columns, bitorder="little").view(word).astype(np.int64)
 
-    return integers
+
+def _word(width: int) -> np.dtype[np.unsignedinteger]:
+    """The smallest unsigned integer, little endian, that has so many bits."""
+    return np.dtype(next(f"<u{size}" for size in (1, 2, 4, 8) if width <= 8 * size))
 
 
 def pack_unary(values: IntArray) -> bytes:

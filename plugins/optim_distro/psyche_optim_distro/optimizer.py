@@ -29,7 +29,8 @@ from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
 from psyche_optim_distro import codec
-from psyche_optim_distro.aggregation import Aggregator
+from psyche_optim_distro.aggregation import Aggregator, Votes
+from psyche_optim_distro.checked import CheckedVotes
 from psyche_optim_distro.in_blocks import InBlocks, Prefixed
 from psyche_optim_distro.layout import Group, build_layout
 from psyche_optim_distro.selection import Selection, Tables, TopFinder
@@ -41,6 +42,9 @@ from psyche_optim_distro.values import Values
 _CLIP_EPSILON = 1e-6
 _LARGEST_NORM = 1e15
 """Of delta, before its norm is looked at: no sum over coefficients or weights that large overflows float32 when squared."""
+
+CHECKED_SHARE = 16
+"""What was checked and may be applied is kept decoded in up to this part of the masters' memory."""
 
 
 @dataclass(slots=True)
@@ -67,6 +71,7 @@ class DistroOptimizer(Optimizer):
         self._values = settings.values
         self._max_payload_bytes = codec.max_payload_bytes(self._layout, values=self._values)
         self._aggregator = Aggregator(self._layout, self._device)
+        self._checked = CheckedVotes(limit=4 * self._layout.total // CHECKED_SHARE)
         self._basis = {
             size: dct_basis(size).to(self._device, torch.float32)
             for size in sorted({size for group in self._layout.groups for size in (group.height, group.width)})
@@ -188,8 +193,10 @@ class DistroOptimizer(Optimizer):
                 yield strip, parts
 
     def check(self, payload: bytes) -> None:
-        """Decode against our table and forget. Raises PayloadRejected, never anything else."""
-        codec.decode(self._layout, payload, values=self._values)
+        """Decode against our table; signs are kept for `apply`. Raises PayloadRejected, never anything else."""
+        selection = codec.decode(self._layout, payload, values=self._values)
+        if self._settings.quantize_1bit:
+            self._checked.keep(payload, self._aggregator.votes(selection))
 
     @torch.no_grad()
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:
@@ -197,16 +204,26 @@ class DistroOptimizer(Optimizer):
 
         Raises PayloadRejected, changing nothing, for a payload that `check` refuses.
         """
-        one_bit = self._settings.quantize_1bit
-        # Sorted by content: float64 sums of values then have one order on every replica.
-        selections = [codec.decode(self._layout, payload, values=self._values) for payload in sorted(payloads)]
+        directions = self._directions(payloads) if payloads else ()
         self._settle(step, accepted=own_accepted)
         weight_decay = self._settings.weight_decay or 0.0
-        for strip, direction in self._aggregator.directions(selections, one_bit=one_bit) if selections else ():
+        for strip, direction in directions:
             masters = self._flat_masters[strip.start : strip.stop]
             if weight_decay:
                 masters.mul_(1 - learning_rate * weight_decay)
             masters.sub_(direction, alpha=learning_rate)
+
+    def _directions(self, payloads: Sequence[bytes]) -> Iterator[tuple[Group, Tensor]]:
+        """What the payloads say together, strip by strip; all of them are decoded when this returns. Raises PayloadRejected."""
+        if self._settings.quantize_1bit:
+            return self._aggregator.counted([self._checked.take(payload) or self._votes(payload) for payload in payloads])
+
+        # Sorted by content: float64 sums of values then have one order on every replica.
+        selections = [codec.decode(self._layout, payload, values=self._values) for payload in sorted(payloads)]
+        return self._aggregator.averaged(selections)
+
+    def _votes(self, payload: bytes) -> Votes:
+        return self._aggregator.votes(codec.decode(self._layout, payload, values=self._values))
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:

@@ -212,7 +212,7 @@ def test_lookahead_is_masters_minus_the_sign_of_delta() -> None:
 
 
 @pytest.mark.parametrize("one_bit", [True, False])
-def test_200_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool) -> None:
+def test_500_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool) -> None:
     shapes = {"embed": (64, 48), "norm": (48,), "odd": (29, 6)}
     replicas = []
     for _ in range(4):
@@ -222,12 +222,43 @@ def test_200_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool) -> No
     digests: list[set[str]] = []
     play_rounds(
         replicas,
-        rounds=200,
+        rounds=500,
         learning_rate=0.003,
         after_round=lambda: digests.append({digest(replica.optimizer.masters) for replica in replicas}),
     )
-    assert [len(distinct) for distinct in digests] == [1] * 202
-    assert len(set.union(*digests)) > 190
+    assert [len(distinct) for distinct in digests] == [1] * 502
+    assert len(set.union(*digests)) > 480
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+def test_what_was_checked_before_is_applied_alike(one_bit: bool) -> None:
+    """Some checked, one twice, one evicted by others, one that two members sent alike."""
+    shapes = {"embed": (64, 48), "odd": (29, 6)}
+    settings = {"compression_chunk": 16, "compression_topk": 4, "quantize_1bit": one_bit}
+    model, sender = build(shapes, **settings)
+    generator = torch.Generator().manual_seed(5)
+    payloads = []
+    for step in range(1, 6):
+        set_gradient(model, **{name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
+        payloads.append(sender.compress(step, learning_rate=0.1))
+        sender.apply(step, [], learning_rate=0.1, own_accepted=False)
+    payloads.append(payloads[0])
+
+    digests = set()
+    for checked in (
+        [],
+        payloads,
+        payloads[:2],
+        [payloads[1], payloads[1]],
+        [*payloads, *(payload + b"" for payload in payloads)],
+    ):
+        _, optimizer = build(shapes, **settings)
+        for payload in checked:
+            optimizer.check(payload)
+        for step in (1, 2):
+            optimizer.apply(step, payloads, learning_rate=0.1, own_accepted=False)
+        digests.add(digest(optimizer.masters))
+    assert len(digests) == 1
 
 
 def test_values_are_summed_in_one_order_whatever_the_arrival() -> None:
