@@ -32,6 +32,7 @@ import torch
 from benchmarks import llama
 from benchmarks.demo_paper import DemoPaper, Sent
 from psyche_core.interfaces.model import Model
+from psyche_core.training.spare_memory import give_back_memory
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.settings import DistroSettings
 
@@ -156,6 +157,7 @@ def _extra_memory(size: str, peers: int) -> dict[str, float]:
     """Beyond masters and delta, in MB; the first compress and apply are not counted, since they load code too."""
     model = llama.build(size)
     model.gradients(llama.batch(1, step=1), micro_batch_size=1)
+    give_back_memory()  # what the C library keeps of what was freed belongs to nobody
     before = _resident("VmRSS")
     settings = DistroSettings(compression_topk=TOPK, quantize_1bit=True, clip_grad_norm=1.0, weight_decay=0.1)
     optimizer = DistroOptimizer(settings, model)
@@ -164,10 +166,12 @@ def _extra_memory(size: str, peers: int) -> dict[str, float]:
         payloads.append(optimizer.compress(step, learning_rate=LEARNING_RATE))
         optimizer.apply(step, [], learning_rate=LEARNING_RATE, own_accepted=True)
     needed = 2 * 4 * llama.parameter_count(model)
+    give_back_memory()
     rest = _resident("VmRSS") - before - needed
     _forget_peak()
     optimizer.compress(peers + 1, learning_rate=LEARNING_RATE)
     compress = _resident("VmHWM") - before - needed
+    give_back_memory()
     _forget_peak()
     optimizer.apply(peers + 1, payloads, learning_rate=LEARNING_RATE, own_accepted=True)
     apply = _resident("VmHWM") - before - needed

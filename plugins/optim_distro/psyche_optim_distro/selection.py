@@ -16,6 +16,9 @@ from torch import Tensor
 
 from psyche_optim_distro.layout import Group, IntArray, Layout
 
+_CHUNKS_AT_ONCE = 1024
+"""Chunks whose candidates are compared in one go: more take more memory and are no faster."""
+
 NOISE = 2.0**-18
 """Coefficients under this share of their chunk's largest are rounding noise: two float32 products of up to 1024 terms each."""
 
@@ -119,11 +122,17 @@ class TopFinder:
 
     def found(self) -> tuple[Tensor, Tensor]:
         """Indices int64, ascending in each chunk, and values float32, both [chunks, keep], once all strips were looked at."""
+        parts = zip(self._candidates.split(_CHUNKS_AT_ONCE), self._runs.split(_CHUNKS_AT_ONCE), strict=True)
+        indices, values = zip(*(self._best(candidates, runs) for candidates, runs in parts), strict=True)
+        return torch.cat(indices), torch.cat(values)
+
+    def _best(self, candidates: Tensor, runs: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of some chunks. candidates: [chunks, keep * run]; runs: [chunks, keep]."""
         run, width = self._run, self._group.width
-        place = torch.topk(self._candidates.abs(), self._group.keep, dim=1, sorted=False).indices
-        chosen = self._runs.gather(1, place // run)
+        place = torch.topk(candidates.abs(), self._group.keep, dim=1, sorted=False).indices
+        chosen = runs.gather(1, place // run)
         indices, order = ((chosen // width * run + place % run) * width + chosen % width).sort(dim=1)
-        return indices, self._candidates.gather(1, place).gather(1, order)
+        return indices, candidates.gather(1, place).gather(1, order)
 
 
 def top_coefficients(coefficients: Tensor, *, keep: int) -> tuple[Tensor, Tensor]:
