@@ -70,8 +70,8 @@ def main() -> None:
 
 def measure(size: str, peers: list[int], tokens: int) -> dict[str, Any]:
     """Milliseconds of the module's docstring."""
-    model, optimizer, paper = llama.build(size), *_optimizers(llama.build(size))
-    ours, theirs = _results(model, optimizer, paper, max(peers))
+    model, optimizer, paper = llama.build(size), *optimizers(llama.build(size))
+    ours, theirs = results(model, optimizer, paper, max(peers))
     samples = llama.batch(tokens // llama.SEQUENCE, step=99)
     steps = iter(range(10**6, 2 * 10**6))
 
@@ -114,12 +114,12 @@ def _checked_ms(optimizer: DistroOptimizer, payloads: list[bytes]) -> float:
     return round(best, 2)
 
 
-def _optimizers(model: Model) -> tuple[DistroOptimizer, DemoPaper]:
+def optimizers(model: Model) -> tuple[DistroOptimizer, DemoPaper]:
     settings = DistroSettings(compression_topk=TOPK, quantize_1bit=True, clip_grad_norm=1.0, weight_decay=0.1)
     return DistroOptimizer(settings, model), DemoPaper(dict(model.parameters), topk=TOPK)
 
 
-def _results(model: Model, optimizer: DistroOptimizer, paper: DemoPaper, count: int) -> tuple[list[bytes], list[list[Sent]]]:
+def results(model: Model, optimizer: DistroOptimizer, paper: DemoPaper, count: int) -> tuple[list[bytes], list[list[Sent]]]:
     """Results of `count` peers: of real gradients, each on other text. The optimizers' own model gets the last gradients."""
     own = optimizer._parameters
     ours, theirs = [], []

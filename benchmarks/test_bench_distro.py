@@ -1,87 +1,98 @@
-"""DisTrO's step at one million parameters (a Llama of 4 layers, width 128), one thread: compress, check and apply.
+"""DisTrO's step beside DeMo as its paper writes it, and beside a forward and backward pass, for Llamas of 1, 6 and 20 million.
 
-Run with `pytest benchmarks/test_bench_distro.py --benchmark-only`.
+Run with `pytest benchmarks/test_bench_distro.py --benchmark-only`; what is compared stands in one group. `python -m
+benchmarks.distro` takes turns between the ways and prints shares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from psyche_core.testing.toy_model import ToyModel
+from benchmarks import llama
+from benchmarks.demo_paper import DemoPaper, Sent
+from benchmarks.distro import LEARNING_RATE, optimizers, results
+from psyche_core.interfaces.data import Samples
+from psyche_core.interfaces.model import Model
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.settings import DistroSettings
 
-WIDTH, HIDDEN, LAYERS, VOCABULARY = 128, 384, 4, 1024
-
-
-def llama_shapes() -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, WIDTH), "model.norm.weight": (WIDTH,)}
-    for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}."
-        for name in ("q", "k", "v", "o"):
-            shapes[f"{prefix}self_attn.{name}_proj.weight"] = (WIDTH, WIDTH)
-        shapes[prefix + "mlp.gate_proj.weight"] = (HIDDEN, WIDTH)
-        shapes[prefix + "mlp.up_proj.weight"] = (HIDDEN, WIDTH)
-        shapes[prefix + "mlp.down_proj.weight"] = (WIDTH, HIDDEN)
-        shapes[prefix + "input_layernorm.weight"] = (WIDTH,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (WIDTH,)
-    return shapes
+THREADS = 2
+TOKENS = 2048
+MOST_PEERS = 32
 
 
-class Bench:
-    """A model with fresh random gradients on demand."""
+@dataclass(slots=True)
+class Subject:
+    """One size, its two optimizers, and results of peers for both."""
 
-    def __init__(self) -> None:
-        self.model = ToyModel(llama_shapes())
-        settings = DistroSettings(compression_topk=8, quantize_1bit=True, clip_grad_norm=1.0, weight_decay=0.1)
-        self.optimizer = DistroOptimizer(settings, self.model)
-        self.step = 0
+    size: str
+    model: Model
+    optimizer: DistroOptimizer
+    paper: DemoPaper
+    ours: list[bytes]
+    theirs: list[list[Sent]]
+    samples: Samples
+    step: int = 10**6
 
     def compress(self) -> bytes:
         """A steady-state step: the result before the last is settled, the last is subtracted."""
         self.step += 1
-        if self.step > 2:
-            self.optimizer.apply(self.step - 2, [], learning_rate=1e-3, own_accepted=True)
-        return self.optimizer.compress(self.step, learning_rate=1e-3)
-
-    def random_gradients(self) -> None:
-        for parameter in self.model.parameters.values():
-            parameter.grad = 0.01 * torch.randn_like(parameter)
+        self.optimizer.apply(self.step - 2, [], learning_rate=LEARNING_RATE, own_accepted=True)
+        return self.optimizer.compress(self.step, learning_rate=LEARNING_RATE)
 
 
-@pytest.fixture
-def bench() -> Iterator[Bench]:
+@pytest.fixture(scope="module", params=list(llama.SIZES))
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    bench = Bench()
-    bench.random_gradients()
-    for _ in range(3):
-        bench.compress()
-    yield bench
+    torch.set_num_threads(THREADS)
+    model, (optimizer, paper) = llama.build(request.param), optimizers(llama.build(request.param))
+    ours, theirs = results(model, optimizer, paper, MOST_PEERS)
+    samples = llama.batch(TOKENS // llama.SEQUENCE, step=99)
+    yield Subject(request.param, model, optimizer, paper, ours, theirs, samples)
     torch.set_num_threads(before)
 
 
-def test_compress(benchmark: BenchmarkFixture, bench: Bench) -> None:
-    benchmark(bench.compress)
+def test_forward_backward(benchmark: BenchmarkFixture, subject: Subject) -> None:
+    benchmark.group = f"{subject.size} compress"
+    benchmark.pedantic(lambda: subject.model.gradients(subject.samples, micro_batch_size=subject.samples.count), rounds=3)
 
 
-@pytest.mark.parametrize("peers", [1, 3, 8])
-def test_apply(benchmark: BenchmarkFixture, bench: Bench, peers: int) -> None:
-    payloads = []
-    for _ in range(peers):
-        bench.random_gradients()
-        payloads.append(bench.compress())
-    benchmark(lambda: bench.optimizer.apply(0, payloads, learning_rate=1e-3, own_accepted=False))
+def test_compress(benchmark: BenchmarkFixture, subject: Subject) -> None:
+    benchmark.group = f"{subject.size} compress"
+    benchmark(subject.compress)
 
 
-def test_check(benchmark: BenchmarkFixture, bench: Bench) -> None:
-    payload = bench.compress()
-    benchmark(bench.optimizer.check, payload)
+def test_paper_compress(benchmark: BenchmarkFixture, subject: Subject) -> None:
+    benchmark.group = f"{subject.size} compress"
+    benchmark(lambda: subject.paper.compress(learning_rate=LEARNING_RATE))
 
 
-def test_load_lookahead(benchmark: BenchmarkFixture, bench: Bench) -> None:
-    benchmark(lambda: bench.optimizer.load_lookahead(learning_rate=1e-3))
+@pytest.mark.parametrize("peers", [1, 8, 32])
+@pytest.mark.parametrize("way", ["decoded", "checked", "paper"])
+def test_apply(benchmark: BenchmarkFixture, subject: Subject, peers: int, way: str) -> None:
+    """decoded: from bytes; checked: each payload was checked when it arrived, outside of what is measured."""
+    benchmark.group = f"{subject.size} apply {peers}"
+    payloads = subject.ours[:peers]
+
+    def check() -> None:
+        for payload in payloads:
+            subject.optimizer.check(payload)
+
+    apply: Callable[[], None] = {
+        "paper": lambda: subject.paper.apply(subject.theirs[:peers], learning_rate=LEARNING_RATE),
+    }.get(way, lambda: subject.optimizer.apply(0, payloads, learning_rate=LEARNING_RATE, own_accepted=False))
+    benchmark.pedantic(apply, setup=check if way == "checked" else None, rounds=7, warmup_rounds=1)
+
+
+def test_check(benchmark: BenchmarkFixture, subject: Subject) -> None:
+    benchmark.group = f"{subject.size} per payload"
+    benchmark(subject.optimizer.check, subject.ours[0])
+
+
+def test_load_lookahead(benchmark: BenchmarkFixture, subject: Subject) -> None:
+    benchmark.group = f"{subject.size} compress"
+    benchmark(lambda: subject.optimizer.load_lookahead(learning_rate=LEARNING_RATE))
