@@ -94,15 +94,15 @@ class Transport(ABC):
         """Offer members a blob that is kept elsewhere, on disk for instance, until its tag expires. Reads nothing now.
 
         read: gives the blob's bytes whenever somebody asks for them; it may block and is called in a worker thread, by several
-        at once. It raises OSError or TransportError when it cannot. size: how many bytes that are. stamp: called before `read`, and
-        like it; equal stamps promise equal bytes, None promises nothing.
+        at once. It raises OSError or TransportError when it cannot. size: how many bytes that are. stamp: called before `read`,
+        and like it; equal stamps promise equal bytes, None promises nothing.
 
-        Guaranteed: what is read is compared with the hash before a byte of it leaves, each time but where its stamp is one
-        that was found right; who asks for a blob that cannot
-        be read any more, or has become another, is answered that we do not have it, and the offer is withdrawn. Of a blob
-        offered twice the offer with the higher tag counts, and of equal tags the later one. Offers are limited in number, not
-        in bytes, and take no room from blobs that were published or fetched; what is read is held in memory only while it is
-        being sent, and bounded in sum. Raises TransportError when the tag has expired or there are too many offers.
+        Guaranteed: what is read is compared with the hash before a byte of it leaves, each time but where its stamp is one that
+        was found right; who asks for a blob that cannot be read any more, or has become another, is answered that we do not have
+        it, and the offer is withdrawn. Of a blob offered twice the offer with the higher tag counts, and of equal tags the later
+        one. Offers are limited in number, not in bytes, and take no room from blobs that were published or fetched; what is read
+        is held in memory only while it is being sent, and bounded in sum. Raises TransportError when the tag has expired or
+        there are too many offers.
         """
 
     @abstractmethod

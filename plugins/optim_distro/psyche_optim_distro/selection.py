@@ -122,7 +122,7 @@ class TopFinder:
 
     def found(self) -> tuple[Tensor, Tensor]:
         """Indices int64, ascending in each chunk, and values float32, both [chunks, keep], once all strips were looked at."""
-        parts = zip(self._candidates.split(_CHUNKS_AT_ONCE), self._runs.split(_CHUNKS_AT_ONCE), strict=True)
+        parts = zip(torch.split(self._candidates, _CHUNKS_AT_ONCE), torch.split(self._runs, _CHUNKS_AT_ONCE), strict=True)
         indices, values = zip(*(self._best(candidates, runs) for candidates, runs in parts), strict=True)
         return torch.cat(indices), torch.cat(values)
 
