@@ -38,6 +38,7 @@ $(STAMP): constraints.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@echo "setting up $(VENV) (once; torch is large) ..."
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt $(TOOLS) $(TEXTS)
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -c constraints.txt --no-build-isolation deepspeed
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,parquet,gcs,plot,testing]' $(PLUGINS:%=-e ./%)
 	@touch $@
 

@@ -16,6 +16,7 @@
     ├── PayloadRejected           a peer's training result does not fit our own parameter table
     ├── DataError                 training data cannot be read
     ├── ModelError                a model cannot be built, loaded or saved
+    │   ├── RanksLost             processes that compute a part of the model are gone: nothing can go on
     │   └── ModelHalfReplaced     some parameters are the new ones, others still the old: unusable until replaced again
     ├── StoreError                a model cannot be put into a store, or had from one
     └── NonFiniteError            a gradient, delta or loss is not finite; nothing was sent
@@ -104,6 +105,10 @@ class DataError(PsycheError):
 
 class ModelError(PsycheError):
     """A model cannot be built, loaded or saved."""
+
+
+class RanksLost(ModelError):
+    """Processes among which the model is divided are gone or failed. The others end too; nothing can go on with this model."""
 
 
 class StoreError(PsycheError):

@@ -6,7 +6,7 @@ entry point per thing it registers, in ONE group:
     [project.entry-points."psyche.plugins"]
     "optimizer.Distro" = "psyche_optim_distro.hooks"
 
-The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model. `Name` is what a run
+The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding. `Name` is what a run
 configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`, `architecture = "HfLlama"`). Reading names imports
 nothing, so a broken or slow plugin costs nothing to who does not use it. Factories import what is heavy when they are called.
 
@@ -25,13 +25,13 @@ from pydantic import BaseModel
 
 from psyche_core.coordinator.commands import Event
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, Transport
+from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, RankGroup, ShardingEngine, Transport
 from psyche_core.run_config import CoordinatorConfig
 from psyche_core.wire.signing import SecretKey
 
 PROJECT = "psyche"
 GROUP = "psyche.plugins"
-KINDS = ("backend", "optimizer", "data", "transport", "model")
+KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding")
 PLUGIN_API = (1, 0)
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -145,6 +145,30 @@ class TransportRegistration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """Among how many processes (ranks) of one client a model is divided, and how they meet.
+
+    data: ranks with rows of their own; tensor: ranks that share the weights of each; there are data * tensor, ours included.
+    sharding: the engine, by plugin name. bind: HOST:PORT where ranks of other machines join us; None lets nobody join from
+    elsewhere. local_ranks: how many of all run on this machine, ours included; None for all of them. secret: what who joins must
+    know; None makes one, for this machine alone. torch_threads: of each rank; None for one on a CPU, as torch likes elsewhere.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    sharding: str = "dtensor"
+    bind: str | None = None
+    local_ranks: int | None = None
+    secret: bytes | None = field(default=None, repr=False)
+    torch_threads: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.data * self.tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
     """What a model is built from.
 
@@ -152,8 +176,9 @@ class ModelContext:
     seed: 32 bytes for random weights. device: `auto`, `cpu`, `mps`, `cuda`, `cuda:N`, or `cuda:X,Y` for several that share each
     batch. dtype: compute dtype; parameters stay float32 whatever it is, so that members with different compute dtypes start from
     equal masters. attention: `auto`, `sdpa` or `eager`; means nothing to a model without attention. gradient_checkpointing:
-    compute activations again in the backward pass in place of keeping them. A model that cannot do what it is told here refuses
-    with a ModelError.
+    compute activations again in the backward pass in place of keeping them. parallelism: among which processes the model is
+    divided; None for this one alone, always for a model whose registration does not say `parallel`. create_engine: makes this
+    process's sharding engine. A model that cannot do what it is told here refuses with a ModelError.
     """
 
     source: Path
@@ -163,19 +188,53 @@ class ModelContext:
     dtype: str = "float32"
     attention: str = "auto"
     gradient_checkpointing: bool = False
+    parallelism: Parallelism | None = None
+    create_engine: Callable[[ShardingContext], ShardingEngine] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRegistration:
-    """A model architecture."""
+    """A model architecture. parallel: whether `create` can divide it among processes (ModelContext.parallelism)."""
 
     name: str
     summary: str
     create: Callable[[ModelContext], Model]
+    parallel: bool = False
 
 
-Registration = BackendRegistration | OptimizerRegistration | DataRegistration | TransportRegistration | ModelRegistration
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingContext:
+    """What a rank's sharding engine is built from.
+
+    module: a torch module on the CPU, float32, built alike on every rank; its buffers have their values, its parameters do not
+    (their memory is not touched yet). The engine may change it. model_type: its architecture, as transformers has it. group: all
+    ranks. device: this rank's torch device.
+    """
+
+    module: Any
+    model_type: str
+    group: RankGroup
+    device: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingRegistration:
+    """A way to divide a model among processes. create is called on every rank, by all at the same time."""
+
+    name: str
+    summary: str
+    create: Callable[[ShardingContext], ShardingEngine]
+
+
+Registration = (
+    BackendRegistration
+    | OptimizerRegistration
+    | DataRegistration
+    | TransportRegistration
+    | ModelRegistration
+    | ShardingRegistration
+)
 
 
 @hookspec
@@ -208,3 +267,8 @@ def psyche_register_transports() -> list[TransportRegistration]:  # type: ignore
 @hookspec
 def psyche_register_models() -> list[ModelRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
     """Model architectures this plugin brings; the name is `model.LLM.architecture`."""
+
+
+@hookspec
+def psyche_register_sharding() -> list[ShardingRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Ways to divide a model among processes; the name is what `--sharding` takes."""

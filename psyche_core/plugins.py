@@ -33,6 +33,7 @@ from psyche_core.hookspecs import (
     ModelRegistration,
     OptimizerRegistration,
     Registration,
+    ShardingRegistration,
     TransportRegistration,
 )
 from psyche_core.run_config import RunFile
@@ -47,6 +48,7 @@ FIRST_PARTY_EXTRAS: Mapping[tuple[str, str], str] = MappingProxyType(
         ("data", "Http"): "http",
         ("data", "WeightedHttp"): "http",
         ("optimizer", "Distro"): "distro",
+        ("sharding", "deepspeed"): "deepspeed",
         ("transport", "quic"): "quic",
     }
 )
@@ -59,6 +61,7 @@ _HOOKS: Mapping[str, tuple[str, type[Registration]]] = MappingProxyType(
         "data": ("psyche_register_data", DataRegistration),
         "transport": ("psyche_register_transports", TransportRegistration),
         "model": ("psyche_register_models", ModelRegistration),
+        "sharding": ("psyche_register_sharding", ShardingRegistration),
     }
 )
 
@@ -164,6 +167,8 @@ class PluginRegistry:
     def load(self, kind: Literal["transport"], name: str) -> TransportRegistration: ...
     @overload
     def load(self, kind: Literal["model"], name: str) -> ModelRegistration: ...
+    @overload
+    def load(self, kind: Literal["sharding"], name: str) -> ShardingRegistration: ...
     @overload
     def load(self, kind: str, name: str) -> Registration: ...
 

@@ -42,6 +42,18 @@ _COMPUTE_DTYPE = "Number format of matrix products; weights and their gradients 
 Attention = Literal["auto", "sdpa", "eager"]
 _ATTENTION = "sdpa: torch's fused attention; eager: step by step; auto: sdpa where the model has it."
 _GRADIENT_CHECKPOINTING = "Compute activations again in the backward pass in place of keeping them: less memory, more time."
+_DATA_PARALLELISM = "Processes that each work on their own part of a share's sequences, weights divided among them."
+_TENSOR_PARALLELISM = (
+    "Processes that share each sequence's work, with a part of every layer each: for Llama, Qwen2, Qwen3 and DeepSeek-V3. "
+    "Both together: data times tensor processes, this one included. Results do not depend on either, beyond rounding."
+)
+_SHARDING = "How the model is divided, by plugin name: dtensor (torch's own), or deepspeed."
+_SIDECAR_BIND = (
+    "HOST:PORT where processes of other machines join (`python -m psyche_core.training.sidecar --help`). Who can reach it can "
+    "disturb training: a trusted network only. Without it all processes run here, and nobody else can join."
+)
+_SIDECAR_LOCAL_RANKS = "How many of the processes run on this machine, this one included; all when not given."
+_SIDECAR_FILE = "File with the secret, 16 bytes or more, that those who join must have, too (`openssl rand -hex 32`)."
 
 
 class _ProgramSettings(BaseSettings):
@@ -80,6 +92,12 @@ class ClientSettings(_ProgramSettings):
     compute_dtype: ComputeDtype = Field(default="float32", description=_COMPUTE_DTYPE)
     attention: Attention = Field(default="auto", description=_ATTENTION)
     gradient_checkpointing: bool = Field(default=False, description=_GRADIENT_CHECKPOINTING)
+    data_parallelism: int = Field(default=1, ge=1, le=1024, description=_DATA_PARALLELISM)
+    tensor_parallelism: int = Field(default=1, ge=1, le=1024, description=_TENSOR_PARALLELISM)
+    sharding: str = Field(default="dtensor", description=_SHARDING)
+    sidecar_bind: str | None = Field(default=None, description=_SIDECAR_BIND)
+    sidecar_local_ranks: int | None = Field(default=None, ge=1, description=_SIDECAR_LOCAL_RANKS)
+    sidecar_secret_file: Path | None = Field(default=None, description=_SIDECAR_FILE)
     torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; as torch likes when not given.")
     checkpoint_dir: Path | None = Field(default=None, description="Folder to save a checkpoint in at each epoch's end.")
     keep_steps: int = Field(default=3, ge=1, description="Newest checkpoints to keep in that folder.")
@@ -271,6 +289,12 @@ class TrainLocalSettings(_ProgramSettings):
     compute_dtype: ComputeDtype = Field(default="float32", description=_COMPUTE_DTYPE)
     attention: Attention = Field(default="auto", description=_ATTENTION)
     gradient_checkpointing: bool = Field(default=False, description=_GRADIENT_CHECKPOINTING)
+    data_parallelism: int = Field(default=1, ge=1, le=1024, description=_DATA_PARALLELISM)
+    tensor_parallelism: int = Field(default=1, ge=1, le=1024, description=_TENSOR_PARALLELISM)
+    sharding: str = Field(default="dtensor", description=_SHARDING)
+    sidecar_bind: str | None = Field(default=None, description=_SIDECAR_BIND)
+    sidecar_local_ranks: int | None = Field(default=None, ge=1, description=_SIDECAR_LOCAL_RANKS)
+    sidecar_secret_file: Path | None = Field(default=None, description=_SIDECAR_FILE)
     torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; as torch likes when not given.")
     cache_dir: Path | None = Field(default=None, description="Folder for downloads; the system's cache folder when not given.")
     logs: Logs = Field(default="auto", description=_LOGS)

@@ -12,7 +12,7 @@ Decided here:
 from __future__ import annotations
 
 import threading
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import transformers
@@ -25,6 +25,10 @@ from psyche_core.builtin.hf.replica import COMPUTE_DTYPES, checkpoint_gradients
 from psyche_core.builtin.hf.weights import load_module, stored_tensors
 from psyche_core.errors import ModelError
 from psyche_core.hookspecs import ModelContext
+
+if TYPE_CHECKING:
+    from psyche_core.training.sharding.crew import Crew
+    from psyche_core.training.sharding.model import ShardedModel
 
 ATTENTIONS: Final = ("auto", "sdpa", "eager")
 
@@ -46,15 +50,25 @@ def create_auto(context: ModelContext) -> HfModel:
     return _create(context, required_types=())
 
 
-def _create(context: ModelContext, *, required_types: tuple[str, ...]) -> HfModel:
+def divide(context: ModelContext, *, crew: Crew) -> ShardedModel:
+    """Any architecture, divided among ranks that are there already and stay. For tests. Raises ModelError."""
+    model: Any = _create(context, required_types=(), crew=crew)
+    return model  # type: ignore[no-any-return]  # the class needs torch.distributed, which others need not import
+
+
+def _create(context: ModelContext, *, required_types: tuple[str, ...], crew: Crew | None = None) -> HfModel:
     _check_context(context)
-    devices = pick_devices(context.device)
+    devices = pick_devices(context.device) if context.parallelism is None else ()
     configuration = read_configuration(context.source, required_types=required_types)
     configuration.check_length(context.max_seq_len)
     try:
         module = _build_module(configuration, context)
         if context.gradient_checkpointing:
             checkpoint_gradients(module)
+        if context.parallelism is not None:
+            from psyche_core.training.sharding.model import ShardedModel  # it is built upon HfModel
+
+            return ShardedModel(module, configuration=configuration, context=context, crew=crew)
         return HfModel(module, configuration=configuration, devices=devices, dtype=context.dtype, max_seq_len=context.max_seq_len)
     except ModelError:
         raise

@@ -17,13 +17,15 @@ from psyche_core.hookspecs import (
     ModelContext,
     ModelRegistration,
     OptimizerRegistration,
+    ShardingContext,
+    ShardingRegistration,
     TransportContext,
     TransportRegistration,
     hookimpl,
 )
 
 if TYPE_CHECKING:
-    from psyche_core.interfaces import Backend, DataProvider, Model, Optimizer, Transport
+    from psyche_core.interfaces import Backend, DataProvider, Model, Optimizer, ShardingEngine, Transport
 
 PSYCHE_PLUGIN_API = "1.0"
 
@@ -66,9 +68,12 @@ def psyche_register_data() -> list[DataRegistration]:
 def psyche_register_models() -> list[ModelRegistration]:
     """Hugging Face models."""
     return [
-        ModelRegistration(name="HfLlama", summary="Llama models of transformers", create=_create_llama),
-        ModelRegistration(name="HfDeepseek", summary="DeepSeek V2 and V3 models of transformers", create=_create_deepseek),
-        ModelRegistration(name="HfAuto", summary="any causal language model of transformers", create=_create_auto),
+        ModelRegistration(name=name, summary=summary, create=create, parallel=True)
+        for name, summary, create in (
+            ("HfLlama", "Llama models of transformers", _create_llama),
+            ("HfDeepseek", "DeepSeek V2 and V3 models of transformers", _create_deepseek),
+            ("HfAuto", "any causal language model of transformers", _create_auto),
+        )
     ]
 
 
@@ -79,6 +84,13 @@ def psyche_register_optimizers() -> list[OptimizerRegistration]:
 
     summary = "dense AdamW directions, averaged: the baseline, 2 bytes a parameter"
     return [OptimizerRegistration(name="AdamW", summary=summary, settings=AdamWSettings, create=_create_adamw)]
+
+
+@hookimpl
+def psyche_register_sharding() -> list[ShardingRegistration]:
+    """Torch's own means to divide a model."""
+    summary = "torch's DTensor and FSDP2: Llama, Qwen2, Qwen3 and DeepSeek-V3; data parallelism for any model"
+    return [ShardingRegistration(name="dtensor", summary=summary, create=_create_dtensor_engine)]
 
 
 def _create_memory_backend(context: BackendContext) -> Backend:
@@ -144,3 +156,9 @@ def _create_adamw(settings: Any, model: Model) -> Optimizer:
     from psyche_core.builtin.adamw import AdamW
 
     return AdamW(settings, model)
+
+
+def _create_dtensor_engine(context: ShardingContext) -> ShardingEngine:
+    from psyche_core.training.sharding.dtensor import DTensorEngine
+
+    return DTensorEngine(context)

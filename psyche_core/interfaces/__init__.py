@@ -10,6 +10,7 @@ from psyche_core.interfaces.backend import Backend, BackendServer, StateUpdate
 from psyche_core.interfaces.data import DataProvider
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
+from psyche_core.interfaces.sharding import Placement, RankGroup, ShardingEngine
 from psyche_core.interfaces.transport import Incoming, Transport, TransportStats
 
 __all__ = [
@@ -19,6 +20,9 @@ __all__ = [
     "Incoming",
     "Model",
     "Optimizer",
+    "Placement",
+    "RankGroup",
+    "ShardingEngine",
     "StateUpdate",
     "Transport",
     "TransportStats",

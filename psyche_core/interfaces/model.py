@@ -64,3 +64,6 @@ class Model(ABC):
         parameters: master weights by the same names and shapes. `directory` appears complete or not at all.
         Raises ModelError.
         """
+
+    def close(self) -> None:  # noqa: B027 - most models have nothing to let go of
+        """End what the model runs beside this process. Nothing else is called afterwards. Idempotent; raises nothing."""

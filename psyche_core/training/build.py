@@ -15,8 +15,15 @@ from typing import Literal
 from pydantic import ValidationError
 
 from psyche_core.coordinator.schedule import cold_start_factor, learning_rate
-from psyche_core.errors import ConfigError
-from psyche_core.hookspecs import ModelContext, ModelRegistration, OptimizerRegistration, Registration
+from psyche_core.errors import ConfigError, ModelError
+from psyche_core.hookspecs import (
+    ModelContext,
+    ModelRegistration,
+    OptimizerRegistration,
+    Parallelism,
+    Registration,
+    ShardingRegistration,
+)
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.run_config import Choice, LLMConfig, ModelConfig
@@ -32,7 +39,7 @@ class Compute:
     """How this member computes; none of it changes results beyond rounding. See ModelContext for what is not said here.
 
     micro_batch_size: sequences per forward pass, or `auto` for as many as fit. notice: told when it has to become smaller, from
-    the trainer's thread.
+    the trainer's thread. parallelism: among which processes the model is divided; None for this one alone.
     """
 
     device: str = "auto"
@@ -40,6 +47,7 @@ class Compute:
     attention: str = "auto"
     gradient_checkpointing: bool = False
     micro_batch_size: int | Literal["auto"] = 1
+    parallelism: Parallelism | None = None
     notice: Notice = lambda _: None
 
 
@@ -59,8 +67,18 @@ def build_trainer(
     Raises ModelError, ConfigError for optimizer settings, and what registry_load raises.
     """
     llm, compute = model_config.LLM, compute or Compute()
+    if compute.parallelism is not None and compute.micro_batch_size == "auto":
+        message = (
+            "--micro-batch-size auto is found by running out of memory, which ends the other processes of a divided model; "
+            "give a number"
+        )
+        raise ConfigError(message)
     model = build_model(registry_load, llm, compute, run_id=run_id, source=source)
-    optimizer = _build_optimizer(registry_load, llm.optimizer, model)
+    try:
+        optimizer = _build_optimizer(registry_load, llm.optimizer, model)
+    except BaseException:
+        model.close()
+        raise
     size = compute.micro_batch_size
     return Trainer(
         model=model,
@@ -83,6 +101,17 @@ def build_model(registry_load: RegistryLoad, llm: LLMConfig, compute: Compute, *
         message = f"registry_load('model', …) must give a ModelRegistration, got {type(registration).__name__}"
         raise TypeError(message)
 
+    parallelism, create_engine = compute.parallelism, None
+    if parallelism is not None:
+        if not registration.parallel:
+            message = f"architecture {llm.architecture} cannot be divided among processes; do without --data-parallelism and "
+            raise ModelError(message + "--tensor-parallelism")
+        sharding = registry_load("sharding", parallelism.sharding)
+        if not isinstance(sharding, ShardingRegistration):
+            message = f"registry_load('sharding', …) must give a ShardingRegistration, got {type(sharding).__name__}"
+            raise TypeError(message)
+        create_engine = sharding.create
+
     context = ModelContext(
         source=source,
         max_seq_len=llm.max_seq_len,
@@ -91,6 +120,8 @@ def build_model(registry_load: RegistryLoad, llm: LLMConfig, compute: Compute, *
         dtype=compute.dtype,
         attention=compute.attention,
         gradient_checkpointing=compute.gradient_checkpointing,
+        parallelism=parallelism,
+        create_engine=create_engine,
     )
     return registration.create(context)
 

@@ -154,3 +154,7 @@ class Trainer:
     def save(self, directory: Path) -> None:
         """Write a self-contained checkpoint of the masters, atomically. Raises ModelError."""
         self._model.save(directory, parameters=self._optimizer.masters)
+
+    def close(self) -> None:
+        """End what the model runs beside this process. Idempotent."""
+        self._model.close()

@@ -15,6 +15,7 @@ from psyche_core.cli import cli
 from psyche_core.hookspecs import DataRegistration
 from psyche_core.plugins import PluginRegistry, validate_settings
 from psyche_core.run_config import Choice, parse_run_file
+from psyche_core.training import sidecar
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))}
@@ -26,6 +27,7 @@ COMMANDS = [
 ]
 TABLES = [block for page in PAGES.values() for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)]
 NEEDS_A_SERVER = "psyche client train"
+NEEDS_A_CLIENT = "python -m psyche_core.training.sidecar"
 
 
 def test_there_is_something_to_check() -> None:
@@ -38,6 +40,12 @@ def test_each_command_that_needs_a_server_parses(command: str) -> None:
     assert parse(shlex.split(command)[1:])["run_id"] == "local-testnet"
 
 
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(NEEDS_A_CLIENT)])
+def test_each_command_that_needs_a_client_parses(command: str) -> None:
+    given = sidecar.parser().parse_args(shlex.split(command)[3:])
+    assert given.start_rank + given.local_ranks <= given.world_size
+
+
 def test_the_other_commands_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
     (tmp_path / "books").mkdir()
@@ -45,7 +53,7 @@ def test_the_other_commands_run_one_after_the_other(tmp_path: Path, monkeypatch:
         (tmp_path / "books" / f"{number}.txt").write_text("To be, or not to be, that is the question.\n" * 400)
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
-        if not command.startswith(NEEDS_A_SERVER):
+        if not command.startswith((NEEDS_A_SERVER, NEEDS_A_CLIENT)):
             program, *words = shlex.split(command)
             assert program == "psyche"
             done = CliRunner().invoke(cli, words)

@@ -79,27 +79,21 @@ class HfModel(Model):
         is raised, no gradient is left.
         """
         batch = self._read(samples)
-        predictions = batch.predictions
         self._drop_gradients()
         try:
-            accumulate = functools.partial(Replica.accumulate, predictions=predictions)
-            mean = sum(self._spread(batch, micro_batch_size, accumulate)) / predictions
+            mean = self._accumulate(batch, micro_batch_size) / batch.predictions
             if not math.isfinite(mean):
                 message = f"the training loss is {mean}; the batch, the weights or the learning rate is bad"
                 raise NonFiniteError(message)
         except BaseException:
             self._drop_gradients()
             raise
-
-        for other in self._replicas[1:]:
-            self._first.add_gradients(other)
-            other.drop_gradients()
         return mean
 
     def loss(self, samples: Samples, *, micro_batch_size: int) -> float:
         """The same mean without gradients. A loss that is not finite is returned as it is."""
         batch = self._read(samples)
-        return sum(self._spread(batch, micro_batch_size, Replica.measure)) / batch.predictions
+        return self._measure(batch, micro_batch_size) / batch.predictions
 
     def save(
         self,
@@ -134,6 +128,18 @@ class HfModel(Model):
                 raise ModelError(message)
             self._keeps_texts_apart = True
         return batch
+
+    def _accumulate(self, batch: Batch, micro_batch_size: int) -> float:
+        """Summed cross-entropy of the batch; leaves the gradient of the mean in our parameters' `.grad`."""
+        sums = self._spread(batch, micro_batch_size, functools.partial(Replica.accumulate, predictions=batch.predictions))
+        for other in self._replicas[1:]:
+            self._first.add_gradients(other)
+            other.drop_gradients()
+        return sum(sums)
+
+    def _measure(self, batch: Batch, micro_batch_size: int) -> float:
+        """The same sum without gradients."""
+        return sum(self._spread(batch, micro_batch_size, Replica.measure))
 
     def _spread(self, batch: Batch, micro_batch_size: int, work: Work) -> list[float]:
         """Every replica's numbers together; micro-batches go to the replicas in turn, none larger than is needed to use all."""

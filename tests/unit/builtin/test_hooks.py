@@ -28,6 +28,7 @@ HOOKS: dict[str, Callable[[], list[Any]]] = {
     "data": hooks.psyche_register_data,
     "model": hooks.psyche_register_models,
     "optimizer": hooks.psyche_register_optimizers,
+    "sharding": hooks.psyche_register_sharding,
 }
 LLAMA = {
     "model_type": "llama",

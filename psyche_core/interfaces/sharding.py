@@ -1,0 +1,285 @@
+"""Contract of a sharding engine: divides one model among the processes (ranks) of one client. Tensors are opaque here (no torch).
+
+    rank = data_rank * tensor_parallelism + tensor_rank
+
+Ranks with equal data_rank form a tensor group: they work on the same rows, each with its part of the weights. Ranks with equal
+tensor_rank form a data group: they work on different rows. Rank 0 belongs to the client, and only it knows weights and gradients
+as a whole. Decided here: an engine says how each parameter lies (`Placement`); taking weights apart and putting gradients
+together follows from that and is the same for every engine, so that what travels does not depend on the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Axes = Literal["both", "data", "tensor"]
+"""Over which ranks: all of them, or those of our data group or tensor group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A rank's place among all."""
+
+    data_rank: int
+    tensor_rank: int
+    data_parallelism: int
+    tensor_parallelism: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How a parameter lies on the ranks.
+
+    shape: of the whole. tensor_dim: dimension that is cut over the tensor group; None where each of its ranks holds the whole.
+    lengths: of the ranks' parts along tensor_dim; None for equal ones. halves: the whole is this many parts after one another
+    along tensor_dim, each cut by itself (2 for a gate and an up projection in one tensor). data_dim: dimension of the tensor
+    group's part that is cut over the data group, as torch's chunk does; None where each holds it whole.
+    """
+
+    shape: tuple[int, ...]
+    tensor_dim: int | None = None
+    data_dim: int | None = None
+    lengths: tuple[int, ...] | None = None
+    halves: int = 1
+
+    @property
+    def replicated(self) -> bool:
+        """Whether the ranks of a tensor group hold the same values, and must have the same gradient, bit for bit."""
+        return self.tensor_dim is None
+
+    @property
+    def axes(self) -> Axes | None:
+        """Over which ranks the parameter is spread; None where every rank holds all of it."""
+        if self.tensor_dim is None:
+            return None if self.data_dim is None else "data"
+        return "tensor" if self.data_dim is None else "both"
+
+    def __post_init__(self) -> None:
+        if self.halves > 1 and self.data_dim == self.tensor_dim:
+            message = "a parameter of several halves is cut over the data group along another dimension"
+            raise ValueError(message)
+        if self.lengths is not None and (
+            self.halves > 1 or self.tensor_dim is None or sum(self.lengths) != self.shape[self.tensor_dim]
+        ):
+            message = "lengths are those of one whole, cut along tensor_dim"
+            raise ValueError(message)
+
+    def piece(self, whole: Any, place: Place) -> Any:
+        """What one rank holds of a whole tensor of `shape`: a view, or a new tensor where there are halves. May be empty."""
+        views = self._views(whole, place)
+        if len(views) == 1:
+            return views[0]
+
+        piece = whole.new_empty(self.piece_shape(place))
+        for half, view in enumerate(views):
+            self._half(piece, half).copy_(view)
+        return piece
+
+    def put(self, piece: Any, into: Any, place: Place) -> None:
+        """Write one rank's piece to its place in a whole tensor."""
+        for half, view in enumerate(self._views(into, place)):
+            view.copy_(piece if self.halves == 1 else self._half(piece, half))
+
+    def piece_shape(self, place: Place) -> tuple[int, ...]:
+        """Shape of what a rank holds."""
+        shape = list(self.shape)
+        if self.tensor_dim is not None:
+            shape[self.tensor_dim] = self._part(place)[1] * self.halves
+        if self.data_dim is not None:
+            shape[self.data_dim] = _chunk(shape[self.data_dim], place.data_rank, place.data_parallelism)[1]
+        return tuple(shape)
+
+    def _views(self, whole: Any, place: Place) -> list[Any]:
+        """A rank's part of each half."""
+        views = [whole]
+        if self.tensor_dim is not None:
+            start, step = self._part(place)
+            length = self.shape[self.tensor_dim] // self.halves
+            views = [whole.narrow(self.tensor_dim, half * length + start, step) for half in range(self.halves)]
+        if self.data_dim is not None:
+            start, count = _chunk(views[0].shape[self.data_dim], place.data_rank, place.data_parallelism)
+            views = [view.narrow(self.data_dim, start, count) for view in views]
+        return views
+
+    def _part(self, place: Place) -> tuple[int, int]:
+        """Start and length of a rank's part of each half."""
+        assert self.tensor_dim is not None, "only what is cut has parts"
+        if self.lengths is not None:
+            return sum(self.lengths[: place.tensor_rank]), self.lengths[place.tensor_rank]
+        step = self.shape[self.tensor_dim] // self.halves // place.tensor_parallelism
+        return place.tensor_rank * step, step
+
+    def _half(self, piece: Any, half: int) -> Any:
+        assert self.tensor_dim is not None, "only what is cut has halves"
+        step = piece.shape[self.tensor_dim] // self.halves
+        return piece.narrow(self.tensor_dim, half * step, step)
+
+
+def _chunk(length: int, number: int, count: int) -> tuple[int, int]:
+    """Start and length of chunk `number` of `count`, as torch.chunk cuts: the last ones may be shorter, or empty."""
+    size = -(-length // count)
+    start = min(number * size, length)
+    return start, min(size, length - start)
+
+
+class RankGroup(ABC):
+    """All ranks, as one of them sees them. Every method is a collective: all ranks it concerns call it, in the same order.
+
+    A rank that is gone, or too long silent, ends them with an exception on all others. Not guaranteed: which exception.
+    """
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Our number, from 0."""
+
+    @property
+    @abstractmethod
+    def data_parallelism(self) -> int:
+        """Ranks of a data group."""
+
+    @property
+    @abstractmethod
+    def tensor_parallelism(self) -> int:
+        """Ranks of a tensor group."""
+
+    @property
+    @abstractmethod
+    def mesh(self) -> Any:
+        """The torch DeviceMesh of all ranks, dimensions `data` and `tensor`."""
+
+    @property
+    def size(self) -> int:
+        """All ranks."""
+        return self.data_parallelism * self.tensor_parallelism
+
+    @property
+    def data_rank(self) -> int:
+        """Our number in our data group."""
+        return self.rank // self.tensor_parallelism
+
+    @property
+    def tensor_rank(self) -> int:
+        """Our number in our tensor group."""
+        return self.rank % self.tensor_parallelism
+
+    def place(self, rank: int) -> Place:
+        """Where a rank stands."""
+        return Place(
+            data_rank=rank // self.tensor_parallelism,
+            tensor_rank=rank % self.tensor_parallelism,
+            data_parallelism=self.data_parallelism,
+            tensor_parallelism=self.tensor_parallelism,
+        )
+
+    @abstractmethod
+    def broadcast(self, tensor: Any) -> None:
+        """Overwrite the tensor on all ranks with rank 0's."""
+
+    @abstractmethod
+    def scatter(self, pieces: Sequence[Any] | None, into: Any) -> None:
+        """Each rank gets its own of rank 0's pieces (all of one shape; None on the others) in `into`."""
+
+    @abstractmethod
+    def gather(self, piece: Any, *, over: Axes = "both") -> list[Any] | None:
+        """Rank 0 gets the tensors of all ranks, or those of its own data or tensor group, in order; the others get None."""
+
+    @abstractmethod
+    def add_up(self, tensor: Any, *, over: Literal["data", "tensor"]) -> None:
+        """Replace the tensor by its sum over our data or tensor group; the same bits on all of its ranks."""
+
+
+class ShardingEngine(ABC):
+    """A model divided among ranks; every rank has one. Synchronous, one thread.
+
+    Guaranteed: after backward passes and `finish`, gathered gradients are those of the undivided model up to rounding, summed
+    over all ranks' rows, and those of replicated parameters are equal, bit for bit, on the ranks of a tensor group. Weights are
+    float32. Not guaranteed: the bits of an undivided model, nor any order in which ranks compute. Refuses with a ModelError,
+    when it is made, every model that it does not divide rightly.
+    """
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+
+    @property
+    @abstractmethod
+    def module(self) -> Any:
+        """The divided module: called like the whole one, and gives the whole one's logits for the rows it is given."""
+
+    @property
+    @abstractmethod
+    def placements(self) -> Mapping[str, Placement]:
+        """How each trainable parameter lies, by its name in the undivided module, ascending; a tied one once."""
+
+    @abstractmethod
+    def weight(self, name: str) -> Any:
+        """This rank's piece of a parameter, to be written to."""
+
+    @abstractmethod
+    def local_grad(self, name: str) -> Any | None:
+        """This rank's piece of a gradient; None where there is none. Complete only after `finish`."""
+
+    @abstractmethod
+    def drop_gradients(self) -> None:
+        """Forget all gradients."""
+
+    def finish(self) -> None:  # noqa: B027 - some engines have done it by then
+        """Collective, after the last backward pass: make gradients sums over the data group, and replicated ones complete."""
+
+    def close(self) -> None:  # noqa: B027 - some engines hold nothing
+        """Let go of everything. Idempotent."""
+
+    @property
+    def replicated(self) -> tuple[str, ...]:
+        """Parameters whose gradients the ranks of a tensor group must have in common, bit for bit."""
+        return tuple(name for name, placement in self.placements.items() if placement.replicated)
+
+    def scatter(self, weights: Mapping[str, Any] | None) -> None:
+        """Collective: write rank 0's whole weights (float32, by name; None on the other ranks) to all ranks' pieces."""
+        group = self._group
+        for name, placement in self.placements.items():
+            sizes = [math.prod(placement.piece_shape(group.place(rank))) for rank in range(group.size)]
+            own = self.weight(name)
+            into = own.new_empty(max(sizes))
+            pieces = None
+            if weights is not None:
+                pieces = [into.new_zeros(max(sizes)) for _ in range(group.size)]
+                for rank, padded in enumerate(pieces):
+                    padded[: sizes[rank]].copy_(placement.piece(weights[name], group.place(rank)).reshape(-1))
+            group.scatter(pieces, into)
+            own.copy_(into[: sizes[group.rank]].view(own.shape))
+
+    def gather_full(self, name: str) -> Any | None:
+        """Collective, after `finish`: the whole gradient on rank 0, zero where no rank has one; None on the other ranks."""
+        placement, group = self.placements[name], self._group
+        own = self.local_grad(name)
+        if own is None:
+            own = self.weight(name).new_zeros(placement.piece_shape(group.place(group.rank)))
+        axes = placement.axes
+        if axes is None:
+            return own if group.rank == 0 else None
+
+        members = {
+            "both": list(range(group.size)),
+            "tensor": list(range(group.tensor_parallelism)),
+            "data": list(range(0, group.size, group.tensor_parallelism)),
+        }[axes]
+        if group.rank not in members:
+            return None
+
+        sizes = {rank: math.prod(placement.piece_shape(group.place(rank))) for rank in members}
+        padded = own.new_zeros(max(sizes.values()))
+        padded[: own.numel()].copy_(own.reshape(-1))
+        pieces = group.gather(padded, over=axes)
+        if pieces is None:
+            return None
+
+        whole = own.new_empty(placement.shape)
+        for rank, piece in zip(members, pieces, strict=True):
+            place = group.place(rank)
+            placement.put(piece[: sizes[rank]].view(placement.piece_shape(place)), whole, place)
+        return whole

@@ -1,0 +1,175 @@
+"""Conformance of a sharding engine. A plugin's whole test is:
+
+    class TestMyEngine(ShardingConformance):
+        sharding = "mine"  # as its entry point says: other processes find it by that name
+        create = staticmethod(MyEngine)
+        ranks = 2
+        models = {"llama": LLAMA}
+        refused = {"gpt2": GPT2}
+
+Decided here: ranks are real processes on this machine's CPU, started once for a class. What is compared is the model divided and
+whole, at tiny sizes, where a gradient that lacks a rank's part is off by far more than rounding. Speed is not judged.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from psyche_core.builtin.hf.configuration import read_configuration
+from psyche_core.builtin.hf.shell import build_shell
+from psyche_core.builtin.hf_models import create_auto, divide
+from psyche_core.errors import ModelError
+from psyche_core.hookspecs import ModelContext, Parallelism, ShardingContext
+from psyche_core.interfaces.data import IGNORED_LABEL, Samples
+from psyche_core.interfaces.model import Model
+from psyche_core.interfaces.sharding import Axes, RankGroup, ShardingEngine
+from psyche_core.testing.model import ModelConformance, gradients_of
+from psyche_core.training.sharding.crew import Crew
+from psyche_core.training.sharding.model import ShardedModel
+
+Degree = tuple[int, int]
+"""Data and tensor parallelism."""
+
+TOLERANCE = 1e-6
+"""Of losses in nats and gradients, absolute; rounding is some 1e-8 at these sizes, a missing part 1e-4 and more."""
+
+
+class ShardingConformance:
+    """What every `ShardingEngine` must do. Subclass it; override what the comments name.
+
+    sharding: the engine's plugin name. create: its factory. ranks: processes to start, this one included. degrees: ways to divide
+    them; None for all in which both numbers are powers of two. models: configurations it divides over any tensor group of these
+    ranks. refused: configurations that it does not, where tensor parallelism is wanted.
+    """
+
+    sharding: ClassVar[str]
+    ranks: ClassVar[int] = 2
+    degrees: ClassVar[tuple[Degree, ...] | None] = None
+    models: ClassVar[Mapping[str, Mapping[str, Any]]]
+    refused: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    @staticmethod
+    def create(context: ShardingContext) -> ShardingEngine:
+        """The factory under test; write `create = staticmethod(your_factory)`."""
+        raise NotImplementedError
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Every model and every degree."""
+        if "degree" in metafunc.fixturenames:
+            degrees = self.degrees or tuple((self.ranks // tensor, tensor) for tensor in (1, 2, 4, 8) if tensor <= self.ranks)
+            metafunc.parametrize("degree", degrees, ids=[f"{data}x{tensor}" for data, tensor in degrees])
+        if "name" in metafunc.fixturenames:
+            metafunc.parametrize("name", self.models)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def crew(cls) -> Iterator[Crew]:
+        """The ranks."""
+        torch.set_num_threads(1)
+        crew = Crew(Parallelism(data=cls.ranks, sharding=cls.sharding), device_name="cpu")
+        yield crew
+        crew.close()
+
+    def pair(self, crew: Crew, folder: Path, name: str, degree: Degree, **changes: Any) -> tuple[Model, ShardedModel]:
+        """The model whole and divided."""
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(dict(self.models[name])), encoding="utf-8")
+        context = ModelContext(**{"source": folder, "max_seq_len": 16, "seed": bytes(32), "device": "cpu", **changes})
+        data, tensor = degree
+        parallelism = Parallelism(data=data, tensor=tensor, sharding=self.sharding)
+        divided = divide(replace(context, parallelism=parallelism, create_engine=self.create), crew=crew)
+        divided.check_every_time = True
+        return create_auto(context), divided
+
+    def assert_same_slope(self, whole: Model, divided: Model, samples: Samples, *, tolerance: float = TOLERANCE) -> None:
+        """Loss and gradients are those of the whole model."""
+        for size in (samples.count, 2):
+            expected = whole.gradients(samples, micro_batch_size=size)
+            assert divided.gradients(samples, micro_batch_size=size) == pytest.approx(expected, abs=tolerance)
+            wanted = gradients_of(whole)
+            for name, gradient in gradients_of(divided).items():
+                assert float((gradient - wanted[name]).abs().max()) <= tolerance, name
+            assert divided.loss(samples, micro_batch_size=size) == pytest.approx(expected, abs=tolerance)
+
+    def test_loss_and_gradients_are_the_whole_models_and_ranks_agree(
+        self, crew: Crew, name: str, degree: Degree, tmp_path: Path
+    ) -> None:
+        """Five rows and one: some ranks have fewer, or none. Gradients of replicated parameters are compared bit for bit."""
+        whole, divided = self.pair(crew, tmp_path, name, degree)
+        for count in (5, 1):
+            self.assert_same_slope(whole, divided, ModelConformance().samples(whole, count=count))
+
+    def test_labels_and_packed_texts_are_the_whole_models(self, crew: Crew, name: str, degree: Degree, tmp_path: Path) -> None:
+        """Rows differ in how many tokens they predict: what is divided by is their number in all rows together."""
+        whole, divided = self.pair(crew, tmp_path, name, degree)
+        self.assert_same_slope(whole, divided, packed(ModelConformance().samples(whole, count=5)))
+
+    def test_weights_are_sent_anew_for_every_call(self, crew: Crew, degree: Degree, tmp_path: Path) -> None:
+        """The optimizer writes them on rank 0 between two calls, and a loss comes between two gradients."""
+        whole, divided = self.pair(crew, tmp_path, next(iter(self.models)), degree)
+        samples = ModelConformance().samples(whole, count=3)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(2):
+            for key, tensor in whole.parameters.items():
+                change = 0.05 * torch.randn(tensor.shape, generator=generator)
+                tensor.data.add_(change)
+                divided.parameters[key].data.add_(change)
+            expected = whole.gradients(samples, micro_batch_size=3)
+            assert divided.loss(samples, micro_batch_size=3) == pytest.approx(expected, abs=TOLERANCE)
+            self.assert_same_slope(whole, divided, samples)
+
+    def test_memory_savers_change_nothing(self, crew: Crew, degree: Degree, tmp_path: Path) -> None:
+        """Checkpointed gradients are the plain ones, in bfloat16 they come close; both as in the whole model."""
+        name = next(iter(self.models))
+        whole, divided = self.pair(crew, tmp_path / "checkpointed", name, degree, gradient_checkpointing=True)
+        self.assert_same_slope(whole, divided, ModelConformance().samples(whole, count=3))
+        whole, divided = self.pair(crew, tmp_path / "rounded", name, degree, dtype="bfloat16")
+        self.assert_same_slope(whole, divided, ModelConformance().samples(whole, count=3), tolerance=0.02)
+
+    def test_what_is_divided_wrongly_is_refused_by_name(self, tmp_path: Path) -> None:
+        """One sentence that names the architecture, before anything is computed."""
+        for name, config in self.refused.items():
+            (tmp_path / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
+            model_type = read_configuration(tmp_path).model_type
+            module, _ = build_shell((tmp_path / "config.json").read_bytes(), attention="auto", gradient_checkpointing=False)
+            context = ShardingContext(module=module, model_type=model_type, group=_Nobody(), device=torch.device("cpu"))
+            with pytest.raises(ModelError, match=model_type) as raised:
+                self.create(context)
+            assert "\n" not in str(raised.value), name
+
+
+class _Nobody(RankGroup):
+    """Two ranks that share weights, with nothing between them."""
+
+    rank = 0
+    data_parallelism = 1
+    tensor_parallelism = 2
+    mesh = None
+
+    def broadcast(self, tensor: Any) -> None:
+        raise NotImplementedError
+
+    def scatter(self, pieces: Any, into: Any) -> None:
+        raise NotImplementedError
+
+    def gather(self, piece: Any, *, over: Axes = "both") -> list[Any] | None:
+        raise NotImplementedError
+
+    def add_up(self, tensor: Any, *, over: str) -> None:
+        raise NotImplementedError
+
+
+def packed(samples: Samples) -> Samples:
+    """Five rows of 12 tokens, each of some texts with padding after them, and some labels ignored."""
+    labels = list(struct.unpack("<60i", samples.tokens))
+    labels[::7] = [IGNORED_LABEL] * len(labels[::7])
+    lengths = ((5, 4, 2), (12,), (1, 1, 10), (3, 3, 3), (2, 9, 1))
+    return replace(samples, labels=struct.pack("<60i", *labels), sequence_lengths=lengths)

@@ -1,0 +1,1 @@
+"""One model divided among several processes of one client; see docs/how-to/several-devices.md."""

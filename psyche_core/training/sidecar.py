@@ -1,0 +1,159 @@
+"""`python -m psyche_core.training.sidecar`: ranks of a client whose model is divided among several machines.
+
+The client starts those of its own machine itself. Needs no files: the client says how the model is built and sends each rank its
+part of the weights. Decided here: the program finds plugins as the command line does, and is therefore above this room's floor.
+Refuses a secret on the command line, where everybody on the machine could read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from psyche_core.training.secret import read_secret
+
+EXAMPLE: Final = """\
+On the client's machine, which holds ranks 0 and 1 of 4:
+  psyche client train ... --data-parallelism 2 --tensor-parallelism 2 \\
+      --sidecar-bind 192.168.1.10:29400 --sidecar-local-ranks 2 --sidecar-secret-file group.secret
+On the other machine, which holds ranks 2 and 3:
+  python -m psyche_core.training.sidecar --main-host 192.168.1.10 --port 29400 --world-size 4 \\
+      --start-rank 2 --local-ranks 2 --secret-file group.secret
+
+The secret keeps out who does not know it; what travels is neither encrypted nor signed: use one trusted network.
+"""
+_USER_ERROR: Final = 2
+_POLL_SECONDS: Final = 0.2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program; its exit code: 0 when the client ended it, 1 when the group failed, 2 for what the user can mend."""
+    given = parser().parse_args(arguments)
+    if given.local_ranks < 1 or not 1 <= given.start_rank <= given.world_size - given.local_ranks:
+        return _refuse(f"ranks {given.start_rank} and {given.local_ranks - 1} more do not fit into a world of {given.world_size}")
+    try:
+        secret = _secret(given)
+    except (OSError, ValueError) as error:
+        return _refuse(f"the secret cannot be read: {error}")
+    if given.local_ranks > 1:
+        return _start_all(given, secret)
+    if given.tethered:
+        threading.Thread(target=_end_with_starter, name="tether", daemon=True).start()
+    return _serve(given, secret)
+
+
+def _serve(given: argparse.Namespace, secret: bytes) -> int:
+    import torch
+
+    from psyche_core.errors import PsycheError, UserError
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.training.sharding.devices import rank_device
+    from psyche_core.training.sharding.worker import serve
+
+    registry = PluginRegistry.discover()
+    try:
+        device = rank_device(given.device, 0)
+        if device.type == "cpu":
+            torch.set_num_threads(given.torch_threads or int(os.environ.get("OMP_NUM_THREADS", "1")))
+        serve(
+            given.main_host,
+            given.port,
+            rank=given.start_rank,
+            world_size=given.world_size,
+            device=device,
+            secret=secret,
+            engines=lambda name: registry.load("sharding", name).create,
+        )
+    except PsycheError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return _USER_ERROR if isinstance(error, UserError) else 1
+    return 0
+
+
+def _start_all(given: argparse.Namespace, secret: bytes) -> int:
+    """Several ranks of this machine as children; when one fails, all end."""
+    from psyche_core.errors import ModelError
+    from psyche_core.training.sharding.devices import rank_device
+    from psyche_core.training.sharding.processes import LocalRanks
+
+    ranks = LocalRanks()
+    try:
+        for number in range(given.local_ranks):
+            arguments = (
+                *("--main-host", given.main_host, "--port", str(given.port), "--world-size", str(given.world_size)),
+                *("--start-rank", str(given.start_rank + number), "--device", str(rank_device(given.device, number))),
+            )
+            ranks.start(given.start_rank + number, arguments, secret=secret, threads=given.torch_threads)
+        while (problem := ranks.problem(expected=(0,))) is None and ranks.processes:
+            if ranks.all_ended():
+                return 0
+            time.sleep(_POLL_SECONDS)
+    except ModelError as error:
+        problem = str(error)
+    except KeyboardInterrupt:
+        ranks.kill()
+        return 130
+    ranks.kill()
+    sys.stderr.write(f"Error: {problem}\n")
+    return 1
+
+
+def _secret(given: argparse.Namespace) -> bytes:
+    if given.tethered:
+        line = b""
+        while not line.endswith(b"\n"):
+            read = os.read(sys.stdin.fileno(), 1)
+            if not read:
+                message = "whoever started this is gone"
+                raise ValueError(message)
+            line += read
+        return bytes.fromhex(line.decode())
+
+    if given.secret_file is None:
+        message = "give --secret-file FILE, the same as the client's --sidecar-secret-file"
+        raise ValueError(message)
+    return read_secret(given.secret_file)
+
+
+def _end_with_starter() -> NoReturn:
+    """The system closes the pipe when whoever started us ends, however it ends."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass  # not for us
+    os._exit(1)
+
+
+def _refuse(sentence: str) -> int:
+    sys.stderr.write(f"Error: {sentence}\n")
+    return _USER_ERROR
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = argparse.ArgumentParser(
+        prog="python -m psyche_core.training.sidecar",
+        description="Compute a part of a client's model on this machine. The client tells it everything else.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add_argument("--main-host", required=True, metavar="HOST", help="Machine of the client.")
+    options.add_argument("--port", required=True, type=int, metavar="N", help="Port of its --sidecar-bind.")
+    options.add_argument("--world-size", required=True, type=int, metavar="N", help="Data times tensor parallelism.")
+    options.add_argument("--start-rank", required=True, type=int, metavar="N", help="First rank of this machine, from 1.")
+    options.add_argument("--local-ranks", default=1, type=int, metavar="N", help="Ranks of this machine. [default: 1]")
+    options.add_argument("--device", default="auto", help="auto, cpu, cuda, or cuda:X,Y with one for each rank. [default: auto]")
+    options.add_argument("--secret-file", type=Path, metavar="PATH", help="File with the secret that the client has, too.")
+    options.add_argument("--torch-threads", type=int, metavar="N", help="CPU threads of each rank. [default: 1]")
+    options.add_argument("--tethered", action="store_true", help=argparse.SUPPRESS)
+    return options
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # taking torch apart takes a second, and the client waits for us

@@ -1,0 +1,45 @@
+"""The engine of torch itself, with two and four real ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from psyche_core.testing.sharding import ShardingConformance
+from psyche_core.testing.tiny_models import DEEPSEEK_V2, DEEPSEEK_V3, GPT2, LLAMA, QWEN2, QWEN3, TIED_LLAMA
+from psyche_core.training.sharding.dtensor import DTensorEngine
+
+MODELS = {
+    "llama": LLAMA,
+    "llama with biases and a divided output": {**LLAMA, "attention_bias": True, "mlp_bias": True, "vocab_size": 64},
+    "tied llama": TIED_LLAMA,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "deepseek v3": DEEPSEEK_V3,
+}
+PARTED_DIFFERENTLY = {"llama": LLAMA, "qwen3": QWEN3, "deepseek v3": DEEPSEEK_V3}
+FOUR_HEADS = {name: {**config, "num_key_value_heads": 4} for name, config in PARTED_DIFFERENTLY.items()}
+UNPLANNED = {"gpt2": GPT2, "deepseek v2": DEEPSEEK_V2}
+
+
+class TestTwoRanks(ShardingConformance):
+    sharding = "dtensor"
+    create = staticmethod(DTensorEngine)
+    models = MODELS
+    refused = UNPLANNED
+
+
+@pytest.mark.slow
+class TestFourRanks(ShardingConformance):
+    sharding = "dtensor"
+    create = staticmethod(DTensorEngine)
+    ranks = 4
+    models = FOUR_HEADS
+
+
+class TestAnyModelOverData(ShardingConformance):
+    """Data parallelism alone needs no plan."""
+
+    sharding = "dtensor"
+    create = staticmethod(DTensorEngine)
+    degrees = ((2, 1),)
+    models = UNPLANNED
