@@ -4,6 +4,7 @@ Decided here:
 - Of DeepSpeed only the cutting of linear maps is used. Gradients are taken from `.grad` after torch's own backward pass, since
   DeepSpeed's adds nothing without its optimizers; data groups are summed here, and no step of DeepSpeed is ever taken.
 - How a parameter lies is read from the note that AutoTP leaves at it (`DS_AUTOTP_UC_META`), never guessed.
+- The groups that it keeps in globals are dropped before each model, since a client may build its model anew.
 - Its extension for CPU collectives is switched off: it would be compiled for a minute, by a compiler that may not be there.
 
 Refuses what AutoTP gets wrong: of DeepSeek-V3 it divides the feed-forward only, and its plan for the rest leaves ranks with
@@ -137,6 +138,8 @@ def _divide(context: ShardingContext) -> Any:
     try:
         with _local_rank(context), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of settings that it makes itself
+            # it keeps groups for the life of the process: those of a model that was built and closed before would be used here
+            deepspeed.utils.groups._release_process_group_references(group=None)
             deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False, auto_mpi_discovery=False)
             engine, *_ = deepspeed.initialize(model=context.module, config=config, dist_init_required=False)
     except (ValueError, AssertionError, NotImplementedError) as error:

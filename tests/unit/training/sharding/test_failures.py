@@ -23,6 +23,7 @@ from psyche_core.hookspecs import ModelContext, Parallelism
 from psyche_core.testing.model import ModelConformance
 from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.sharding import group as group_module
+from psyche_core.training.sharding import part
 from psyche_core.training.sharding.crew import Crew
 from psyche_core.training.sharding.dtensor import DTensorEngine
 from psyche_core.training.sharding.group import TorchGroup
@@ -131,6 +132,27 @@ def test_an_exception_in_a_rank_is_the_sentence_all_end_with(start_crew: StartCr
         train()
     assert "\n" not in str(raised.value)
     wait_for(lambda: is_gone(process), "the rank is left behind")
+
+
+def test_ranks_that_disagree_about_a_gradient_train_nothing(
+    start_crew: StartCrew, context: ModelContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit in one value of one rank's piece, at the first step."""
+    parallelism = Parallelism(tensor=2)
+    model = model_of(context, start_crew(parallelism), parallelism)
+    digest = part._digest
+
+    def off_by_a_bit(gradient: torch.Tensor | None) -> bytes:
+        assert gradient is not None
+        changed = gradient.clone()
+        if changed.shape == (32,):
+            changed.view(torch.int32)[3] ^= 1
+        return digest(changed)
+
+    monkeypatch.setattr(part, "_digest", off_by_a_bit)
+    with pytest.raises(RanksLost, match=r"the ranks disagree about the gradient of model\.layers\.0\.input_layernorm\.weight"):
+        model.gradients(samples(model), micro_batch_size=2)
+    assert all(parameter.grad is None for parameter in model.parameters.values())
 
 
 def test_ranks_end_when_the_client_is_killed(context: ModelContext) -> None:
