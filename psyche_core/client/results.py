@@ -82,16 +82,22 @@ class ResultDesk:
     def repeat_evidence(self, notes: EpochNotes, state: CoordinatorState, *, now: float, patience: float) -> list[Action]:
         """Send proofs again that were not answered for `patience` seconds, unless the share is void: a server may be away.
 
-        Also of who is ejected already, by a proof about another round: what was taken in this one is judged by this one's.
+        When it is back and goes on, at once: a few short rounds later nobody judges the old one any more. Also of who is ejected
+        already, by a proof about another round: what was taken in this one is judged by this one's.
         """
         actions: list[Action] = []
+        moment = (state.run_state, -1 if state.current_round is None else state.current_round.height)
         for record in notes.records.values():
             stored = state.round_at(record.height) if record.evidence else None
             if stored is None:
                 continue  # what is not stored any more is not judged any more
 
             for slot, evidence in record.evidence.items():
-                if slot not in stored.voided and not evidence.answered and now - evidence.sent_at > patience:
+                went_on = evidence.moment not in (None, moment)
+                evidence.moment = moment
+                if slot in stored.voided or evidence.answered:
+                    continue
+                if went_on or now - evidence.sent_at > patience:
                     evidence.sent_at = now
                     actions.append(Send(evidence.command))
         return actions

@@ -14,7 +14,7 @@ from typing import Literal
 from psyche_core.coordinator import assignment, committee, witness
 from psyche_core.coordinator.commands import Equivocation
 from psyche_core.coordinator.state import CoordinatorState, Round
-from psyche_core.types import MAX_WITNESSES, BatchId, WitnessStatement, bitmap
+from psyche_core.types import MAX_WITNESSES, BatchId, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import Result
 
 MAX_CANDIDATES = MAX_WITNESSES + 1
@@ -25,11 +25,15 @@ NO_DIGEST = bytes(32)
 
 @dataclass(slots=True)
 class Evidence:
-    """A proof against a trainer. sent_at: when we last sent it; answered: the coordinator has taken or refused it."""
+    """A proof against a trainer. sent_at: when we last sent it; answered: the coordinator has taken or refused it.
+
+    moment: phase and round as of our last look.
+    """
 
     command: Equivocation
     sent_at: float
     answered: bool = False
+    moment: tuple[RunState, int] | None = None
 
 
 @dataclass(slots=True)
