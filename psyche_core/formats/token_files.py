@@ -67,6 +67,23 @@ class SequenceIndex:
         file = bisect_right(self.ends, place)
         return file, place - (self.ends[file - 1] if file else 0)
 
+    def located(self, indices: range) -> list[tuple[int, int]]:
+        """`locate` of every index, in order; at once for those that follow each other within a file."""
+        count = len(self)
+        if self._order is not None or indices.step != 1 or indices.start < 0 or indices.stop > count:
+            return [self.locate(index) for index in indices]
+
+        found: list[tuple[int, int]] = []
+        before = 0
+        for file, end in enumerate(self.ends):
+            first, past = max(indices.start, before), min(indices.stop, end)
+            found += [(file, place) for place in range(first - before, past - before)]
+            before = end
+            if end >= indices.stop:
+                break
+
+        return found
+
     def places(self, indices: Iterable[int]) -> list[int]:
         """The samples' places among all sequences in file order; past the end they wrap around."""
         count = len(self)

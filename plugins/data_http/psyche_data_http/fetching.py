@@ -55,10 +55,11 @@ class SequenceFetcher:
         """The content of every place. Raises DataError; endless without a deadline around it."""
         missing = sorted(set(places))
         found = await self._cached(missing)
-        while missing := [place for place in missing if place not in found]:
+        while missing := [place for place in missing if place not in found] if found else missing:
             # No await before the flights are listed: nobody else may list the same places.
-            theirs = list({id(flight): flight for place in missing if (flight := self._flights.get(place))}.values())
-            ours = self._listed(place for place in missing if place not in self._flights)
+            flying = self._flights
+            theirs = list({id(flight): flight for place in missing if (flight := flying.get(place))}.values()) if flying else []
+            ours = self._listed([place for place in missing if place not in flying] if theirs else missing)
             try:
                 await together([partial(self._fly, flight, trouble) for flight in ours])
             finally:
@@ -85,10 +86,8 @@ class SequenceFetcher:
         run, size = flight.run, self._size
         file = self._files[run.file]
         received = await read_range(self._store, file.remote, file.start + run.first * size, run.count * size, trouble)
-        content = memoryview(received).toreadonly()
-        for place in run.places:
-            at = (place[1] - run.first) * size
-            flight.contents[place] = content[at : at + size]
+        content, begins = memoryview(received).toreadonly(), run.first
+        flight.contents = {place: content[(place[1] - begins) * size : (place[1] - begins + 1) * size] for place in run.places}
 
         self._land(flight)
         block_file = self._block_files[run.file]

@@ -107,7 +107,7 @@ class HttpData(DataProvider):
     async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
         """The samples of the intervals in order, concatenated. Raises DataError, TimeoutError."""
         index, fetcher = self._entered
-        places = [index.locate(number) for batch in batches for number in range(batch.first, batch.last + 1)]
+        places = [place for batch in batches for place in index.located(range(batch.first, batch.last + 1))]
         async with deadline(timeout) as trouble:
             contents = await fetcher.fetch(places, trouble)
 

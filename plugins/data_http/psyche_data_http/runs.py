@@ -48,21 +48,18 @@ def joined(
     """
     nearest = gap // size + 1  # from one wanted sequence to the next
     most = max(1, longest // size)
-    runs: list[Run] = []
+    runs: list[list[Place]] = []
     run: list[Place] = []
-    whole = False
+    run_file, last, past, whole = -1, 0, 0, False
     for place in places:
         file, sequence = place
-        if run:
-            last_file, last = run[-1]
-            if file != last_file or not (whole or (sequence - last <= nearest and sequence - run[0][1] < most)):
-                runs.append(Run(tuple(run)))
-                run = []
-        if not run:
+        if file == run_file and (whole or (sequence <= last + nearest and sequence < past)):
+            run.append(place)
+        else:
+            run = [place]
+            runs.append(run)
             whole = not serves_ranges(file)
-        run.append(place)
+            run_file, past = file, sequence + most
+        last = sequence
 
-    if run:
-        runs.append(Run(tuple(run)))
-
-    return runs
+    return [Run(tuple(run)) for run in runs]
