@@ -1,0 +1,29 @@
+//! Refusals all programs share. A program's own begin at 100; `psyche_backend_solana.layouts.errors` names them all.
+
+pub type Res<T = ()> = Result<T, Error>;
+
+/// The number a transaction fails with (`Custom(n)`). Programs define their own as constants from 100 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Error(pub u32);
+
+impl Error {
+    pub const BAD_INSTRUCTION: Error = Error(1);
+    pub const NOT_ENOUGH_ACCOUNTS: Error = Error(2);
+    pub const MISSING_SIGNER: Error = Error(3);
+    pub const NOT_WRITABLE: Error = Error(4);
+    pub const WRONG_OWNER: Error = Error(5);
+    pub const WRONG_SIZE: Error = Error(6);
+    pub const WRONG_ADDRESS: Error = Error(7);
+    pub const WRONG_KIND: Error = Error(8);
+    pub const WRONG_VERSION: Error = Error(9);
+    pub const ALREADY_EXISTS: Error = Error(10);
+    pub const OVERFLOW: Error = Error(11);
+    pub const NOT_AUTHORITY: Error = Error(12);
+    pub const WRONG_MINT: Error = Error(13);
+    pub const WRONG_TOKEN_OWNER: Error = Error(14);
+    pub const TOO_LONG: Error = Error(15);
+    pub const CALL_FAILED: Error = Error(16);
+    pub const TOO_MANY_ACCOUNTS: Error = Error(17);
+    pub const DELEGATED_TOKENS: Error = Error(18);
+    pub const SAME_ACCOUNT: Error = Error(19);
+}

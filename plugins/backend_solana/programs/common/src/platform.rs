@@ -1,0 +1,76 @@
+//! The clock, rent, hashes, logs and derived addresses, over the syscalls.
+use crate::runtime as rt;
+use crate::Pubkey;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Clock {
+    pub slot: u64,
+    pub epoch_start: i64,
+    pub epoch: u64,
+    pub leader_epoch: u64,
+    pub unix: i64,
+}
+
+pub fn clock() -> Clock {
+    let mut c = Clock::default();
+    unsafe { rt::sol_get_clock_sysvar(&mut c as *mut Clock as *mut u8) };
+    c
+}
+
+/// Lamports that keep an account of `len` bytes for ever, as the rent sysvar says. Its threshold is an f64 (2.0 before SIMD-0194, 1.0
+/// after); taken apart here, for programs have no floating point.
+pub fn rent_exempt(len: u64) -> u64 {
+    let mut raw = [0u64; 3];
+    unsafe { rt::sol_get_rent_sysvar(raw.as_mut_ptr() as *mut u8) };
+    let yearly = (len + 128).saturating_mul(raw[0]);
+    times_f64(yearly, raw[1])
+}
+
+/// floor(a * f) for the bits of a positive f64 below 2^63.
+pub fn times_f64(a: u64, bits: u64) -> u64 {
+    let exponent = (bits >> 52 & 0x7ff) as i64 - 1075;
+    let product = a as u128 * ((bits & ((1 << 52) - 1)) | 1 << 52) as u128;
+    let shifted = if exponent < -127 { 0 } else if exponent < 0 { product >> (-exponent) as u32 } else { product << (exponent as u32 & 127) };
+    if shifted >> 64 != 0 { u64::MAX } else { shifted as u64 }
+}
+
+pub fn sha256(parts: &[&[u8]]) -> [u8; 32] {
+    let mut out = [0u8; 32];
+    unsafe { rt::sol_sha256(parts.as_ptr(), parts.len() as u64, out.as_mut_ptr()) };
+    out
+}
+
+pub fn log(s: &str) {
+    unsafe { rt::sol_log_(s.as_ptr(), s.len() as u64) }
+}
+
+/// A line `Program data: BASE64 …` for whoever reads the logs.
+pub fn log_data(parts: &[&[u8]]) {
+    unsafe { rt::sol_log_data(parts.as_ptr(), parts.len() as u64) }
+}
+
+pub fn log_compute_units() {
+    unsafe { rt::sol_log_compute_units_() }
+}
+
+/// The derived address and its bump. About 1,500 compute units a try: store the bump.
+pub fn find_address(seeds: &[&[u8]], program: &Pubkey, key: &mut Pubkey) -> u8 {
+    let mut bump = 0u8;
+    unsafe { rt::sol_try_find_program_address(seeds.as_ptr(), seeds.len() as u64, program.as_ptr(), key.as_mut_ptr(), &mut bump) };
+    bump
+}
+
+/// Whether `key` is the address of these seeds, bump included.
+pub fn is_address(key: &Pubkey, seeds: &[&[u8]], program: &Pubkey) -> bool {
+    let mut made = [0u8; 32];
+    let failed = unsafe { rt::sol_create_program_address(seeds.as_ptr(), seeds.len() as u64, program.as_ptr(), made.as_mut_ptr()) };
+    failed == 0 && same(key, &made)
+}
+
+/// Equality of keys in four words.
+#[inline(always)]
+pub fn same(a: &Pubkey, b: &Pubkey) -> bool {
+    let (a, b) = (a.as_ptr() as *const u64, b.as_ptr() as *const u64);
+    unsafe { (0..4).all(|i| a.add(i).read_unaligned() == b.add(i).read_unaligned()) }
+}
