@@ -23,10 +23,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench build soak soak-e2e fuzz clean
+.PHONY: help setup demo demo-solana test lint types bench build soak soak-e2e fuzz clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## make .venv with pinned dependencies and all distributions, editable
 
@@ -45,6 +45,10 @@ $(STAMP): constraints.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 demo: $(STAMP) ## train a small model here: a server and three clients, about two minutes
 	$(LOOPBACK) $(BIN)/psyche testnet start --num-clients 3 --config-path examples/local_testnet --out runs/demo \
 	  --require-steps 150 --require-epochs 3 --require-loss-drop 2.0 --time-limit 1200
+
+demo-solana: $(STAMP) ## the same on a local Solana chain: three clients with their own wallets, two epochs
+	$(LOOPBACK) $(BIN)/psyche testnet start --backend solana --num-clients 3 --config-path examples/solana_testnet \
+	  --out runs/demo-solana --require-steps 120 --require-epochs 2 --require-loss-drop 1.5 --time-limit 1200
 
 test: lint types ## all checks and all tests
 	$(LOOPBACK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)

@@ -6,9 +6,10 @@ entry point per thing it registers, in ONE group:
     [project.entry-points."psyche.plugins"]
     "optimizer.Distro" = "psyche_optim_distro.hooks"
 
-The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding. `Name` is what a run
-configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`, `architecture = "HfLlama"`). Reading names imports
-nothing, so a broken or slow plugin costs nothing to who does not use it. Factories import what is heavy when they are called.
+The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding, command. `Name` is what
+a run configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`, `architecture = "HfLlama"`), or the word behind
+`psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing to who does not use it. Factories
+import what is heavy when they are called.
 
 Each registration's `settings` is a pydantic model (or None) that validates the plugin's own table; unknown keys are refused.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 from pydantic import BaseModel
@@ -29,9 +30,12 @@ from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, 
 from psyche_core.run_config import CoordinatorConfig
 from psyche_core.wire.signing import SecretKey
 
+if TYPE_CHECKING:
+    import click
+
 PROJECT = "psyche"
 GROUP = "psyche.plugins"
-KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding")
+KINDS = ("backend", "optimizer", "data", "transport", "model", "sharding", "command")
 PLUGIN_API = (1, 0)
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -40,7 +44,11 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendContext:
-    """What a client's backend is built from. address: as the user gave it (`host:port#KEY`). retry_seconds: give up after."""
+    """What a client's backend is built from.
+
+    address: as the user gave it (`host:port#KEY`); empty for a backend that needs none. key: of our transport, and our identity
+    where the backend has no other. settings: validated options of the backend's own. retry_seconds: give up after.
+    """
 
     run_id: str
     address: str
@@ -77,14 +85,39 @@ class ServerContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberContext:
+    """A member that a testnet is about to start.
+
+    address: as the hosted coordinator said it. key_path: file with its identity key, in a folder where more may be put for it.
+    """
+
+    run_id: str
+    address: str
+    key_path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRegistration:
-    """A coordinator backend. create_server is None where nobody hosts it (a chain)."""
+    """A coordinator backend. create_server is None where nobody hosts it.
+
+    settings: options of its own; a client is told them as `--name` and `PSYCHE_NAME` beside its own when it chooses this backend
+    (a field's `json_schema_extra` may give `{"short": "-w"}`, or `{"option": False}` for what belongs on no command line). A
+    pydantic-settings class reads its environment itself. needs_address: whether `--server-addr` says where the coordinator is.
+    transport_key: makes our transport's key from run id and settings, for who was given no key file. route: `host:port` of what
+    the backend talks to, which tells the local address that others reach; the address itself where None.
+    member_options: makes ready what a testnet's member needs beside its key, and returns the options of `psyche client train`
+    that lead it to the coordinator; may block. None: the address is all it needs (--server-addr).
+    """
 
     name: str
     summary: str
     create: Callable[[BackendContext], Backend]
     create_server: Callable[[ServerContext], BackendServer] | None = None
     settings: type[BaseModel] | None = None
+    needs_address: bool = True
+    transport_key: Callable[[str, Any], SecretKey] | None = None
+    route: Callable[[Any], str] | None = None
+    member_options: Callable[[MemberContext], list[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +260,15 @@ class ShardingRegistration:
     create: Callable[[ShardingContext], ShardingEngine]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRegistration:
+    """A command of the `psyche` program. name: the word behind `psyche`. load: imports and returns the click command."""
+
+    name: str
+    summary: str
+    load: Callable[[], click.Command]
+
+
 Registration = (
     BackendRegistration
     | OptimizerRegistration
@@ -234,6 +276,7 @@ Registration = (
     | TransportRegistration
     | ModelRegistration
     | ShardingRegistration
+    | CommandRegistration
 )
 
 
@@ -272,3 +315,18 @@ def psyche_register_models() -> list[ModelRegistration]:  # type: ignore[empty-b
 @hookspec
 def psyche_register_sharding() -> list[ShardingRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
     """Ways to divide a model among processes; the name is what `--sharding` takes."""
+
+
+@hookspec
+def psyche_register_commands() -> list[CommandRegistration]:  # type: ignore[empty-body]  # pluggy specs have no body
+    """Commands this plugin adds to the `psyche` program; the name is the word behind it.
+
+    Example:
+        def load():
+            from my_plugin.cli import my_command
+            return my_command
+
+        @hookimpl
+        def psyche_register_commands():
+            return [CommandRegistration(name="my-command", summary="…", load=load)]
+    """

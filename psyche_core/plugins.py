@@ -29,6 +29,7 @@ from psyche_core.hookspecs import (
     PLUGIN_API,
     PROJECT,
     BackendRegistration,
+    CommandRegistration,
     DataRegistration,
     ModelRegistration,
     OptimizerRegistration,
@@ -43,7 +44,10 @@ Status = Literal["ok", "not loaded", "failed", "incompatible", "duplicate", "dis
 
 FIRST_PARTY_EXTRAS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
+        ("backend", "solana"): "solana",
         ("backend", "tcp"): "tcp",
+        ("command", "run-manager"): "solana",
+        ("command", "solana"): "solana",
         ("data", "Server"): "tcp",
         ("data", "Http"): "http",
         ("data", "WeightedHttp"): "http",
@@ -62,6 +66,7 @@ _HOOKS: Mapping[str, tuple[str, type[Registration]]] = MappingProxyType(
         "transport": ("psyche_register_transports", TransportRegistration),
         "model": ("psyche_register_models", ModelRegistration),
         "sharding": ("psyche_register_sharding", ShardingRegistration),
+        "command": ("psyche_register_commands", CommandRegistration),
     }
 )
 
@@ -169,6 +174,8 @@ class PluginRegistry:
     def load(self, kind: Literal["model"], name: str) -> ModelRegistration: ...
     @overload
     def load(self, kind: Literal["sharding"], name: str) -> ShardingRegistration: ...
+    @overload
+    def load(self, kind: Literal["command"], name: str) -> CommandRegistration: ...
     @overload
     def load(self, kind: str, name: str) -> Registration: ...
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, PlainValidator, ValidationError, field_validator
+from pydantic import BaseModel, Field, PlainValidator, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from psyche_core.errors import ConfigError
@@ -66,15 +66,20 @@ class ClientSettings(_ProgramSettings):
     """Everything `psyche client train` can be told."""
 
     run_id: str = Field(min_length=1, max_length=64, description="Run to take part in; the server must host the same.")
-    server_addr: str = Field(
+    server_addr: str | None = Field(
+        default=None,
         description=(
-            "The coordinator as the backend names it; for tcp `host:port#KEY`, as the server prints it when it starts. KEY is "
-            "the server's public key: whoever answers must prove to hold it. A server on this machine may go without; "
-            "`host:port#insecure` trusts whoever answers."
-        )
+            "The coordinator as the backend names it, if it needs that; for tcp `host:port#KEY`, as the server prints it when it "
+            "starts. KEY is the server's public key: whoever answers must prove to hold it. A server on this machine may go "
+            "without; `host:port#insecure` trusts whoever answers."
+        ),
     )
     identity_secret_key_path: Path | None = Field(
-        default=None, description="File with our 32-byte Ed25519 key. Without it we are somebody new each time."
+        default=None,
+        description=(
+            "File with our 32-byte Ed25519 key. Without it: one that follows from our wallet, where the backend has one, else a "
+            "new one, and we are somebody new each time."
+        ),
     )
     backend: str = Field(default="tcp", description="Coordinator backend, by plugin name.")
     reconnect_seconds: float = Field(
@@ -141,7 +146,9 @@ class ClientSettings(_ProgramSettings):
 
     @field_validator("server_addr")
     @classmethod
-    def _address_is_not_empty(cls, value: str) -> str:
+    def _address_is_not_empty(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         if not value.strip():
             message = "must not be empty; write host:port#KEY as the server prints it, or 127.0.0.1:20000 for one on this machine"
             raise ValueError(message)
@@ -211,6 +218,7 @@ class TestnetSettings(_ProgramSettings):
 
     config_path: Path = Field(description="Folder with state.toml and, where the server has the data, data.toml.")
     num_clients: int = Field(ge=1, le=256, description="Client processes to start.")
+    backend: str = Field(default="tcp", description="Coordinator backend to host, by plugin name.")
     server_port: int = Field(default=20000, ge=0, le=65535, description="Port of the server; 0 picks a free one.")
     out: Path | None = Field(default=None, description="Folder for report, events, logs, keys and checkpoints; runs/<run_id>.")
     validation_data: Path | None = Field(
@@ -302,7 +310,7 @@ class TrainLocalSettings(_ProgramSettings):
     base: Path = Field(default_factory=Path.cwd, description="Folder that relative paths of the run file start from.")
 
 
-_Settings = TypeVar("_Settings", bound=_ProgramSettings)
+_Settings = TypeVar("_Settings", bound=BaseModel)
 
 
 def load_settings(cls: type[_Settings], given: dict[str, Any]) -> _Settings:

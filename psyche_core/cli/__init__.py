@@ -1,8 +1,8 @@
 """The `psyche` command: what can be said, and how every end of a program becomes an exit code.
 
-Commands are imported when they are used, never before: `psyche --help` imports click and nothing else of weight. This module is
-the only place where exceptions become sentences: exit code 2 for what the user can mend, 1 for everything else that failed on
-purpose, 130 for Ctrl-C. Programming errors keep their traceback.
+Commands are imported when they are used, never before: `psyche --help` imports click and nothing else of weight. Plugins bring
+commands, too (`plugin_commands`). This module is the only place where exceptions become sentences: exit code 2 for what the user
+can mend, 1 for everything else that failed on purpose, 130 for Ctrl-C. Programming errors keep their traceback.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Sequence
 import click
 
 from psyche_core.cli.failures import describe_failure
-from psyche_core.cli.lazy import LazyGroup, example
+from psyche_core.cli.lazy import example
+from psyche_core.cli.plugin_commands import PluginGroup
 
 
 @click.group(
     epilog=example("psyche testnet start --num-clients 3 --config-path examples/local_testnet"),
-    cls=LazyGroup,
+    cls=PluginGroup,
     commands_by_path={
         "bench": ("psyche_core.cli.bench:bench", "Compare optimizers and their settings by training."),
         "client": ("psyche_core.cli.client:client", "Take part in a run with this machine."),

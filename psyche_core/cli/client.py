@@ -10,7 +10,7 @@ import anyio
 import click
 
 from psyche_core.cli.lazy import example
-from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
+from psyche_core.cli.options import ENVIRONMENT_NOTE, BackendOptions, settings_options
 from psyche_core.cli.running import log_to_stderr, open_report
 from psyche_core.settings import ClientSettings, load_settings
 
@@ -21,15 +21,18 @@ def client() -> None:
 
 
 @client.command(
+    cls=BackendOptions,
     epilog=example(
         "psyche client train --run-id first-light --server-addr 203.0.113.7:20000#KEY -i me.key --checkpoint-dir checkpoints",
-        note=ENVIRONMENT_NOTE,
-    )
+        "psyche client train --run-id first-light --backend solana -w wallet.json --rpc https://api.devnet.solana.com",
+        note=f"{ENVIRONMENT_NOTE} A backend may have options of its own: `psyche client train --backend solana --help`.",
+    ),
 )
 @settings_options(ClientSettings)
 def train(**given: Any) -> int:
     """Join a run and train until it ends. Ctrl-C leaves in order: the others go on."""
-    settings = load_settings(ClientSettings, given)
+    own = {name: value for name, value in given.items() if name in ClientSettings.model_fields}
+    settings = load_settings(ClientSettings, own)
     log_to_stderr()
     from psyche_core.client.assemble import train_client
     from psyche_core.plugins import PluginRegistry
@@ -37,11 +40,15 @@ def train(**given: Any) -> int:
     from psyche_core.ui.display import open_display
 
     keep_freed_memory()
+    registry = PluginRegistry.discover()
+    backend_class = registry.load("backend", settings.backend).settings
+    others = {name: value for name, value in given.items() if name not in own}
+    backend_settings = None if backend_class is None else load_settings(backend_class, others)
     with (
         open_display(settings.logs, title=settings.run_id) as sink,
         open_report(sink, events_file=settings.events_file) as report,
     ):
-        ended = anyio.run(functools.partial(train_client, settings, PluginRegistry.discover(), report))
+        ended = anyio.run(functools.partial(train_client, settings, registry, report, backend_settings=backend_settings))
     return 0 if ended.success else 1
 
 

@@ -19,6 +19,10 @@ class LazyGroup(click.Group):
         super().__init__(*args, **kwargs)
         self._table = dict(commands_by_path)
 
+    def summary(self, name: str) -> str:
+        """The table's words about a command."""
+        return self._table[name][1]
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         """Names, sorted; imports nothing."""
         return sorted(self._table)

@@ -6,9 +6,10 @@ argument always wins.
 
 from __future__ import annotations
 
+import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,31 +17,89 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from psyche_core.settings import ENVIRONMENT_PREFIX
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 ENVIRONMENT_NOTE = "Every option is also read from the environment, as PSYCHE_<OPTION>; an option given here wins."
+
+_EXTRA = "psyche.backend.options"
 
 SHORT = {"identity_secret_key_path": "-i", "server_port": "-s"}
 """Options that also have a one-letter form."""
 
 
 def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
-    """A decorator that adds one option per field of a settings class, in the order of the fields."""
+    """A decorator that adds one option per field of a settings class, in the order of the fields.
+
+    A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, or `{"option": False}` for what belongs on no
+    command line.
+    """
 
     def decorate(command: _Command) -> _Command:
         for name, field in reversed(cls.model_fields.items()):
-            command = _option(name, field)(command)
+            if _extra(field).get("option", True):
+                command = _option(name, field)(command)
         return command
 
     return decorate
+
+
+class BackendOptions(click.Command):
+    """A command whose `--backend` brings options of its own: those of the backend's settings class.
+
+    They are known, and stand in the help, only when that backend is named, by option or environment.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Find the backend's name first, then parse."""
+        settings = _backend_settings(_backend_name(args))
+        ctx.meta[_EXTRA] = [] if settings is None else _extra_parameters(settings, {option.name for option in self.params})
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own, then the backend's."""
+        *own, last = super().get_params(ctx)  # the last one is --help
+        return [*own, *ctx.meta.get(_EXTRA, ()), last]
+
+
+def _backend_name(args: list[str]) -> str | None:
+    """The last `--backend NAME` or `--backend=NAME`, else the environment's."""
+    found = os.environ.get(f"{ENVIRONMENT_PREFIX}BACKEND") or None
+    for place, word in enumerate(args):
+        if word == "--":
+            break
+        if word == "--backend" and place + 1 < len(args):
+            found = args[place + 1]
+        elif word.startswith("--backend="):
+            found = word.partition("=")[2]
+    return found
+
+
+def _backend_settings(name: str | None) -> type[BaseModel] | None:
+    if name is None:
+        return None
+
+    from psyche_core.plugins import PluginRegistry
+
+    return PluginRegistry.discover().load("backend", name).settings
+
+
+def _extra_parameters(settings: type[BaseModel], taken: Collection[str | None]) -> list[click.Parameter]:
+    @click.command()
+    @settings_options(settings)
+    def holder(**_: Any) -> None: ...
+
+    return [option for option in holder.params if option.name not in taken]
 
 
 def _option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]:
     dashed = name.replace("_", "-")
     kind = _click_type(field.annotation)
     flags = [f"--{dashed}/--no-{dashed}"] if kind is bool else [f"--{dashed}"]
-    if name in SHORT:
-        flags.insert(0, SHORT[name])
+    short = _extra(field).get("short", SHORT.get(name))
+    if short is not None:
+        flags.insert(0, str(short))
 
     return click.option(
         *flags,
@@ -51,6 +110,10 @@ def _option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]:
         metavar=None if kind is bool or isinstance(kind, click.Choice) else _metavar(kind),
         help=_help(field),
     )
+
+
+def _extra(field: FieldInfo) -> Mapping[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
 def _click_type(annotation: Any) -> Any:

@@ -20,7 +20,7 @@ SERVER_LOCATION = "Server"
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What was loaded. data and data_port (which clients are told) are None when the server serves none."""
+    """What was loaded. data is None without a data file; data_port, which clients are told, when the server serves no data."""
 
     run: RunFile
     data: DataFile | None
@@ -39,8 +39,11 @@ class RunFiles:
         )
 
 
-def load_run(state: Path, data_config: Path | None, registry: PluginRegistry) -> RunFiles:
-    """Load and check everything a run's files say. Raises ConfigError with all that is wrong, one sentence a line."""
+def load_run(state: Path, data_config: Path | None, registry: PluginRegistry, *, prepares_data: bool = False) -> RunFiles:
+    """Load and check everything a run's files say. Raises ConfigError with all that is wrong, one sentence a line.
+
+    prepares_data: whoever asks makes the token files of data_config, also where members read them by themselves.
+    """
     run_file = load_run_file(state)
     check_run_file_plugins(run_file, registry)
     location = run_file.model.LLM.data_location
@@ -50,13 +53,14 @@ def load_run(state: Path, data_config: Path | None, registry: PluginRegistry) ->
         raise ConfigError(message)
     if data_config is None:
         return RunFiles(run_file, None)
-    if not serves_data:
+    if not serves_data and not prepares_data:
         message = f"{state} takes its data from {location.name}, not from this server; leave --data-config out"
         raise ConfigError(message)
 
     data_file = load_data_file(data_config)
     check_data_file(data_file, run_file.model)
-    return RunFiles(run_file, data_file, _port(str((location.settings or {}).get("location", ""))))
+    port = _port(str((location.settings or {}).get("location", ""))) if serves_data else None
+    return RunFiles(run_file, data_file, port)
 
 
 def _port(address: str) -> int:

@@ -30,11 +30,17 @@ def start(**given: Any) -> int:
     settings = load_settings(TestnetSettings, given)
     log_to_stderr()
     from psyche_core.cli.run_files import load_run
+    from psyche_core.errors import UserError
     from psyche_core.plugins import PluginRegistry
     from psyche_core.ui.testnet import run_testnet
 
     data_config = settings.config_path / "data.toml"
+    registry = PluginRegistry.discover()
     files = load_run(
-        settings.config_path / "state.toml", data_config if data_config.exists() else None, PluginRegistry.discover()
+        settings.config_path / "state.toml", data_config if data_config.exists() else None, registry, prepares_data=True
     )
-    return run_program(functools.partial(run_testnet, settings, files.run, files.data))
+    backend = registry.load("backend", settings.backend)
+    if backend.create_server is None:
+        message = f"the backend {settings.backend} is not one that a testnet can host"
+        raise UserError(message)
+    return run_program(functools.partial(run_testnet, settings, files, backend.member_options))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.from_thread
 import anyio.to_thread
+from pydantic import BaseModel
 
 from psyche_core.client import report
 from psyche_core.client.bench import Bench, ModelStore, Start
@@ -28,7 +29,7 @@ from psyche_core.client.runtime import ClientRuntime
 from psyche_core.coordinator.schedule import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, ModelError
-from psyche_core.hookspecs import BackendContext, TransportContext
+from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
 from psyche_core.interfaces import DataProvider
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import Choice, LLMConfig
@@ -43,28 +44,40 @@ if TYPE_CHECKING:
 _LEAVING = (signal.SIGINT, signal.SIGTERM)
 
 
-async def train_client(settings: ClientSettings, registry: PluginRegistry, tell: report.Report) -> report.Ended:
+async def train_client(
+    settings: ClientSettings,
+    registry: PluginRegistry,
+    tell: report.Report,
+    *,
+    backend_settings: BaseModel | None = None,
+) -> report.Ended:
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
-    Raises UserError for what the user can mend, BackendError, DataError and ModelError for what stops the client.
+    backend_settings: of the chosen backend's own class. Raises UserError for what the user can mend, BackendError, DataError and
+    ModelError for what stops the client.
     """
-    path = settings.identity_secret_key_path
-    key = SecretKey.generate() if path is None else await anyio.to_thread.run_sync(SecretKey.load, path)
-    create_backend = (await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))).create
+    backend_kind = await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))
+    address = _address_for(backend_kind, settings)
+    key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
     async with AsyncExitStack() as stack:
         scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
         stack.callback(scratch.close)
         backend = await stack.enter_async_context(
-            create_backend(
+            backend_kind.create(
                 BackendContext(
-                    run_id=settings.run_id, address=settings.server_addr, key=key, retry_seconds=settings.reconnect_seconds
+                    run_id=settings.run_id,
+                    address=address,
+                    key=key,
+                    settings=backend_settings,
+                    retry_seconds=settings.reconnect_seconds,
                 )
             )
         )
+        route = address if backend_kind.route is None else backend_kind.route(backend_settings)
         interface = settings.bind_p2p_interface
         if interface == "auto":
-            interface = await anyio.to_thread.run_sync(_interface_towards, settings.server_addr)
+            interface = await anyio.to_thread.run_sync(_interface_towards, route)
         transport = await stack.enter_async_context(
             create_transport(TransportContext(run_id=settings.run_id, key=key, interface=interface, port=settings.bind_p2p_port))
         )
@@ -80,12 +93,34 @@ async def train_client(settings: ClientSettings, registry: PluginRegistry, tell:
             descriptions=DescriptionExchange(transport, folder=_cache_folder(settings) / "descriptions"),
             store=_open_store(settings),
         )
-        tell(report.Started("client", backend.identity.signer.hex(), settings.run_id, settings.server_addr))
+        tell(report.Started("client", backend.identity.signer.hex(), settings.run_id, route))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_leave_on_signal, runtime)
             ended = await runtime.run()
             tasks.cancel_scope.cancel()
         return ended
+
+
+def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
+    """Where the coordinator is, as the user says. Raises ConfigError where that is needed and missing, or of no use."""
+    if backend.needs_address and settings.server_addr is None:
+        message = f"--server-addr is needed for {backend.name} (or the environment variable PSYCHE_SERVER_ADDR)"
+        raise ConfigError(message)
+    if not backend.needs_address and settings.server_addr is not None:
+        message = f"--server-addr means nothing to the backend {backend.name}; its own options say where the coordinator is"
+        raise ConfigError(message)
+
+    return settings.server_addr or ""
+
+
+def _transport_key(backend: BackendRegistration, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:
+    """Our transport's key: the file's, else what the backend makes of its settings, else a new one. Raises IdentityError."""
+    if settings.identity_secret_key_path is not None:
+        return SecretKey.load(settings.identity_secret_key_path)
+    if backend.transport_key is not None:
+        return backend.transport_key(settings.run_id, backend_settings)
+
+    return SecretKey.generate()
 
 
 def bench_builder(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psyche_core.coordinator.state import Progress
 from psyche_core.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
 
@@ -117,10 +118,15 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class UpdateConfig:
-    """The run's owner replaces configuration; only while halted. None keeps what is there."""
+    """The run's owner replaces configuration; only while halted. None keeps what is there.
+
+    progress: where the run goes on, such as at an older checkpoint; the queue is emptied, for what was lost in a history that is
+    left is assigned again, or was trained before the step that is gone on from.
+    """
 
     config: CoordinatorConfig | None = None
     model: ModelConfig | None = None
+    progress: Progress | None = None
 
 
 Command = (

@@ -26,6 +26,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "UpdateConfigNotHalted": "configuration changes only while the run is halted",
         "ConfigSanityCheckFailed": "the coordinator's configuration breaks a rule, or a rate is out of range",
         "ModelSanityCheckFailed": "the model's configuration breaks a rule",
+        "ProgressSanityCheckFailed": "the step, the first sample or the epoch from which the run is to go on is out of range",
     }
 )
 """Each name with what it means, in one line."""

@@ -1,7 +1,7 @@
 """Schedules over the run: samples per round, learning rate per step, cold-start factor.
 
-Formulas are the reference's (2.15, 3.12 and modeling 3) in float64. One correction: the cosine stays at its final rate after
-`total_steps` instead of rising again.
+Formulas are the reference's (2.15, 3.12 and modeling 3), samples in integers, rates in float64. One correction: the cosine stays
+at its final rate after `total_steps` instead of rising again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from psyche_core.run_config import Choice
 
 
 def batch_size(tokens: int, *, start: int, end: int, warmup_tokens: int) -> int:
-    """Samples of a round before which `tokens` tokens were assigned: a linear ramp from `start` to `end`, halves rounded up."""
+    """Samples of a round before which `tokens` tokens were assigned: a linear ramp from `start` to `end`, halves rounded up.
+
+    In integers: every implementation must assign the same samples, and programs on a chain have no floating-point numbers.
+    """
     if tokens >= warmup_tokens:
         return end
 
-    exact = start + (end - start) * tokens / warmup_tokens
-    whole = math.floor(exact)
-    return whole + 1 if exact - whole >= 0.5 else whole
+    return start + (2 * (end - start) * tokens + warmup_tokens) // (2 * warmup_tokens)
 
 
 def learning_rate(schedule: Choice | Mapping[str, Any], step: int) -> float:

@@ -17,11 +17,15 @@ from psyche_core.coordinator.equivocation import equivocation
 from psyche_core.coordinator.members import health_check, join, withdraw
 from psyche_core.coordinator.rewards import set_future_epoch_rates
 from psyche_core.coordinator.rounds import Outcome, entered, tick_round
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.coordinator.statements import warmup_witness, witness
 from psyche_core.errors import ConfigError, CoordinatorError
 from psyche_core.run_config import check_cold_start, check_config, check_model
+from psyche_core.run_config_rules import MAX_FIRST_SAMPLE
 from psyche_core.types import RunState
+
+_MAX_EPOCH = 2**31
+"""Highest epoch from which a run can go on: as many again fit in 32 bits."""
 
 
 def apply(state: CoordinatorState, command: Command, now: int, seed: int) -> tuple[CoordinatorState, tuple[Event, ...]]:
@@ -129,4 +133,24 @@ def _update_config(state: CoordinatorState, command: commands.UpdateConfig) -> O
     except ConfigError as error:
         raise CoordinatorError("ConfigSanityCheckFailed", str(error)) from error
 
-    return replace(state, config=config, model=model), ()
+    state = replace(state, config=config, model=model)
+    if command.progress is None:
+        return state, ()
+
+    problem = _progress_problem(command.progress, config.total_steps)
+    if problem is not None:
+        raise CoordinatorError("ProgressSanityCheckFailed", problem)
+
+    return replace(state, progress=command.progress, requeue=()), ()
+
+
+def _progress_problem(progress: Progress, total_steps: int) -> str | None:
+    """What is wrong with where a run is to go on, None when it can. A step after the last one makes it a finished run."""
+    last_step = min(total_steps + 1, 2**32 - 1)
+    limits = {"step": (1, last_step), "data_index": (0, MAX_FIRST_SAMPLE), "epoch": (0, _MAX_EPOCH)}
+    for name, (least, most) in limits.items():
+        value = getattr(progress, name)
+        if type(value) is not int or not least <= value <= most:
+            return f"progress.{name} = {value!r:.40}: must be a number from {least} to {most}"
+
+    return None

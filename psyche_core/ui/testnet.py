@@ -14,19 +14,21 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import anyio.to_thread
 from rich.console import Console
 
 from psyche_core.__about__ import __version__
-from psyche_core.builtin.text_corpus import VALIDATION_FOLDER
+from psyche_core.builtin.text_corpus import VALIDATION_FOLDER, prepare_text
 from psyche_core.client.report import Problem, Started
 from psyche_core.coordinator import witness
 from psyche_core.errors import UserError
+from psyche_core.hookspecs import MemberContext
 from psyche_core.run_config import DataFile, RunFile
 from psyche_core.settings import TestnetSettings
 from psyche_core.ui.kills import RandomKills
@@ -59,20 +61,42 @@ SHOWN_LOG_LINES = 15
 _OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", MARKER)
 
 
-async def run_testnet(settings: TestnetSettings, run: RunFile, data: DataFile | None) -> int:
+MemberOptions = Callable[[MemberContext], list[str]]
+
+
+class RunFiles(Protocol):
+    """The checked files of settings.config_path. data_port: None when the server does not serve the data."""
+
+    @property
+    def run(self) -> RunFile:
+        """The run file."""
+
+    @property
+    def data(self) -> DataFile | None:
+        """The data file, where there is one."""
+
+    @property
+    def data_port(self) -> int | None:
+        """Where the server serves the data."""
+
+
+async def run_testnet(settings: TestnetSettings, files: RunFiles, member_options: MemberOptions | None = None) -> int:
     """Run it all. Returns the exit code: 0, or 1 when a member failed, a promise was broken or a required figure not met.
 
-    run, data: the checked files of settings.config_path. Raises UserError for what the user can mend.
+    member_options: of the backend's registration. Raises UserError for what the user can mend.
     """
+    run, data = files.run, files.data
     check_port(settings.server_port)
     kills = plan_kills(settings, run)
     out = settings.out if settings.out is not None else Path("runs") / run.run_id
     prepare_folder(out, settings, run)
     ledger = RunLedger(run_id=run.run_id, total_steps=run.config.total_steps)
     console = Console()
+    if data is not None and files.data_port is None:
+        await anyio.to_thread.run_sync(prepare_text, data)
     started = time.monotonic()
     with _display(settings.logs, ledger, console) as display:
-        testnet = _Testnet(settings, run, data, kills=kills, out=out, display=display)
+        testnet = _Testnet(settings, files, member_options or _server_address, kills=kills, out=out, display=display)
         failures = await testnet.play()
 
     if not failures:
@@ -160,8 +184,8 @@ class _Testnet:
     def __init__(
         self,
         settings: TestnetSettings,
-        run: RunFile,
-        data: DataFile | None,
+        files: RunFiles,
+        member_options: MemberOptions,
         *,
         kills: RandomKills | None,
         out: Path,
@@ -169,8 +193,10 @@ class _Testnet:
     ) -> None:
         self._settings = settings
         self._kills = kills
-        self._run = run
-        self._data = data
+        self._run = files.run
+        self._data = files.data
+        self._serves_data = files.data_port is not None
+        self._member_options = member_options
         self._out = out.absolute()
         self._display = display
         self._ledger = display.ledger
@@ -203,7 +229,10 @@ class _Testnet:
                     self._ledger.expect(name)
                 for name in names:
                     await anyio.to_thread.run_sync(SecretKey.generate().save, self._key(name))
-                    tasks.start_soon(self._keep_running, name, self._client_arguments(name, measures=name == names[0]))
+                    member = MemberContext(run_id=self._run.run_id, address=self._address, key_path=self._key(name))
+                    options = await anyio.to_thread.run_sync(self._member_options, member)
+                    arguments = [*self._client_arguments(name, measures=name == names[0]), *options]
+                    tasks.start_soon(self._keep_running, name, arguments)
                 tasks.start_soon(self._watch_clock)
                 await self._over.wait()
                 tasks.cancel_scope.cancel()
@@ -292,10 +321,10 @@ class _Testnet:
 
     def _server_arguments(self) -> list[str]:
         config = self._settings.config_path.absolute()
-        data = ["--data-config", str(config / "data.toml")] if self._data is not None else []
+        data = ["--data-config", str(config / "data.toml")] if self._serves_data else []
         return [
             *("server", "run", "--state", str(config / "state.toml"), *data, "--host", HOST),
-            *("--server-port", str(self._settings.server_port)),
+            *("--backend", self._settings.backend, "--server-port", str(self._settings.server_port)),
             *("--logs", "json", "--events-file", str(self._out / "events" / "server.jsonl")),
         ]
 
@@ -315,7 +344,7 @@ class _Testnet:
                 if self._data is not None:
                     more += ["--validation-token-size", self._data.token_size]
         return [
-            *("client", "train", "--run-id", self._run.run_id, "--server-addr", self._address),
+            *("client", "train", "--run-id", self._run.run_id, "--backend", self._settings.backend),
             *("--identity-secret-key-path", str(self._key(name)), "--bind-p2p-interface", HOST),
             *("--device", settings.device, "--torch-threads", str(settings.torch_threads)),
             *("--micro-batch-size", str(settings.micro_batch_size), "--compute-dtype", settings.compute_dtype),
@@ -323,6 +352,10 @@ class _Testnet:
             *("--cache-dir", str(self._out / "cache")),
             *("--logs", "json", "--events-file", str(self._out / "events" / f"{name}.jsonl"), *more),
         ]
+
+
+def _server_address(member: MemberContext) -> list[str]:
+    return ["--server-addr", member.address]
 
 
 def held_out(data: DataFile | None) -> Path | None:

@@ -16,7 +16,7 @@ from typing import Any
 from psyche_core.errors import WireError
 from psyche_core.types import BatchId
 from psyche_core.wire.codec import decode, encode
-from psyche_core.wire.signing import SecretKey, verify
+from psyche_core.wire.signing import SecretKey, framed, verify
 
 VERSION = 1
 MAX_ENVELOPE_BYTES = 16 * 1024
@@ -99,6 +99,11 @@ def commitment_hash(
 def sign_commitment(key: SecretKey, run_id: str, commitment: bytes) -> bytes:
     """64-byte signature of a commitment by the trainer's p2p key."""
     return key.sign(_COMMITMENT, run_id, commitment)
+
+
+def commitment_message(run_id: str, commitment: bytes) -> bytes:
+    """The bytes that `sign_commitment` signs, for who verifies by other means (a chain)."""
+    return framed(_COMMITMENT, run_id, commitment)
 
 
 def is_commitment_of(p2p: bytes, commitment: bytes, signature: bytes, *, run_id: str) -> bool:

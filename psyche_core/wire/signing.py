@@ -19,7 +19,7 @@ from psyche_core.errors import IdentityError
 _PREFIX = b"psyche/1"
 
 
-def _framed(domain: str, run_id: str, body: bytes) -> bytes:
+def framed(domain: str, run_id: str, body: bytes) -> bytes:
     """The bytes signed: prefix, domain, run id, body. Domain and run id carry their length, so no two inputs collide."""
     tag, run = domain.encode(), run_id.encode()
     return b"".join((_PREFIX, bytes((len(tag),)), tag, bytes((len(run),)), run, body))
@@ -88,13 +88,13 @@ class SecretKey:
 
     def sign(self, domain: str, run_id: str, body: bytes) -> bytes:
         """64-byte signature over domain, run id and body."""
-        return bytes(self._key.sign(_framed(domain, run_id, body)).signature)
+        return bytes(self._key.sign(framed(domain, run_id, body)).signature)
 
 
 def verify(public: bytes, signature: bytes, *, domain: str, run_id: str, body: bytes) -> bool:
     """Whether `signature` is that key's over these. False for malformed keys and signatures, never an exception."""
     try:
-        VerifyKey(public).verify(_framed(domain, run_id, body), signature)
+        VerifyKey(public).verify(framed(domain, run_id, body), signature)
     except (BadSignatureError, ValueError, TypeError):
         return False
 

@@ -4,7 +4,7 @@
     python build.py [PROGRAM ...] [--out FOLDER] [--check FOLDER]
 
 Needs: apt-get install --no-install-recommends rustc-web rust-web-src. The first build compiles `core` (about 10 s) into a cache,
-later ones take a second or two. The same sources and the same rustc give the same bytes.
+later ones take a second or two. The same sources and the same rustc give the same bytes, in whatever folder.
 
 Decided: only `core`; no compiler_builtins, so a program may use neither floating-point numbers nor 128-bit division (multiplying,
 shifting and adding 128 bits are lowered by sbf_ld.py); whatever needs a missing function does not link.
@@ -18,43 +18,85 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parent
 SOURCES = TOOLS.parent
+SHIPPED = SOURCES.parent / "psyche_backend_solana/programs"
+CACHE = TOOLS / ".cache"
+RUSTC = "/usr/bin/rustc"
 PROGRAMS = ("coordinator", "authorizer", "treasurer", "mining_pool")
-TARGET = ("--target", "bpfel-unknown-none", "-C", "target-cpu=v2", "-C", "opt-level=3", "-C", "panic=abort", "-C", "codegen-units=1")
+TARGET = (
+    "--target",
+    "bpfel-unknown-none",
+    "-C",
+    "target-cpu=v2",
+    "-C",
+    "opt-level=3",
+    "-C",
+    "panic=abort",
+    "-C",
+    "codegen-units=1",
+)
 BUILTINS = "#![feature(compiler_builtins)]\n#![compiler_builtins]\n#![no_std]\n#![allow(internal_features)]\n"
 """rustc wants a crate of this name beside `core`; ours is empty."""
 
 
-class Toolchain:
-    """One rustc with the libraries made for it. rustc: Debian's; cache: where libraries are kept, by rustc's version."""
+class BuildError(Exception):
+    """What rustc or the linker said against a program, or what is missing."""
 
-    def __init__(self, rustc: str = "/usr/bin/rustc", *, cache: Path) -> None:
-        said = subprocess.run([rustc, "-Vv"], capture_output=True, text=True, check=True).stdout
+
+class Toolchain:
+    """One rustc with the libraries made for it.
+
+    rustc: Debian's. cache: folder for libraries, by rustc's version. sources: folder of the programs' crates. BuildError if rustc
+    or its sources are missing; the message says which package has them.
+    """
+
+    def __init__(self, rustc: str = RUSTC, *, cache: Path = CACHE, sources: Path = SOURCES) -> None:
+        if not Path(rustc).exists():
+            message = f"{rustc} is missing; install it with: apt-get install --no-install-recommends rustc-web rust-web-src"
+            raise BuildError(message)
+        said = _run([rustc, "-Vv"])
         version = re.search(r"^release: (\S+)", said, re.MULTILINE)
         llvm = re.search(r"^LLVM version: (\d+)\.(\d+)", said, re.MULTILINE)
         if version is None or llvm is None:
             message = f"{rustc} -Vv tells no version: {said}"
-            raise SystemExit(message)
-
+            raise BuildError(message)
         self.version = version[1]
         self._rustc = rustc
+        self._sources = sources
+        self._libllvm = f"libLLVM.so.{llvm[1]}.{llvm[2]}"
         self._library = Path(f"/usr/src/rustc-{self.version}/library")
         self._cache = cache / self.version
-        self._environment = {**os.environ, "RUSTC_BOOTSTRAP": "1", "SBF_LIBLLVM": f"libLLVM.so.{llvm[1]}.{llvm[2]}"}
+        if not (self._library / "core/src/lib.rs").exists():
+            message = f"{self._library} is missing; install it with: apt-get install --no-install-recommends rust-web-src"
+            raise BuildError(message)
 
-    def build(self, name: str, out: Path) -> Path:
-        """The shared object of one program, written to `out`."""
-        self._libraries()
-        common = self._cache / "libpsyche_common.rlib"
-        self._compile("psyche_common", SOURCES / "common/src/lib.rs", common, "rlib", "-C", "linker-plugin-lto")
-        found = out / f"{name}.so"
+    def build(self, name: str, out: Path, *, assembly: Path | None = None) -> Path:
+        """The shared object of one of our programs, written to the folder `out`; its assembly to the file `assembly`."""
+        more = () if assembly is None else ("-C", f"link-arg=--assembly={assembly}")
         out.mkdir(parents=True, exist_ok=True)
-        linker = ("-C", "lto=fat", "-C", f"linker={TOOLS / 'sbf_ld.py'}", "--extern", f"psyche_common={common}")
-        self._compile(name, SOURCES / name / "src/lib.rs", found, "cdylib", *linker)
-        return found
+        with tempfile.TemporaryDirectory() as folder:
+            extern = ("--extern", f"psyche_common={self.common(Path(folder))}")
+            return self.link(name, self._sources / name / "src/lib.rs", out / f"{name}.so", more=(*more, *extern))
+
+    def common(self, out: Path) -> Path:
+        """The crate that all our programs share, as a library in the folder `out`."""
+        self._libraries()
+        made = out / "libpsyche_common.rlib"
+        self._compile("psyche_common", self._sources / "common/src/lib.rs", made, "rlib", "-C", "linker-plugin-lto")
+        return made
+
+    def link(self, name: str, source: Path, out: Path, *, sbpf: int = 0, more: Sequence[str] = ()) -> Path:
+        """The shared object of any crate. sbpf: version of sBPF, 0 or 3; more: arguments for rustc. BuildError if refused."""
+        self._libraries()
+        linker = ("-C", "lto=fat", "-C", f"linker={TOOLS / 'sbf_ld.py'}")
+        own = ("-C", f"link-arg=--libllvm={self._libllvm}", "-C", f"link-arg=--sbpf={sbpf}")
+        self._compile(name, source, out, "cdylib", *linker, *own, *more)
+        return out
 
     def _libraries(self) -> None:
         self._cache.mkdir(parents=True, exist_ok=True)
@@ -63,9 +105,6 @@ class Toolchain:
         for crate, source in (("core", self._library / "core/src/lib.rs"), ("compiler_builtins", builtins)):
             made = self._cache / f"lib{crate}.rlib"
             if not made.exists():
-                if not source.exists():
-                    message = f"{source} is missing; install it with: apt-get install --no-install-recommends rust-web-src"
-                    raise SystemExit(message)
                 part = made.with_name(f"{made.name}.{os.getpid()}")
                 self._run("--crate-name", crate, "--edition", "2021", "--crate-type", "rlib", source, "-o", part,
                           "-C", "linker-plugin-lto", "--cap-lints", "allow")  # fmt: skip
@@ -73,39 +112,65 @@ class Toolchain:
 
     def _compile(self, name: str, source: Path, out: Path, kind: str, *more: str | Path) -> None:
         part = out.with_name(f"{out.name}.{os.getpid()}")
-        remap = f"--remap-path-prefix={SOURCES}=programs"
+        remap = f"--remap-path-prefix={self._sources}=programs"
         self._run("--crate-name", name, "--edition", "2021", "--crate-type", kind, source, "-o", part, "-C", "overflow-checks=on",
                   "-D", "warnings", remap, f"--remap-path-prefix={self._library}=library", *more)  # fmt: skip
         part.rename(out)
 
     def _run(self, *arguments: str | Path) -> None:
         command = [self._rustc, *TARGET, "-L", str(self._cache), *map(str, arguments)]
-        finished = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
-        if finished.returncode != 0:
-            sys.stderr.write(finished.stderr)
-            message = f"rustc refused {arguments[1]}"
-            raise SystemExit(message)
+        try:
+            _run(command)
+        except BuildError as error:
+            message = f"{error}\nrustc refused {arguments[1]}"
+            raise BuildError(message) from error
+
+
+def _run(command: list[str]) -> str:
+    environment = {**os.environ, "RUSTC_BOOTSTRAP": "1"}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    if finished.returncode != 0:
+        raise BuildError(finished.stderr)
+    return finished.stdout
+
+
+def write_sums(folder: Path) -> None:
+    """SHA256SUMS of every program in a folder, as sha256sum -c reads it; of what was built before too."""
+    lines = [f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {made.name}\n" for made in sorted(folder.glob("*.so"))]
+    (folder / "SHA256SUMS").write_text("".join(lines))
+
+
+def build_all(toolchain: Toolchain, options: argparse.Namespace) -> None:
+    """Build what was asked for, and compare where asked to; BuildError if anything is refused or differs."""
+    differing = []
+    for name in options.programs:
+        assembly = options.assembly / f"{name}.s" if options.assembly else None
+        made = toolchain.build(name, options.out, assembly=assembly)
+        content = made.read_bytes()
+        sys.stdout.write(f"{hashlib.sha256(content).hexdigest()}  {made.name}  {len(content)} bytes\n")
+        if options.check is not None and (options.check / made.name).read_bytes() != content:
+            differing.append(name)
+    write_sums(options.out)
+    if differing:
+        message = (
+            f"rustc {toolchain.version} builds other bytes than those shipped for {', '.join(differing)}; run build.py and commit"
+        )
+        raise BuildError(message)
 
 
 def main() -> None:
-    """Build, and compare where asked to."""
+    """The command."""
     parser = argparse.ArgumentParser(description="Build the on-chain programs.")
     parser.add_argument("programs", nargs="*", default=list(PROGRAMS), metavar="PROGRAM", help=", ".join(PROGRAMS))
-    parser.add_argument("--out", type=Path, default=SOURCES.parent / "psyche_backend_solana/programs", help="folder for the .so files")
-    parser.add_argument("--cache", type=Path, default=TOOLS / ".cache", help="folder for compiled libraries")
+    parser.add_argument("--out", type=Path, default=SHIPPED, help="folder for the .so files")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for compiled libraries")
     parser.add_argument("--check", type=Path, help="compare with the .so files of this folder; a difference is an error")
-    arguments = parser.parse_args()
-    toolchain = Toolchain(cache=arguments.cache)
-    differing = []
-    for name in arguments.programs:
-        made = toolchain.build(name, arguments.out)
-        content = made.read_bytes()
-        sys.stdout.write(f"{hashlib.sha256(content).hexdigest()}  {made.name}  {len(content)} bytes\n")
-        if arguments.check is not None and (arguments.check / made.name).read_bytes() != content:
-            differing.append(name)
-    if differing:
-        message = f"rustc {toolchain.version} builds other bytes than those shipped for {', '.join(differing)}; run build.py and commit"
-        raise SystemExit(message)
+    parser.add_argument("--assembly", type=Path, help="folder for the programs' assembly")
+    options = parser.parse_args()
+    try:
+        build_all(Toolchain(cache=options.cache), options)
+    except BuildError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

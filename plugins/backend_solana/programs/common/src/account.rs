@@ -51,7 +51,7 @@ impl Account {
         }
         unsafe { (*self.0).len = len as u64 };
         if len > before {
-            self.data_mut()[before..].fill(0);
+            unsafe { core::ptr::write_bytes(self.ptr().add(before), 0, len - before) }; // `fill` would be a loop over bytes
         }
         Ok(())
     }
@@ -64,8 +64,8 @@ impl Account {
         let sum = to.lamports().checked_add(self.lamports());
         to.set_lamports(match sum { Some(sum) => sum, None => return Err(Error::OVERFLOW) });
         self.set_lamports(0);
-        self.data_mut().fill(0);
         unsafe {
+            core::ptr::write_bytes(self.ptr(), 0, self.len());
             (*self.0).len = 0;
             (*self.0).owner = [0; 32];
         }

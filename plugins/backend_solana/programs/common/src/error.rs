@@ -1,10 +1,40 @@
 //! Refusals all programs share. A program's own begin at 100; `psyche_backend_solana.layouts.errors` names them all.
+use core::num::NonZeroU32;
 
 pub type Res<T = ()> = Result<T, Error>;
 
-/// The number a transaction fails with (`Custom(n)`). Programs define their own as constants from 100 on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Error(pub u32);
+/// The number a transaction fails with (`Custom(n)`), from 1. Programs define their own as constants from 100 on: `Error(100)`.
+///
+/// Never 0, so that `Res` is one number for the compiler: a function that returns it is called, not inlined (see toolchain/README.md).
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Error {
+    code: NonZeroU32,
+}
+
+/// The error of a number; 0 is none and does not compile in a constant.
+#[allow(non_snake_case)]
+pub const fn Error(code: u32) -> Error {
+    match NonZeroU32::new(code) {
+        Some(code) => Error { code },
+        None => panic!("an error is not 0"),
+    }
+}
+
+/// The number as `error.0`.
+#[repr(transparent)]
+pub struct Number(pub u32);
+
+impl core::ops::Deref for Error {
+    type Target = Number;
+
+    #[inline(always)]
+    fn deref(&self) -> &Number { unsafe { &*(self as *const Error as *const Number) } }
+}
+
+impl core::fmt::Debug for Error {
+    fn fmt(&self, f: &mut core::fmt::Formatter) -> core::fmt::Result { write!(f, "Error({})", self.0) }
+}
 
 impl Error {
     pub const BAD_INSTRUCTION: Error = Error(1);

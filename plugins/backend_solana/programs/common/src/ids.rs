@@ -15,3 +15,5 @@ pub const MINING_POOL: Pubkey = [57, 155, 96, 100, 132, 172, 28, 238, 92, 245, 8
 pub const SYSTEM: Pubkey = [0; 32];
 /// SPL Token: TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA
 pub const TOKEN: Pubkey = [6, 221, 246, 225, 215, 101, 161, 147, 217, 203, 225, 70, 206, 235, 121, 172, 28, 180, 133, 237, 95, 91, 55, 145, 58, 140, 245, 133, 126, 255, 0, 169];
+/// Associated token accounts: ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL
+pub const ASSOCIATED_TOKEN: Pubkey = [140, 151, 37, 143, 78, 36, 137, 241, 187, 61, 16, 41, 20, 142, 13, 131, 11, 90, 19, 153, 218, 255, 16, 132, 4, 142, 123, 216, 219, 233, 248, 89];

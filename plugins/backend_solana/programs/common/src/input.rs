@@ -25,6 +25,7 @@ impl Input {
         for i in 0..count {
             if *p == 0xff {
                 let raw = p as *mut Raw;
+                (*raw).original_len = (*raw).len as u32; // room the loader left for us to remember it
                 table[i] = Account(raw);
                 p = p.add(HEADER_BYTES + (*raw).len as usize + GROWTH_BYTES);
                 p = p.add(p.align_offset(8)).add(8);

@@ -5,11 +5,13 @@
 
 pub mod account;
 pub mod arithmetic;
+pub mod authorization;
 pub mod cpi;
 pub mod error;
 pub mod ids;
 pub mod input;
 pub mod platform;
+pub mod record;
 pub mod runtime;
 pub mod token;
 

@@ -68,9 +68,17 @@ pub fn is_address(key: &Pubkey, seeds: &[&[u8]], program: &Pubkey) -> bool {
     failed == 0 && same(key, &made)
 }
 
-/// Equality of keys in four words.
-#[inline(always)]
+/// Equality of keys. By syscall: BPF knows no unaligned loads, so the compiler would compare byte by byte.
+#[inline(never)]
 pub fn same(a: &Pubkey, b: &Pubkey) -> bool {
-    let (a, b) = (a.as_ptr() as *const u64, b.as_ptr() as *const u64);
-    unsafe { (0..4).all(|i| a.add(i).read_unaligned() == b.add(i).read_unaligned()) }
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut difference = 0;
+        unsafe { rt::sol_memcmp_(a.as_ptr(), b.as_ptr(), 32, &mut difference) };
+        difference == 0
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        a == b
+    }
 }

@@ -1,4 +1,5 @@
-//! Syscalls, the memory functions that compiled code calls, the panic handler. Only for the chain, and empty on a host.
+//! Syscalls, the memory functions that compiled code calls, the panic handler. Only for the chain; on a host, where only
+//! unit tests run, most syscalls panic.
 #![allow(clippy::missing_safety_doc)]
 
 #[cfg(target_arch = "bpf")]
@@ -54,19 +55,45 @@ mod memory {
 
     #[no_mangle]
     unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, n: usize) -> i32 {
-        let mut i = 0;
-        while i < n {
-            let (x, y) = (*a.add(i), *b.add(i));
-            if x != y {
-                return x as i32 - y as i32;
-            }
-            i += 1;
-        }
-        0
+        let mut difference = 0;
+        sol_memcmp_(a, b, n as u64, &mut difference);
+        difference
     }
 
     #[no_mangle]
     unsafe extern "C" fn bcmp(a: *const u8, b: *const u8, n: usize) -> i32 {
         memcmp(a, b, n)
     }
+}
+
+/// The memory functions of the chain, for unit tests on a host.
+#[cfg(not(target_arch = "bpf"))]
+mod host_memory {
+    pub unsafe fn sol_memcpy_(d: *mut u8, s: *const u8, n: u64) { core::ptr::copy_nonoverlapping(s, d, n as usize) }
+    pub unsafe fn sol_memmove_(d: *mut u8, s: *const u8, n: u64) { core::ptr::copy(s, d, n as usize) }
+    pub unsafe fn sol_memset_(d: *mut u8, c: u8, n: u64) { core::ptr::write_bytes(d, c, n as usize) }
+    pub unsafe fn sol_memcmp_(a: *const u8, b: *const u8, n: u64, out: *mut i32) {
+        let (a, b) = (core::slice::from_raw_parts(a, n as usize), core::slice::from_raw_parts(b, n as usize));
+        *out = a.iter().zip(b).map(|(x, y)| *x as i32 - *y as i32).find(|difference| *difference != 0).unwrap_or(0);
+    }
+}
+#[cfg(not(target_arch = "bpf"))]
+pub use host_memory::*;
+
+#[cfg(not(target_arch = "bpf"))]
+macro_rules! absent {
+    ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => { $(pub unsafe fn $name($(_: $argument),*) $(-> $result)? { panic!("no chain here") })* };
+}
+
+#[cfg(not(target_arch = "bpf"))]
+absent! {
+    sol_log_(*const u8, u64);
+    sol_log_data(*const &[u8], u64);
+    sol_log_compute_units_();
+    sol_sha256(*const &[u8], u64, *mut u8) -> u64;
+    sol_get_clock_sysvar(*mut u8) -> u64;
+    sol_get_rent_sysvar(*mut u8) -> u64;
+    sol_create_program_address(*const &[u8], u64, *const u8, *mut u8) -> u64;
+    sol_try_find_program_address(*const &[u8], u64, *const u8, *mut u8, *mut u8) -> u64;
+    sol_invoke_signed_c(*const u8, *const u8, u64, *const u8, u64) -> u64;
 }

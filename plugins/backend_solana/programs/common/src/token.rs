@@ -1,6 +1,7 @@
 //! SPL Token accounts: what they hold, and transfers out of ours.
 use crate::account::Account;
 use crate::cpi::{invoke, Meta};
+use crate::platform::same;
 use crate::{ids, Error, Pubkey, Res};
 
 pub const ACCOUNT_BYTES: usize = 165;
@@ -17,7 +18,7 @@ impl TokenAccount {
         if account.len() != ACCOUNT_BYTES || account.data()[108] != 1 {
             return Err(Error::WRONG_KIND);
         }
-        if account.data()[..32] != mint[..] {
+        if !same(unsafe { &*(account.ptr() as *const Pubkey) }, mint) {
             return Err(Error::WRONG_MINT);
         }
         Ok(TokenAccount(*account))
@@ -29,7 +30,7 @@ impl TokenAccount {
 
     /// Refuses an account of somebody else, and one that another may spend from or close.
     pub fn must_belong_to(&self, owner: &Pubkey) -> Res {
-        if self.owner() != owner {
+        if !same(self.owner(), owner) {
             return Err(Error::WRONG_TOKEN_OWNER);
         }
         let data = self.0.data();
@@ -58,4 +59,41 @@ pub fn transfer(from: &Account, to: &Account, authority: &Account, token: &Accou
         Meta { key: authority.key(), writable: false, signer: true },
     ];
     invoke(&ids::TOKEN, &metas, &data, &[*from, *to, *authority, *token], seeds)
+}
+
+/// Closes a token account that holds no tokens; its lamports go to `spill`.
+pub fn close(account: &Account, spill: &Account, authority: &Account, token: &Account, seeds: &[&[u8]]) -> Res {
+    token.must_be(&ids::TOKEN)?;
+    let metas = [
+        Meta { key: account.key(), writable: true, signer: false },
+        Meta { key: spill.key(), writable: true, signer: false },
+        Meta { key: authority.key(), writable: false, signer: true },
+    ];
+    invoke(&ids::TOKEN, &metas, &[9], &[*account, *spill, *authority, *token], seeds)
+}
+
+/// The programs that make a vault.
+pub struct Programs<'a> {
+    pub token: &'a Account,
+    pub associated: &'a Account,
+    pub system: &'a Account,
+}
+
+/// Makes the associated token account of `owner` for `mint`, if nobody did before us: anybody may, so one that is there is as good.
+pub fn create_vault(payer: &Account, vault: &Account, owner: &Account, mint: &Account, programs: &Programs) -> Res {
+    programs.token.must_be(&ids::TOKEN)?;
+    programs.associated.must_be(&ids::ASSOCIATED_TOKEN)?;
+    programs.system.must_be(&ids::SYSTEM)?;
+    let metas = [
+        Meta { key: payer.key(), writable: true, signer: true },
+        Meta { key: vault.key(), writable: true, signer: false },
+        Meta { key: owner.key(), writable: false, signer: false },
+        Meta { key: mint.key(), writable: false, signer: false },
+        Meta { key: programs.system.key(), writable: false, signer: false },
+        Meta { key: programs.token.key(), writable: false, signer: false },
+    ];
+    let accounts = [*payer, *vault, *owner, *mint, *programs.system, *programs.token, *programs.associated];
+    const CREATE_IDEMPOTENT: u8 = 1;
+    invoke(&ids::ASSOCIATED_TOKEN, &metas, &[CREATE_IDEMPOTENT], &accounts, &[])?;
+    TokenAccount::of(vault, mint.key())?.must_belong_to(owner.key())
 }

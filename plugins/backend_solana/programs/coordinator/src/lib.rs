@@ -1,24 +1,65 @@
+//! The coordinator: `psyche_core.coordinator.apply` on a chain, writing the same image byte for byte.
+//!
+//! A room here is the room of the same name there, where the rules and their reasons are; what differs is how things are computed
+//! within the limits of an instruction: in place, elections by sets of bits, lists merged where they lie.
 #![no_std]
-use psyche_common::{Error, Input, Res};
+
+mod accounts;
+mod checkpoints;
+mod elections;
+mod epochs;
+mod equivocation;
+mod evidence;
+mod image;
+mod member;
+mod members;
+mod owner;
+mod refusal;
+mod requeue;
+mod rewards;
+mod rounds;
+mod run;
+mod set;
+mod shares;
+mod shuffle;
+mod statements;
+mod text;
+
+use accounts::Coordinator;
+use psyche_common::{Error, Input, Reader, Res};
 
 /// # Safety
 /// Called by the loader only.
 #[no_mangle]
 pub unsafe extern "C" fn entrypoint(buffer: *mut u8) -> u64 {
-    match Input::parse(buffer).and_then(|input| run(&input)) {
+    match Input::parse(buffer).and_then(|input| dispatch(&input)) {
         Ok(()) => 0,
         Err(error) => error.0 as u64,
     }
 }
 
-fn run(input: &Input) -> Res {
-    let [payer, target, system] = input.accounts::<3>()?;
-    psyche_common::platform::log_data(&[input.data]);
-    let mut key = [0; 32];
-    let bump = psyche_common::platform::find_address(&[b"x"], input.program, &mut key);
-    target.must_be(&key)?;
-    psyche_common::cpi::create(payer, target, system, input.program, 100, &[b"x", &[bump]])?;
-    target.data_mut()[0..8].copy_from_slice(&psyche_common::arithmetic::mul_div(1 << 63, 6, 7).ok_or(Error::OVERFLOW)?.to_le_bytes());
-    target.data_mut()[8] = bump;
-    Ok(())
+fn dispatch(input: &Input) -> Res {
+    let Some((number, data)) = input.data.split_first() else { return Err(Error::BAD_INSTRUCTION) };
+    let reader = Reader(data);
+    match number {
+        0 => owner::init(input, reader),
+        1 => owner::free(input, reader),
+        2 => owner::stage(input, reader),
+        3 => owner::update(input, reader),
+        4 => owner::set_future_epoch_rates(input, reader),
+        5 => owner::set_paused(input, reader),
+        6 => member::join(input, reader),
+        7 => member::withdraw(input, reader),
+        8 => member::tick(input, reader),
+        9 => member::witness(input, reader),
+        10 => member::warmup_witness(input, reader),
+        11 => member::health_check(input, reader),
+        12 => member::checkpoint(input, reader),
+        13 => member::equivocation(input, reader),
+        14 => owner::migrate(input, reader),
+        _ => Err(Error::BAD_INSTRUCTION),
+    }
 }
+
+/// One more instruction that succeeds; a refusal after this undoes it.
+fn counted(coordinator: &mut Coordinator) { coordinator.nonce = coordinator.nonce.wrapping_add(1) }

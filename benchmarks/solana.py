@@ -1,0 +1,111 @@
+"""The coordinator's program at its largest, 256 clients and 32 witnesses, in an SVM in this process: what instructions compute.
+
+    python -m benchmarks.solana [--rounds 3] [--json]
+
+The program is the one that the wheel ships; the SVM is LiteSVM, which counts compute units as validators do. States are put into
+the account, each command is sent, and what it wrote is compared with `psyche_core.coordinator` before its units are believed.
+Three rounds are played besides, statement by statement, to count what a round costs.
+
+What is measured:
+    compute_units           most units of each instruction over all cases, nobody verifying. An instruction has 200,000 unless its
+                            transaction asks for more. Torn runs are among the cases: queues full of scraps with gaps between them
+    compute_units_verifying the same with verification_percent = 10, each election drawn by the first instruction that needs it
+    image_bytes             of the canonical image; rent_sol: what both accounts of a run hold while it exists, and give back
+    transactions_per_round  that the coordinator needs: the statements of the witnesses, when all of them speak
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, INSTANCE_BYTES
+from psyche_backend_solana.svm.chain import CoordinatorSvm, member
+from psyche_backend_solana.svm.largest import NOW, Largest, compute_units
+from psyche_core.coordinator import apply, commands, image
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.committee import witness_slots
+from psyche_core.types import MAX_CLIENTS
+
+LAMPORTS_PER_SOL = 10**9
+SIGNATURE_LAMPORTS = 5000
+CALM = "usual, {percent} % verify"
+TORN = "worst, {percent} % verify"
+
+
+def most(cases: Mapping[str, int]) -> dict[str, int]:
+    """Most units of each instruction: a case is called `instruction: what is special about it`."""
+    found: dict[str, int] = {}
+    for name, units in cases.items():
+        instruction = name.split(":", 1)[0]
+        found[instruction] = max(found.get(instruction, 0), units)
+    return found
+
+
+def play(rounds: int) -> tuple[float, int]:
+    """Transactions of a round, and compute units of all of them together: means over so many rounds."""
+    chain = CoordinatorSvm(members=MAX_CLIENTS)
+    largest = Largest(torn=False, percent=0)
+    state = largest.playing(0)
+    chain.begin(state)
+    sent = units = 0
+    for number in range(rounds):
+        current = state.epoch.rounds[-1]
+        given = list(shares(state, state.epoch.rounds[-2]))
+        for slot in witness_slots(state, current):
+            command = commands.Witness(member(slot), largest.statement(slot, current, seen=given))
+            state, _ = apply(state, command, NOW + number, chain.at(NOW + number, number))
+            answer = chain.do(command, state, units=None)
+            if answer.refusal is not None or chain.image != image.encode(state):
+                message = f"the chain played another round: {answer.refusal}"
+                raise AssertionError(message)
+            sent, units = sent + 1, units + answer.units
+        assert state.epoch.rounds[-1].height == current.height + 1
+    return sent / rounds, units // rounds
+
+
+def measure(rounds: int) -> dict[str, object]:
+    found = compute_units()
+    without = {**most(found["accounts"]), **most(found[CALM.format(percent=0)])}
+    torn = most(found[TORN.format(percent=0)])
+    drawn = most(found[TORN.format(percent=10) + ", drawn"])
+    calm = most(found[CALM.format(percent=10)])
+    chain = CoordinatorSvm(members=1)
+    rent = sum(chain.svm.minimum_balance_for_rent_exemption(size) for size in (ACCOUNT_BYTES, INSTANCE_BYTES))
+    transactions, units = play(rounds)
+    return {
+        "compute_units": {name: max(without.get(name, 0), torn.get(name, 0)) for name in sorted({*without, *torn})},
+        "compute_units_verifying": {name: max(calm.get(name, 0), drawn.get(name, 0)) for name in sorted({*calm, *drawn})},
+        "image_bytes": image.SIZE,
+        "account_bytes": ACCOUNT_BYTES + INSTANCE_BYTES,
+        "rent_sol": rent / LAMPORTS_PER_SOL,
+        "transactions_per_round": transactions,
+        "compute_units_per_round": units,
+        "fees_per_round_sol": transactions * SIGNATURE_LAMPORTS / LAMPORTS_PER_SOL,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.solana", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=3, help="rounds to play (3)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    options = parser.parse_args()
+    figures = measure(options.rounds)
+    if options.json:
+        print(json.dumps(figures))
+        return 0
+
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            print(name)
+            for instruction, units in value.items():
+                print(f"  {instruction:26} {units:>10,}")
+        else:
+            print(f"{name:28} {value:>10,}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+//! The program's accounts and the checks before anything is done with them.
+use crate::elections::Memory;
+use crate::image::{Image, Key};
+use crate::run::Run;
+use psyche_common::platform::{clock, is_address, same, sha256};
+use psyche_common::record::{open_exact, Header, Record};
+use psyche_common::{Account, Error, Input, Pubkey, Res};
+
+pub const SEED: &[u8] = b"coordinator";
+pub const STAGING_BYTES: usize = 4096;
+pub const CLIENT_VERSION_BYTES: usize = 96;
+pub const METADATA_BYTES: usize = 360;
+
+/// Where a run is commanded from: written by `init` alone.
+#[repr(C)]
+pub struct Instance {
+    header: Header,
+    pub bump: u8,
+    zero: [u8; 3],
+    pub main_authority: Pubkey,
+    pub join_authority: Pubkey,
+    pub account: Pubkey,
+    pub run_id: [u8; 32],
+    reserved: [u8; 112],
+}
+
+/// The account of a run's state.
+#[repr(C)]
+pub struct Coordinator {
+    pub header: Header,
+    pub run_id_len: u32,
+    pub nonce: u64,
+    pub instance: Pubkey,
+    pub client_version: [u8; CLIENT_VERSION_BYTES],
+    pub metadata: [u8; METADATA_BYTES],
+    pub memory: Memory,
+    pub image: Image,
+    pub staging: [u8; STAGING_BYTES],
+}
+
+pub const INSTANCE_BYTES: usize = core::mem::size_of::<Instance>();
+pub const BYTES: usize = core::mem::size_of::<Coordinator>();
+/// Bytes of version 1, which had no staging area.
+pub const FIRST_BYTES: usize = BYTES - STAGING_BYTES;
+
+const _: () = {
+    assert!(INSTANCE_BYTES == 256 && BYTES == 165_152);
+    assert!(core::mem::offset_of!(Coordinator, memory) == 512 && core::mem::offset_of!(Coordinator, image) == 1344);
+};
+
+unsafe impl Record for Instance {
+    const MAGIC: [u8; 8] = *b"PsycheRI";
+    const VERSION: u32 = 1;
+}
+
+unsafe impl Record for Coordinator {
+    const MAGIC: [u8; 8] = *b"PsycheCo";
+    const VERSION: u32 = 2;
+}
+
+pub fn run_id_len(run_id: &[u8; 32]) -> usize { run_id.iter().position(|byte| *byte == 0).unwrap_or(32) }
+
+/// A run's instance at its own address.
+#[inline(always)]
+pub fn instance_of(account: &Account, input: &Input) -> Res<&'static mut Instance> {
+    let instance: &mut Instance = open_exact(account, input.program)?;
+    let name = &instance.run_id[..run_id_len(&instance.run_id)];
+    if !is_address(account.key(), &[SEED, name, &[instance.bump]], input.program) {
+        return Err(Error::WRONG_ADDRESS);
+    }
+    Ok(instance)
+}
+
+/// The account of a run's state, to be written.
+#[inline(always)]
+pub fn coordinator_of(account: &Account, input: &Input) -> Res<&'static mut Coordinator> {
+    account.must_be_writable()?;
+    open_exact(account, input.program)
+}
+
+/// Refuses an account that is another run's.
+#[inline(always)]
+pub fn must_belong(instance: &Instance, instance_key: &Pubkey, account: &Account, of: &Pubkey) -> Res {
+    if same(&instance.account, account.key()) && same(of, instance_key) { Ok(()) } else { Err(Error::WRONG_ADDRESS) }
+}
+
+/// The accounts of an owner's instruction, all checks done: the owner's signature, the instance, the account of the state.
+#[inline(always)]
+pub fn owned(input: &Input, authority: &Account, instance: &Account, account: &Account) -> Res<&'static mut Coordinator> {
+    authority.must_sign()?;
+    let found = instance_of(instance, input)?;
+    let coordinator = coordinator_of(account, input)?;
+    must_belong(found, instance.key(), account, &coordinator.instance)?;
+    if !same(&found.main_authority, authority.key()) { Err(Error::NOT_AUTHORITY) } else { Ok(coordinator) }
+}
+
+/// What a command works on, at the clock's time and with the round seed of this slot.
+#[inline(always)]
+pub fn run_of(coordinator: &'static mut Coordinator) -> Run {
+    let clock = clock();
+    let hash = sha256(&[&clock.unix.to_le_bytes(), &clock.slot.to_le_bytes()]);
+    let mut seed = [0; 8];
+    seed.copy_from_slice(&hash[..8]);
+    Run { image: &mut coordinator.image, memory: &mut coordinator.memory, now: clock.unix.max(0) as u64, seed: u64::from_le_bytes(seed) }
+}
+
+/// A key as the image holds it.
+#[inline(always)]
+pub fn key_of(key: &Pubkey) -> Key {
+    let mut words = [0u32; 8];
+    unsafe { core::ptr::copy_nonoverlapping(key.as_ptr(), words.as_mut_ptr() as *mut u8, 32) };
+    words
+}

@@ -1,0 +1,139 @@
+//! Epochs: waiting for members, warmup, cooldown; pause and resume (psyche_core/coordinator/epochs.py, transitions.py).
+use crate::checkpoints::{loaded_from_hub, loaded_from_peers};
+use crate::image::{due, health, state, MAX_CLIENTS};
+use crate::members::{count_healthy, exit};
+use crate::refusal::{Outcome, CANNOT_RESUME, HALTED};
+use crate::rewards::share_rewards;
+use crate::rounds::{start_round, tick_round};
+use crate::run::{Run, Signers};
+use crate::set;
+
+pub fn tick(run: &mut Run) -> Outcome {
+    match run.image.run_state {
+        state::WAITING => tick_waiting(run),
+        state::WARMUP => tick_warmup(run),
+        state::TRAIN | state::WITNESS => tick_round(run),
+        state::COOLDOWN => tick_cooldown(run),
+        _ => return Err(HALTED),
+    }
+    Ok(())
+}
+
+/// Enters WaitingForMembers; with enough members already there, the extra time starts now.
+fn wait_for_members(run: &mut Run) {
+    let enough = run.image.pending.len() >= run.image.config.init_min_clients as usize;
+    run.image.minimum_present = u8::from(enough);
+    run.image.minimum_since = if enough { run.now } else { 0 };
+    run.image.enter(state::WAITING, run.now);
+}
+
+/// Starts an epoch when enough members have been pending for the extra time.
+fn tick_waiting(run: &mut Run) {
+    let extra = u64::from(run.image.config.extra_time);
+    if run.image.minimum_present == 0 || !due(run.image.minimum_since, run.now, extra) {
+        return;
+    }
+    if !anybody_stayed(run) {
+        loaded_from_hub(run.image);
+    }
+    let image = &mut *run.image;
+    let (epoch, pending) = (&mut image.epoch, &image.pending);
+    epoch.clients.truncate(0);
+    for (client, member) in epoch.clients.items.iter_mut().zip(pending.used()) {
+        client.id = *member;
+    }
+    epoch.clients.count = pending.count.min(MAX_CLIENTS as u32);
+    epoch.start_time = run.now;
+    epoch.start_step = image.progress.step;
+    epoch.seed = run.seed;
+    epoch.rates = image.future_rates;
+    epoch.ending = 0;
+    epoch.unplayed = 1;
+    epoch.ready = [0; 4];
+    epoch.ceded = [0; 4];
+    image.enter(state::WARMUP, run.now);
+}
+
+/// Whether a client that is healthy in the last epoch is among the members.
+fn anybody_stayed(run: &Run) -> bool {
+    let members = Signers::over(run.image.pending.used(), run.seed);
+    for number in 0..run.image.pending.len() {
+        members.insert(number);
+    }
+    run.image.epoch.clients.used().iter().any(|client| client.state == health::HEALTHY && members.contains(&client.id.signer))
+}
+
+/// Gives the epoch up when too few are left; starts the first round when all those left are ready or time is up.
+fn tick_warmup(run: &mut Run) {
+    let timed_out = due(run.image.since, run.now, run.image.config.warmup_time);
+    if timed_out {
+        let mut late = [0; 4];
+        run.image.healthy(&mut late);
+        set::subtract(&mut late, &run.image.epoch.ready);
+        exit(run, &late, health::DROPPED);
+    }
+    let mut healthy = [0; 4];
+    run.image.healthy(&mut healthy);
+    if set::count(&healthy) < run.image.config.min_clients as usize {
+        wait_for_members(run);
+    } else if timed_out || set::is_subset(&healthy, &run.image.epoch.ready) {
+        start_round(run, false);
+    }
+}
+
+/// Starts the first round if all who are healthy are ready, and enough.
+pub fn start_if_ready(run: &mut Run) {
+    let mut healthy = [0; 4];
+    run.image.healthy(&mut healthy);
+    if count_healthy(&healthy) >= run.image.config.min_clients as usize && set::is_subset(&healthy, &run.image.epoch.ready) {
+        start_round(run, false);
+    }
+}
+
+/// Ends the epoch when the cooldown is over: pays it, then finishes, pauses or waits for the next one's members.
+fn tick_cooldown(run: &mut Run) {
+    if !due(run.image.since, run.now, run.image.config.cooldown_time) {
+        return;
+    }
+    share_rewards(run);
+    let image = &mut *run.image;
+    let pausing = image.pending_pause;
+    loaded_from_peers(image);
+    image.progress.epoch = image.progress.epoch.wrapping_add(1);
+    image.epoch.cold_start = pausing;
+    image.pending_pause = 0;
+    if image.finished() {
+        image.enter(state::FINISHED, run.now);
+    } else if pausing != 0 {
+        image.enter(state::PAUSED, run.now);
+    } else {
+        wait_for_members(run);
+    }
+}
+
+/// At once before an epoch's first round, else after its drain and cooldown.
+pub fn pause(run: &mut Run) -> Outcome {
+    if run.image.halted() {
+        return Err(HALTED);
+    }
+    if run.image.active() {
+        run.image.pending_pause = 1;
+        return Ok(());
+    }
+    run.image.epoch.cold_start = 1;
+    run.image.enter(state::PAUSED, run.now);
+    Ok(())
+}
+
+/// Waits for members again, or for the first time; finishes a run that has no step left to train.
+pub fn resume(run: &mut Run) -> Outcome {
+    if !matches!(run.image.run_state, state::PAUSED | state::UNINITIALIZED) {
+        return Err(CANNOT_RESUME);
+    }
+    if run.image.finished() {
+        run.image.enter(state::FINISHED, run.now);
+    } else {
+        wait_for_members(run);
+    }
+    Ok(())
+}

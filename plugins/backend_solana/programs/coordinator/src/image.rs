@@ -1,0 +1,328 @@
+//! The canonical image as structures: every offset is that of docs/reference/canonical-image.md. Read and written in place.
+use core::mem::{offset_of, size_of};
+
+/// 32 bytes of a key, of which the image promises an alignment of 4.
+pub type Key = [u32; 8];
+/// Slot s is bit s % 64 of word s / 64: on a little-endian machine the image's bitmap of 256.
+pub type Set = [u64; 4];
+
+pub const MAX_CLIENTS: usize = 256;
+pub const MAX_WITNESSES: usize = 32;
+pub const MAX_INTERVALS: usize = 512;
+pub const MAX_ACCOUNTS: usize = 512;
+pub const MAX_REJOINS: u8 = 3;
+pub const STORED_ROUNDS: usize = 4;
+pub const MAX_CHECKPOINTERS: usize = 16;
+pub const BLOOM_BYTES: usize = 320;
+pub const MAX_TABLES_BYTES: usize = 2048;
+
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PsycheSt");
+pub const VERSION: u32 = 2;
+
+pub mod state {
+    pub const UNINITIALIZED: u8 = 0;
+    pub const WAITING: u8 = 1;
+    pub const WARMUP: u8 = 2;
+    pub const TRAIN: u8 = 3;
+    pub const WITNESS: u8 = 4;
+    pub const COOLDOWN: u8 = 5;
+    pub const FINISHED: u8 = 6;
+    pub const PAUSED: u8 = 7;
+}
+
+pub mod health {
+    pub const HEALTHY: u8 = 0;
+    pub const DROPPED: u8 = 1;
+    pub const WITHDRAWN: u8 = 2;
+    pub const EJECTED: u8 = 3;
+}
+
+pub mod ending {
+    pub const EPOCH_TIME: u8 = 1;
+    pub const TOTAL_STEPS: u8 = 2;
+    pub const TOO_FEW_CLIENTS: u8 = 3;
+    pub const MISSED_QUORUM: u8 = 4;
+    pub const PAUSE: u8 = 5;
+    pub const ROUNDS: u8 = 6;
+}
+
+pub mod kind {
+    pub const EPHEMERAL: u8 = 0;
+    pub const DUMMY: u8 = 1;
+    pub const HUB: u8 = 2;
+    pub const P2P: u8 = 3;
+    pub const GCS: u8 = 4;
+    pub const P2P_GCS: u8 = 5;
+}
+
+#[repr(C)]
+pub struct List<T, const N: usize> {
+    pub count: u32,
+    pub zero: u32,
+    pub items: [T; N],
+}
+
+impl<T, const N: usize> List<T, N> {
+    #[inline(always)]
+    pub fn len(&self) -> usize { self.count as usize }
+
+    /// The slots in use.
+    #[inline(always)]
+    pub fn used(&self) -> &[T] { unsafe { self.items.get_unchecked(..self.count as usize) } }
+
+    #[inline(always)]
+    pub fn used_mut(&mut self) -> &mut [T] { unsafe { self.items.get_unchecked_mut(..self.count as usize) } }
+
+    /// Forgets all from `len` on, and leaves zeros there.
+    pub fn truncate(&mut self, len: usize) {
+        let old = self.len();
+        if len < old {
+            unsafe { core::ptr::write_bytes(self.items.as_mut_ptr().add(len), 0, old - len) };
+            self.count = len as u32;
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Identity {
+    pub signer: Key,
+    pub p2p: Key,
+}
+
+#[repr(C)]
+pub struct Client {
+    pub id: Identity,
+    pub exited_height: u32,
+    pub accepted_rounds: u32,
+    pub state: u8,
+    pub rejoins: u8,
+    zero: [u8; 2],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Interval {
+    pub first: u64,
+    pub last: u64,
+}
+
+impl Interval {
+    #[inline(always)]
+    pub fn samples(&self) -> u64 { self.last.wrapping_sub(self.first).wrapping_add(1) }
+}
+
+#[repr(C)]
+pub struct Statement {
+    pub epoch: u32,
+    pub height: u32,
+    pub index: u16,
+    pub zero: [u8; 2],
+    pub participants: Key,
+    pub broadcast_bloom: [u8; BLOOM_BYTES],
+    pub merkle_root: [u8; 32],
+    pub model_digest: [u8; 32],
+}
+
+#[repr(C)]
+pub struct Round {
+    pub step: u64,
+    pub seed: u64,
+    pub height: u32,
+    pub drain: u8,
+    zero: [u8; 3],
+    pub slots: Set,
+    pub voided: Set,
+    pub batches: List<Interval, { MAX_INTERVALS + 1 }>,
+    pub statements: List<Statement, MAX_WITNESSES>,
+}
+
+#[repr(C)]
+pub struct Progress {
+    pub step: u64,
+    pub data_index: u64,
+    pub epoch: u32,
+    zero: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Rates {
+    pub earning: u64,
+    pub slashing: u64,
+}
+
+#[repr(C)]
+pub struct Config {
+    pub warmup_time: u64,
+    pub cooldown_time: u64,
+    pub max_round_train_time: u64,
+    pub round_witness_time: u64,
+    pub epoch_time: u64,
+    pub batch_warmup_tokens: u64,
+    pub total_steps: u32,
+    pub rounds_per_epoch: u32,
+    pub init_min_clients: u16,
+    pub min_clients: u16,
+    pub witness_nodes: u16,
+    pub batch_start: u16,
+    pub batch_end: u16,
+    pub verification_percent: u8,
+    pub extra_time: u8,
+    pub zero: [u8; 4],
+    pub checkpointers: List<Key, MAX_CHECKPOINTERS>,
+}
+
+#[repr(C)]
+pub struct Checkpoint {
+    pub kind: u8,
+    pub first: [u8; 64],
+    pub present: u8,
+    pub second: [u8; 64],
+    zero: [u8; 6],
+}
+
+#[repr(C)]
+pub struct Model {
+    pub max_seq_len: u32,
+    pub cold_start_warmup_steps: u32,
+    pub checkpoint: Checkpoint,
+    pub tables_len: u32,
+    zero: u32,
+    pub tables: [u8; MAX_TABLES_BYTES],
+}
+
+#[repr(C)]
+pub struct Epoch {
+    pub start_time: u64,
+    pub start_step: u64,
+    pub seed: u64,
+    pub rates: Rates,
+    pub ending: u8,
+    pub cold_start: u8,
+    pub unplayed: u8,
+    zero: [u8; 5],
+    pub ready: Set,
+    pub ceded: Set,
+    pub clients: List<Client, MAX_CLIENTS>,
+    pub rounds: List<Round, STORED_ROUNDS>,
+}
+
+#[repr(C)]
+pub struct Account {
+    pub signer: Key,
+    pub earned: u64,
+    pub slashed: u64,
+}
+
+#[repr(C)]
+pub struct Image {
+    pub magic: u64,
+    pub version: u32,
+    pub size: u32,
+    pub run_id: [u8; 32],
+    pub since: u64,
+    pub minimum_present: u8,
+    zero: [u8; 7],
+    pub minimum_since: u64,
+    pub lost_samples: u64,
+    pub progress: Progress,
+    pub future_rates: Rates,
+    pub run_state: u8,
+    pub pending_pause: u8,
+    zeros: [u8; 6],
+    pub config: Config,
+    pub model: Model,
+    pub epoch: Epoch,
+    pub pending: List<Identity, MAX_CLIENTS>,
+    pub requeue: List<Interval, MAX_INTERVALS>,
+    pub accounts: List<Account, MAX_ACCOUNTS>,
+}
+
+pub const BYTES: usize = size_of::<Image>();
+
+const _: () = {
+    assert!(BYTES == 159_712);
+    assert!(size_of::<Client>() == 76 && size_of::<Statement>() == 428 && size_of::<Round>() == 22_008);
+    assert!(size_of::<Config>() == 592 && size_of::<Account>() == 48);
+    assert!(offset_of!(Image, progress) == 80 && offset_of!(Image, run_state) == 120);
+    assert!(offset_of!(Image, config) == 128 && offset_of!(Image, config.checkpointers) == 200);
+    assert!(offset_of!(Image, model) == 720 && offset_of!(Image, model.tables) == 872);
+    assert!(offset_of!(Image, epoch) == 2920 && offset_of!(Image, epoch.ready) == 2968);
+    assert!(offset_of!(Image, epoch.clients) == 3032 && offset_of!(Image, epoch.rounds) == 22_496);
+    assert!(offset_of!(Round, slots) == 24 && offset_of!(Round, batches) == 88 && offset_of!(Round, statements) == 8304);
+    assert!(offset_of!(Image, pending) == 110_536 && offset_of!(Image, requeue) == 126_928);
+    assert!(offset_of!(Image, accounts) == 135_128);
+};
+
+impl Image {
+    /// Whether there is a state at all: before the first `update` there is none.
+    pub fn exists(&self) -> bool { self.magic == MAGIC }
+
+    pub fn halted(&self) -> bool { matches!(self.run_state, state::UNINITIALIZED | state::FINISHED | state::PAUSED) }
+
+    pub fn active(&self) -> bool { matches!(self.run_state, state::TRAIN | state::WITNESS | state::COOLDOWN) }
+
+    pub fn playing(&self) -> bool { matches!(self.run_state, state::TRAIN | state::WITNESS) }
+
+    /// Place of the current round, NONE before the epoch's first.
+    pub fn current(&self) -> usize {
+        if self.epoch.unplayed != 0 { NONE } else { self.epoch.rounds.len().wrapping_sub(1) }
+    }
+
+    /// Place of a stored round by its height, NONE when it is not stored.
+    pub fn round_at(&self, height: u64) -> usize {
+        let mut place = 0;
+        while place < self.epoch.rounds.len() {
+            if u64::from(self.round(place).height) == height {
+                return place;
+            }
+            place += 1;
+        }
+        NONE
+    }
+
+    #[inline(always)]
+    pub fn round(&self, place: usize) -> &Round { &self.epoch.rounds.items[place] }
+
+    /// The slot of a signer in this epoch, whatever its health; NONE without one.
+    pub fn slot_of(&self, signer: &Key) -> usize {
+        for (slot, client) in self.epoch.clients.used().iter().enumerate() {
+            if same(&client.id.signer, signer) {
+                return slot;
+            }
+        }
+        NONE
+    }
+
+    pub fn healthy(&self, out: &mut Set) {
+        *out = [0; 4];
+        for (clients, word) in self.epoch.clients.used().chunks(64).zip(out) {
+            let mut bit = 1u64;
+            for client in clients {
+                if client.state == health::HEALTHY {
+                    *word |= bit;
+                }
+                bit <<= 1;
+            }
+        }
+    }
+
+    pub fn enter(&mut self, run_state: u8, now: u64) {
+        self.run_state = run_state;
+        self.since = now;
+    }
+
+    pub fn finished(&self) -> bool { self.progress.step > u64::from(self.config.total_steps) }
+}
+
+/// No place, no slot.
+pub const NONE: usize = usize::MAX;
+
+#[inline(always)]
+pub fn same(a: &Key, b: &Key) -> bool { a[0] == b[0] && a[1] == b[1] && (2..8).all(|word| a[word] == b[word]) }
+
+/// Whether `seconds` have passed since `since`; at least one second must, even for 0.
+pub fn due(since: u64, now: u64, seconds: u64) -> bool {
+    now != since && since.checked_add(seconds).is_some_and(|end| now >= end)
+}

@@ -1,0 +1,180 @@
+//! Members: joining, leaving, and being reported as unhealthy (psyche_core/coordinator/members.py).
+use crate::elections::{needed, witnesses};
+use crate::image::{health, same, state, Identity, Key, Set, MAX_CLIENTS, MAX_REJOINS, NONE};
+use crate::refusal::{Outcome, ACCOUNTS_FULL, CLIENTS_FULL, HALTED, INVALID_HEALTH_CHECK, INVALID_RUN_STATE, INVALID_WITHDRAW, INVALID_WITNESS, NO_ACTIVE_ROUND, REJOINS_EXHAUSTED};
+use crate::rewards::has_account_for;
+use crate::run::{Run, Signers};
+use crate::set;
+use crate::shares::{accepted, assigned, before};
+
+pub fn count_healthy(healthy: &Set) -> usize { set::count(healthy) }
+
+/// Place of a signer among the pending members, NONE when it is not pending.
+fn pending_place(run: &Run, signer: &Key) -> usize {
+    run.image.pending.used().iter().position(|member| same(&member.signer, signer)).unwrap_or(NONE)
+}
+
+/// Since when the pending members have been enough.
+fn note_minimum(run: &mut Run) {
+    let image = &mut *run.image;
+    if image.pending.len() < image.config.init_min_clients as usize {
+        image.minimum_present = 0;
+        image.minimum_since = 0;
+    } else if image.minimum_present == 0 {
+        image.minimum_present = 1;
+        image.minimum_since = run.now;
+    }
+}
+
+pub fn join(run: &mut Run, sender: &Identity) -> Outcome {
+    if run.image.run_state == state::FINISHED {
+        return Err(HALTED);
+    }
+    let place = pending_place(run, &sender.signer);
+    if place != NONE {
+        run.image.pending.items[place] = *sender;
+        return Ok(());
+    }
+    if run.image.pending.len() >= MAX_CLIENTS {
+        return Err(CLIENTS_FULL);
+    }
+    if !has_account_for(run, &sender.signer) {
+        return Err(ACCOUNTS_FULL);
+    }
+    let pending = &mut run.image.pending;
+    pending.items[pending.count as usize] = *sender;
+    pending.count += 1;
+    note_minimum(run);
+    Ok(())
+}
+
+pub fn withdraw(run: &mut Run, sender: &Key) -> Outcome {
+    let slot = run.image.slot_of(sender);
+    if slot != NONE && run.image.epoch.clients.items[slot].state == health::HEALTHY {
+        let mut leaving = [0; 4];
+        set::insert(&mut leaving, slot);
+        exit(run, &leaving, health::WITHDRAWN);
+        return Ok(());
+    }
+    if pending_place(run, sender) == NONE {
+        return Err(INVALID_WITHDRAW);
+    }
+    remove_pending(run, sender);
+    Ok(())
+}
+
+/// Takes one member off the pending list, if it is there.
+pub fn remove_pending(run: &mut Run, signer: &Key) {
+    let place = pending_place(run, signer);
+    if place != NONE {
+        let pending = &mut run.image.pending;
+        let behind = pending.len() - place - 1;
+        unsafe { core::ptr::copy(pending.items.as_ptr().add(place + 1), pending.items.as_mut_ptr().add(place), behind) };
+        pending.truncate(place + behind);
+    }
+    note_minimum(run);
+}
+
+/// The current round's height, 0 without one.
+pub fn current_height(run: &Run) -> u32 {
+    match run.image.current() {
+        NONE => 0,
+        place => run.image.round(place).height,
+    }
+}
+
+/// Takes those of `slots` that are healthy out of health, and their members off the pending list.
+#[inline(never)]
+pub fn exit(run: &mut Run, slots: &Set, to: u8) {
+    let mut leaving = [0; 4];
+    run.image.healthy(&mut leaving);
+    set::intersect(&mut leaving, slots);
+    if set::is_empty(&leaving) {
+        return;
+    }
+    let height = current_height(run);
+    let gone = Signers::over(run.image.epoch.clients.used(), run.seed);
+    for (slot, client) in run.image.epoch.clients.used_mut().iter_mut().enumerate() {
+        if set::has(&leaving, slot) {
+            client.state = to;
+            client.exited_height = height;
+            gone.insert(slot);
+        }
+    }
+    let pending = &mut run.image.pending;
+    let mut kept = 0;
+    for place in 0..pending.len() {
+        if !gone.contains(&pending.items[place].signer) {
+            if kept != place {
+                pending.items[kept] = pending.items[place];
+            }
+            kept += 1;
+        }
+    }
+    pending.truncate(kept);
+    note_minimum(run);
+}
+
+/// Brings a dropped or withdrawn slot back to health.
+pub fn come_back(run: &mut Run, slot: usize) -> Outcome {
+    let client = &run.image.epoch.clients.items[slot];
+    if client.state == health::EJECTED {
+        return Err(INVALID_WITNESS);
+    }
+    let place = pending_place(run, &client.id.signer);
+    if place == NONE || !same(&run.image.pending.items[place].p2p, &client.id.p2p) {
+        return Err(INVALID_WITNESS);
+    }
+    if client.rejoins >= MAX_REJOINS {
+        return Err(REJOINS_EXHAUSTED);
+    }
+    let client = &mut run.image.epoch.clients.items[slot];
+    client.state = health::HEALTHY;
+    client.rejoins += 1;
+    set::insert(&mut run.image.epoch.ready, slot);
+    Ok(())
+}
+
+/// Drops slots whose share a quorum did not see. `slots` are u16, little-endian.
+pub fn health_check(run: &mut Run, sender: &Key, slots: &[u8]) -> Outcome {
+    if run.image.halted() {
+        return Err(HALTED);
+    }
+    if !run.image.active() {
+        return Err(INVALID_RUN_STATE);
+    }
+    let current = run.image.current();
+    if current == NONE {
+        return Err(NO_ACTIVE_ROUND);
+    }
+    let (judging, judged) = (before(run, current, 1), before(run, current, 2));
+    if judging == NONE || judged == NONE {
+        return Err(INVALID_HEALTH_CHECK);
+    }
+    let reporter = run.image.slot_of(sender);
+    let mut elected = [0; 4];
+    witnesses(run, judging, &mut elected);
+    if reporter == NONE || !set::has(&elected, reporter) {
+        return Err(INVALID_HEALTH_CHECK);
+    }
+    if run.image.round(judging).statements.len() < needed(run, judging) || slots.is_empty() {
+        return Err(INVALID_HEALTH_CHECK);
+    }
+    let (mut unseen, mut seen, mut leaving) = ([0; 4], [0; 4], [0; 4]);
+    assigned(run, judged, &mut unseen);
+    accepted(run, judged, &mut seen);
+    set::subtract(&mut unseen, &seen);
+    let height = run.image.round(judged).height;
+    for pair in slots.chunks_exact(2) {
+        let slot = pair[0] as usize | (pair[1] as usize) << 8;
+        if slot >= MAX_CLIENTS || !set::has(&unseen, slot) {
+            return Err(INVALID_HEALTH_CHECK);
+        }
+        let client = &run.image.epoch.clients.items[slot];
+        if client.rejoins == 0 || height > client.exited_height {
+            set::insert(&mut leaving, slot);
+        }
+    }
+    exit(run, &leaving, health::DROPPED);
+    Ok(())
+}

@@ -1,0 +1,317 @@
+//! The owner's instructions: making and freeing a run, and its configuration (`_update_config` in psyche_core/coordinator/
+//! transitions.py, the rules in psyche_core/run_config_rules.py). What a model's tables say is plugins' business and not looked at.
+use crate::accounts::{
+    coordinator_of, instance_of, must_belong, owned, run_id_len, run_of, Coordinator, Instance, BYTES, CLIENT_VERSION_BYTES, FIRST_BYTES,
+    INSTANCE_BYTES, METADATA_BYTES, SEED, STAGING_BYTES,
+};
+use crate::checkpoints::Location;
+use crate::image::{self, kind, state, Config, Image, Model, MAX_CHECKPOINTERS, MAX_CLIENTS, MAX_TABLES_BYTES, MAX_WITNESSES};
+use crate::refusal::{Outcome, CONFIG_SANITY, HALTED, INVALID_RUN_STATE, MODEL_SANITY, PROGRESS_SANITY, UPDATE_CONFIG_FINISHED, UPDATE_CONFIG_NOT_HALTED};
+use crate::text::is_text;
+use crate::{counted, epochs};
+use psyche_common::platform::{find_address, rent_exempt, same};
+use psyche_common::record::{begin, Header, Record};
+use psyche_common::runtime::sol_memcmp_;
+use psyche_common::{cpi, ids, Error, Input, Reader, Res};
+
+const CONFIG: u8 = 1;
+const MODEL: u8 = 2;
+const PROGRESS: u8 = 4;
+const METADATA: u8 = 8;
+const CLIENT_VERSION: u8 = 16;
+const STAGED: u8 = 128;
+
+/// Highest first sample and epoch from which a run can go on: it cannot reach the end of their numbers.
+const MAX_FIRST_SAMPLE: u64 = 1 << 62;
+const MAX_EPOCH: u32 = 1 << 31;
+
+pub fn init(input: &Input, mut reader: Reader) -> Res {
+    let [payer, instance, account, system] = input.accounts::<4>()?;
+    let len = reader.u8()? as usize;
+    let run_id = reader.array::<32>()?;
+    let main_authority = reader.array::<32>()?;
+    let join_authority = reader.array::<32>()?;
+    let client_version = reader.array::<CLIENT_VERSION_BYTES>()?;
+    reader.end()?;
+    if len == 0 || len != run_id_len(run_id) || !is_text(run_id) || !is_text(client_version) {
+        return Err(Error::BAD_INSTRUCTION);
+    }
+    account.must_be_writable()?;
+    account.must_be_owned_by(input.program)?;
+    if account.len() != BYTES {
+        return Err(Error::WRONG_SIZE);
+    }
+    // all zero: the first word is, and each byte is the one eight bytes before it
+    let data = account.ptr();
+    let mut differs = 1;
+    unsafe { sol_memcmp_(data, data.add(8), BYTES as u64 - 8, &mut differs) };
+    if unsafe { *(data as *const u64) } != 0 || differs != 0 {
+        return Err(Error::ALREADY_EXISTS);
+    }
+    let mut key = [0; 32];
+    let name = &run_id[..len];
+    let bump = find_address(&[SEED, name], input.program, &mut key);
+    instance.must_be(&key)?;
+    cpi::create(payer, instance, system, input.program, INSTANCE_BYTES as u64, &[SEED, name, &[bump]])?;
+    let made: &mut Instance = begin(instance)?;
+    made.bump = bump;
+    made.main_authority = *main_authority;
+    made.join_authority = *join_authority;
+    made.account = *account.key();
+    made.run_id = *run_id;
+    let coordinator: &mut Coordinator = begin(account)?;
+    coordinator.run_id_len = len as u32;
+    coordinator.nonce = 1;
+    coordinator.instance = *instance.key();
+    coordinator.client_version = *client_version;
+    Ok(())
+}
+
+pub fn free(input: &Input, reader: Reader) -> Res {
+    let [authority, spill, instance, account] = input.accounts::<4>()?;
+    reader.end()?;
+    spill.must_be_writable()?;
+    instance.must_be_writable()?;
+    let coordinator = owned(input, authority, instance, account)?;
+    if coordinator.image.exists() && !coordinator.image.halted() {
+        return Err(INVALID_RUN_STATE.into());
+    }
+    instance.close(spill)?;
+    account.close(spill)
+}
+
+pub fn stage(input: &Input, mut reader: Reader) -> Res {
+    let [authority, instance, account] = input.accounts::<3>()?;
+    let offset = reader.u16()? as usize;
+    let content = reader.0;
+    let coordinator = owned(input, authority, instance, account)?;
+    if offset + content.len() > STAGING_BYTES {
+        return Err(Error::TOO_LONG);
+    }
+    coordinator.staging[offset..offset + content.len()].copy_from_slice(content);
+    counted(coordinator);
+    Ok(())
+}
+
+pub fn set_future_epoch_rates(input: &Input, mut reader: Reader) -> Res {
+    let [authority, instance, account] = input.accounts::<3>()?;
+    let mask = reader.u8()?;
+    let (earning, slashing) = (reader.u64()?, reader.u64()?);
+    reader.end()?;
+    if mask > 3 {
+        return Err(Error::BAD_INSTRUCTION);
+    }
+    let coordinator = owned(input, authority, instance, account)?;
+    if !coordinator.image.exists() {
+        return Err(HALTED.into());
+    }
+    let rates = &mut coordinator.image.future_rates;
+    if mask & 1 != 0 {
+        rates.earning = earning;
+    }
+    if mask & 2 != 0 {
+        rates.slashing = slashing;
+    }
+    counted(coordinator);
+    Ok(())
+}
+
+pub fn set_paused(input: &Input, mut reader: Reader) -> Res {
+    let [authority, instance, account] = input.accounts::<3>()?;
+    let paused = reader.flag()?;
+    reader.end()?;
+    let coordinator = owned(input, authority, instance, account)?;
+    if !coordinator.image.exists() {
+        return Err(HALTED.into());
+    }
+    counted(coordinator);
+    let mut run = run_of(coordinator);
+    if paused { epochs::pause(&mut run)? } else { epochs::resume(&mut run)? }
+    Ok(())
+}
+
+pub fn update(input: &Input, mut reader: Reader) -> Res {
+    let [authority, instance, account] = input.accounts::<3>()?;
+    let mask = reader.u8()?;
+    if mask & !(CONFIG | MODEL | PROGRESS | METADATA | CLIENT_VERSION | STAGED) != 0 {
+        return Err(Error::BAD_INSTRUCTION);
+    }
+    let coordinator = owned(input, authority, instance, account)?;
+    if mask & STAGED != 0 {
+        reader.end()?;
+        reader = Reader(unsafe { core::slice::from_raw_parts(coordinator.staging.as_ptr(), STAGING_BYTES) });
+    }
+    if mask & (CONFIG | MODEL | PROGRESS) != 0 {
+        let name = unsafe { &*(instance.ptr().add(core::mem::offset_of!(Instance, run_id)) as *const [u8; 32]) };
+        begin_update(coordinator, mask, name)?;
+    }
+    if mask & CONFIG != 0 {
+        let bytes = reader.bytes(core::mem::size_of::<Config>())?;
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), &mut coordinator.image.config as *mut Config as *mut u8, bytes.len()) };
+    }
+    if mask & MODEL != 0 {
+        read_model(&mut reader, &mut coordinator.image.model)?;
+    }
+    if mask & PROGRESS != 0 {
+        let progress = &mut coordinator.image.progress;
+        progress.step = reader.u64()?;
+        progress.data_index = reader.u64()?;
+        progress.epoch = reader.u32()?;
+    }
+    if mask & METADATA != 0 {
+        coordinator.metadata = *reader.array::<METADATA_BYTES>()?;
+        if !is_text(&coordinator.metadata[..64]) || !is_text(&coordinator.metadata[64..344]) {
+            return Err(Error::BAD_INSTRUCTION);
+        }
+    }
+    if mask & CLIENT_VERSION != 0 {
+        coordinator.client_version = *reader.array::<CLIENT_VERSION_BYTES>()?;
+        if !is_text(&coordinator.client_version) {
+            return Err(Error::BAD_INSTRUCTION);
+        }
+    }
+    if mask & STAGED == 0 {
+        reader.end()?;
+    }
+    if mask & (CONFIG | MODEL | PROGRESS) != 0 {
+        check_update(&mut coordinator.image, mask)?;
+    }
+    counted(coordinator);
+    Ok(())
+}
+
+/// Refuses while the run is not halted; with nothing there yet, begins the image of an uninitialized run. Forgets what was derived.
+fn begin_update(coordinator: &mut Coordinator, mask: u8, run_id: &[u8; 32]) -> Res {
+    let image = &mut coordinator.image;
+    if image.exists() {
+        if image.run_state == state::FINISHED {
+            return Err(UPDATE_CONFIG_FINISHED.into());
+        }
+        if !image.halted() {
+            return Err(UPDATE_CONFIG_NOT_HALTED.into());
+        }
+    } else {
+        if mask & (CONFIG | MODEL) != CONFIG | MODEL {
+            return Err(if mask & CONFIG == 0 { CONFIG_SANITY } else { MODEL_SANITY }.into());
+        }
+        image.magic = image::MAGIC;
+        image.version = image::VERSION;
+        image.size = image::BYTES as u32;
+        image.run_id = *run_id;
+        image.progress.step = 1;
+    }
+    unsafe { core::ptr::write_bytes(&mut coordinator.memory, 0, 1) };
+    Ok(())
+}
+
+fn read_model(reader: &mut Reader, model: &mut Model) -> Res {
+    model.max_seq_len = reader.u32()?;
+    model.cold_start_warmup_steps = reader.u32()?;
+    let location = Location { kind: reader.u8()?, first: reader.array()?, present: reader.flag()?, second: reader.array()? };
+    if location.kind > kind::P2P_GCS || !location.is_sound() {
+        return Err(Error::BAD_INSTRUCTION);
+    }
+    location.write(&mut model.checkpoint, location.kind);
+    let len = reader.u16()? as usize;
+    if len > MAX_TABLES_BYTES {
+        return Err(Error::TOO_LONG);
+    }
+    let tables = reader.bytes(len)?;
+    unsafe { core::ptr::write_bytes(&mut model.tables, 0, 1) };
+    model.tables[..len].copy_from_slice(tables);
+    model.tables_len = len as u32;
+    Ok(())
+}
+
+fn check_update(image: &mut Image, mask: u8) -> Outcome {
+    check_config(&image.config)?;
+    let (config, model) = (&image.config, &image.model);
+    let nameless = model.checkpoint.kind != kind::DUMMY && model.checkpoint.first[0] == 0;
+    if model.max_seq_len == 0 || model.checkpoint.kind == kind::EPHEMERAL || nameless {
+        return Err(MODEL_SANITY);
+    }
+    let rounds = (config.epoch_time - config.warmup_time) / config.max_round_train_time;
+    if u64::from(model.cold_start_warmup_steps) > rounds {
+        return Err(CONFIG_SANITY);
+    }
+    if mask & PROGRESS != 0 {
+        let last_step = (u64::from(config.total_steps) + 1).min(u64::from(u32::MAX));
+        let progress = &image.progress;
+        let in_range = progress.step >= 1 && progress.step <= last_step;
+        if !in_range || progress.data_index > MAX_FIRST_SAMPLE || progress.epoch > MAX_EPOCH {
+            return Err(PROGRESS_SANITY);
+        }
+        image.requeue.truncate(0);
+    }
+    Ok(())
+}
+
+fn check_config(config: &Config) -> Outcome {
+    let count = config.checkpointers.len();
+    let malformed = count > MAX_CHECKPOINTERS || config.checkpointers.zero != 0 || config.zero != [0; 4];
+    if malformed || config.checkpointers.items[count..].iter().any(|key| *key != [0; 8]) {
+        return Err(Error::BAD_INSTRUCTION.into());
+    }
+    let keys = config.checkpointers.used();
+    let twice = (0..count).any(|place| keys[..place].iter().any(|key| image::same(key, &keys[place])));
+    let (least, most) = (config.min_clients, MAX_CLIENTS as u16);
+    let broken = config.epoch_time == 0
+        || config.warmup_time >= config.epoch_time
+        || config.max_round_train_time == 0
+        || config.max_round_train_time >= config.epoch_time
+        || config.round_witness_time == 0
+        || least == 0
+        || config.init_min_clients < least
+        || config.init_min_clients > most
+        || config.batch_start == 0
+        || config.batch_end < config.batch_start
+        || config.total_steps == 0
+        || config.witness_nodes > least
+        || config.witness_nodes > MAX_WITNESSES as u16
+        || config.cooldown_time == 0
+        || config.extra_time == 0
+        || config.verification_percent > 100
+        || twice;
+    if broken { Err(CONFIG_SANITY) } else { Ok(()) }
+}
+
+/// Makes an account of version 1 one of version 2: it grows by the staging area, and what was derived is derived again.
+pub fn migrate(input: &Input, reader: Reader) -> Res {
+    let [authority, instance, account, system] = input.accounts::<4>()?;
+    reader.end()?;
+    authority.must_sign()?;
+    authority.must_be_writable()?;
+    system.must_be(&ids::SYSTEM)?;
+    let found = instance_of(instance, input)?;
+    account.must_be_writable()?;
+    account.must_be_owned_by(input.program)?;
+    if account.len() == BYTES {
+        coordinator_of(account, input)?;
+        return Err(Error::ALREADY_EXISTS);
+    }
+    if account.len() != FIRST_BYTES {
+        return Err(Error::WRONG_SIZE);
+    }
+    let header = unsafe { &mut *(account.ptr() as *mut Header) };
+    if header.magic != Coordinator::MAGIC {
+        return Err(Error::WRONG_KIND);
+    }
+    if header.version != 1 {
+        return Err(Error::WRONG_VERSION);
+    }
+    let of = unsafe { &*(account.ptr().add(core::mem::offset_of!(Coordinator, instance)) as *const [u8; 32]) };
+    must_belong(found, instance.key(), account, of)?;
+    if !same(&found.main_authority, authority.key()) {
+        return Err(Error::NOT_AUTHORITY);
+    }
+    let rent = rent_exempt(BYTES as u64);
+    if account.lamports() < rent {
+        cpi::pay(authority, account, system, rent - account.lamports())?;
+    }
+    account.resize(BYTES)?;
+    header.version = Coordinator::VERSION;
+    let coordinator = coordinator_of(account, input)?;
+    unsafe { core::ptr::write_bytes(&mut coordinator.memory, 0, 1) };
+    counted(coordinator);
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Rounds: started, finished, settled; and how an epoch's rounds end (psyche_core/coordinator/rounds.py).
+use crate::elections::{needed, witnesses};
+use crate::image::{due, ending, state, Interval, Model, Config, Round, Set, NONE, STORED_ROUNDS};
+use crate::requeue;
+use crate::run::{heap, Run};
+use crate::set;
+use crate::shares::{accepted, before, samples, samples_of};
+use psyche_common::arithmetic::mul_div;
+
+/// Samples of a round before which `first` samples were assigned: a linear ramp over tokens, halves rounded up.
+fn batch_size(config: &Config, model: &Model, first: u64) -> u64 {
+    let (start, end, ramp) = (u64::from(config.batch_start), u64::from(config.batch_end), config.batch_warmup_tokens);
+    let tokens = first as u128 * model.max_seq_len as u128;
+    if tokens >= ramp as u128 {
+        return end;
+    }
+    let (rise, tokens) = (end.wrapping_sub(start), tokens as u64);
+    // tokens < ramp, so the quotient is at most `rise`; the rest follows modulo 2^64
+    let whole = if (rise as u128 * tokens as u128) >> 64 == 0 { rise.wrapping_mul(tokens) / ramp } else { mul_div(rise, tokens, ramp).unwrap_or(0) };
+    let rest = rise.wrapping_mul(tokens).wrapping_sub(whole.wrapping_mul(ramp));
+    start + whole + u64::from(rest >= ramp - rest)
+}
+
+/// Begins a round over the slots healthy now, with samples unless it is the drain round.
+#[inline(never)]
+pub fn start_round(run: &mut Run, drain: bool) {
+    let current = run.image.current();
+    let rounds = &mut run.image.epoch.rounds;
+    let mut height = 0;
+    if current == NONE {
+        rounds.truncate(0);
+    } else {
+        height = rounds.items[current].height + 1;
+        if rounds.len() == STORED_ROUNDS {
+            unsafe { core::ptr::copy(rounds.items.as_ptr().add(1), rounds.items.as_mut_ptr(), STORED_ROUNDS - 1) };
+            rounds.truncate(STORED_ROUNDS - 1);
+        }
+    }
+    let place = rounds.len();
+    rounds.count += 1;
+    let mut healthy = [0; 4];
+    run.image.healthy(&mut healthy);
+    let step = run.image.progress.step;
+    let round: &mut Round = &mut run.image.epoch.rounds.items[place];
+    round.height = height;
+    round.step = step;
+    round.seed = run.seed;
+    round.slots = healthy;
+    round.drain = u8::from(drain);
+    if !drain {
+        take_samples(run, place);
+    }
+    run.image.epoch.unplayed = 0;
+    run.image.enter(state::TRAIN, run.now);
+}
+
+/// Takes a round's samples: from the queue first, then fresh ones.
+fn take_samples(run: &mut Run, place: usize) {
+    let first = run.image.progress.data_index;
+    let wanted = batch_size(&run.image.config, &run.image.model, first);
+    let fresh = requeue::take(run, place, wanted);
+    if fresh > 0 {
+        let batches = &mut run.image.epoch.rounds.items[place].batches;
+        let (count, last) = (batches.len(), first.wrapping_add(fresh).wrapping_sub(1));
+        if count > 0 && batches.items[count - 1].last.wrapping_add(1) == first {
+            batches.items[count - 1].last = last;
+        } else {
+            batches.items[count] = Interval { first, last };
+            batches.count += 1;
+        }
+        run.image.progress.data_index = first.wrapping_add(fresh);
+    }
+}
+
+/// Whether every elected witness of the current round that is still healthy has stated.
+pub fn everybody_stated(run: &mut Run, current: usize) -> bool {
+    let (mut awaited, mut healthy, mut stated): (Set, Set, Set) = ([0; 4], [0; 4], [0; 4]);
+    witnesses(run, current, &mut awaited);
+    run.image.healthy(&mut healthy);
+    set::intersect(&mut awaited, &healthy);
+    for statement in run.image.round(current).statements.used() {
+        set::insert(&mut stated, statement.index as usize & 255);
+    }
+    set::is_subset(&awaited, &stated)
+}
+
+/// Lets time pass in RoundTrain or RoundWitness.
+pub fn tick_round(run: &mut Run) {
+    if run.image.run_state == state::TRAIN {
+        if !due(run.image.since, run.now, run.image.config.max_round_train_time) {
+            return;
+        }
+        run.image.enter(state::WITNESS, run.now);
+    }
+    let current = run.image.current();
+    if due(run.image.since, run.now, run.image.config.round_witness_time) || everybody_stated(run, current) {
+        finish_round(run, current);
+    }
+}
+
+/// Ends a round's witness phase: settles the round before, then the next round, the drain round or the cooldown.
+#[inline(never)]
+pub fn finish_round(run: &mut Run, current: usize) {
+    let previous = before(run, current, 1);
+    if previous != NONE {
+        settle(run, previous);
+    }
+    let drain = run.image.round(current).drain != 0;
+    let mut healthy = [0; 4];
+    run.image.healthy(&mut healthy);
+    if set::is_empty(&healthy) || run.image.round(current).statements.count == 0 {
+        if !drain {
+            settle(run, current);
+        }
+        run.image.enter(state::COOLDOWN, run.now);
+        return;
+    }
+    if drain {
+        run.image.enter(state::COOLDOWN, run.now);
+        return;
+    }
+    run.image.progress.step += 1;
+    let reason = end_reason(run, current, set::count(&healthy));
+    if reason != 0 {
+        run.image.epoch.ending = reason;
+    }
+    start_round(run, reason != 0);
+}
+
+/// Counts the accepted rounds of a round and puts the other samples back in the queue.
+#[inline(never)]
+fn settle(run: &mut Run, place: usize) {
+    let mut seen = [0; 4];
+    accepted(run, place, &mut seen);
+    let returned = if set::is_empty(&seen) {
+        samples(run, place, heap::returned())
+    } else {
+        let others = [!seen[0], !seen[1], !seen[2], !seen[3]];
+        samples_of(run, place, &others, heap::returned())
+    };
+    requeue::add_returned(run, returned);
+    for (clients, word) in run.image.epoch.clients.used_mut().chunks_mut(64).zip(seen) {
+        let mut bits = word;
+        for client in clients {
+            client.accepted_rounds = client.accepted_rounds.wrapping_add(bits as u32 & 1);
+            bits >>= 1;
+        }
+    }
+}
+
+/// Why the epoch must end after this trained round, 0 to go on.
+fn end_reason(run: &Run, finished: usize, healthy: usize) -> u8 {
+    let (image, config) = (&run.image, &run.image.config);
+    let round = image.round(finished);
+    if image.pending_pause != 0 {
+        return ending::PAUSE;
+    }
+    if image.finished() {
+        return ending::TOTAL_STEPS;
+    }
+    if due(image.epoch.start_time, run.now, config.epoch_time) {
+        return ending::EPOCH_TIME;
+    }
+    if config.rounds_per_epoch > 0 && config.rounds_per_epoch <= round.height + 1 {
+        return ending::ROUNDS;
+    }
+    if healthy < config.min_clients as usize {
+        return ending::TOO_FEW_CLIENTS;
+    }
+    if round.statements.len() < needed(run, finished) {
+        return ending::MISSED_QUORUM;
+    }
+    0
+}

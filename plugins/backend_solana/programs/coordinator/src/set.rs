@@ -1,0 +1,54 @@
+//! Sets of slots: 256 bits in four words.
+use crate::image::{Key, Set};
+
+#[inline(always)]
+pub fn has(set: &Set, slot: usize) -> bool { set[slot >> 6 & 3] >> (slot & 63) & 1 == 1 }
+
+#[inline(always)]
+pub fn insert(set: &mut Set, slot: usize) { set[slot >> 6 & 3] |= 1 << (slot & 63) }
+
+#[inline(always)]
+pub fn is_empty(set: &Set) -> bool { set[0] | set[1] | set[2] | set[3] == 0 }
+
+#[inline(always)]
+pub fn intersect(set: &mut Set, other: &Set) {
+    for word in 0..4 {
+        set[word] &= other[word];
+    }
+}
+
+#[inline(always)]
+pub fn subtract(set: &mut Set, other: &Set) {
+    for word in 0..4 {
+        set[word] &= !other[word];
+    }
+}
+
+#[inline(always)]
+pub fn is_subset(set: &Set, of: &Set) -> bool { (0..4).all(|word| set[word] & !of[word] == 0) }
+
+pub fn count(set: &Set) -> usize { set.iter().map(|word| word.count_ones() as usize).sum() }
+
+/// The first `n` numbers.
+pub fn fill(set: &mut Set, n: usize) {
+    for (word, bits) in set.iter_mut().enumerate() {
+        let left = n.saturating_sub(64 * word);
+        *bits = if left >= 64 { u64::MAX } else { (1 << left) - 1 };
+    }
+}
+
+/// The lowest number in a set that is not empty.
+pub fn lowest(set: &Set) -> usize {
+    let mut slot = 0;
+    while slot < 255 && !has(set, slot) {
+        slot += 1;
+    }
+    slot
+}
+
+/// A bitmap of the image at an alignment of 4.
+pub fn from_words(words: &Key, out: &mut Set) {
+    for (word, bits) in out.iter_mut().enumerate() {
+        *bits = u64::from(words[2 * word]) | u64::from(words[2 * word + 1]) << 32;
+    }
+}

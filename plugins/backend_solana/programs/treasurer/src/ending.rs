@@ -1,0 +1,111 @@
+//! What the owner takes back: collateral nobody is owed, and the run itself.
+//!
+//! What is owed is at most the sum of all that was earned, less all that was paid. Points that were slashed are owed no more, but a member
+//! may have been paid before it was slashed, and its payment must not lessen what others are owed: so a slashed member counts exactly when
+//! its participant account is shown (after the fixed accounts, any number of them), and as if never slashed when it is not.
+use psyche_common::account::Account;
+use psyche_common::cpi::{invoke, Meta};
+use psyche_common::platform::{clock, same};
+use psyche_common::record::open_exact;
+use psyche_common::token::{self, transfer, TokenAccount};
+use psyche_common::{ids, Error, Input, Pubkey, Reader, Res};
+
+use crate::coordinator::{Coordinator, Points, FREE};
+use crate::participant::Participant;
+use crate::run::{must_be_vault, open_for, Run, SEED};
+use crate::{OTHER_RUN, STILL_OWED, TOO_SOON};
+
+pub fn withdraw_unused(input: &Input, data: &[u8]) -> Res {
+    let [authority, tokens, run, vault, coordinator, token] = input.accounts::<6>()?;
+    Reader(data).end()?;
+    let found = open_for(authority, run, input.program)?;
+    tokens.must_be_writable()?;
+    must_be_vault(vault, run, found)?;
+    TokenAccount::of(tokens, &found.mint)?.must_belong_to(authority.key())?;
+    let owed = owed(found, run, coordinator, &input.table[6..input.count], input.program)?;
+    let unused = TokenAccount(*vault).amount().saturating_sub(owed);
+    transfer(vault, tokens, run, token, unused, &[SEED, &found.index.to_le_bytes(), &[found.bump]])
+}
+
+pub fn run_close(input: &Input, data: &[u8]) -> Res {
+    let [authority, spill, tokens, run, vault, instance, coordinator, program, token] = input.accounts::<9>()?;
+    Reader(data).end()?;
+    let found = open_for(authority, run, input.program)?;
+    spill.must_be_writable()?;
+    tokens.must_be_writable()?;
+    run.must_be_writable()?;
+    program.must_be(&ids::COORDINATOR)?;
+    must_be_vault(vault, run, found)?;
+    TokenAccount::of(tokens, &found.mint)?.must_belong_to(authority.key())?;
+    if instance.must_be(&found.instance).is_err() {
+        return Err(OTHER_RUN);
+    }
+    if clock().slot <= found.created {
+        return Err(TOO_SOON);
+    }
+    if owed(found, run, coordinator, &input.table[9..input.count], input.program)? != 0 {
+        return Err(STILL_OWED);
+    }
+    let seeds: [&[u8]; 3] = [SEED, &found.index.to_le_bytes(), &[found.bump]];
+    transfer(vault, tokens, run, token, TokenAccount(*vault).amount(), &seeds)?;
+    token::close(vault, spill, run, token, &seeds)?;
+    let metas = [
+        Meta { key: run.key(), writable: false, signer: true },
+        Meta { key: spill.key(), writable: true, signer: false },
+        Meta { key: instance.key(), writable: true, signer: false },
+        Meta { key: coordinator.key(), writable: true, signer: false },
+    ];
+    invoke(&ids::COORDINATOR, &metas, &[FREE], &[*run, *spill, *instance, *coordinator, *program], &seeds)?;
+    run.close(spill)
+}
+
+/// Units the vault owes, at most; only while the coordinator is halted, so that nobody is earning. `shown`: participants' accounts.
+fn owed(found: &Run, run: &Account, account: &Account, shown: &[Account], program: &Pubkey) -> Res<u64> {
+    if account.must_be(&found.coordinator).is_err() {
+        return Err(OTHER_RUN);
+    }
+    let coordinator = Coordinator::open(account)?;
+    coordinator.must_be_halted()?;
+    let mut earned = 0u64;
+    for points in coordinator.points() {
+        earned = earned.checked_add(points.earned).ok_or(Error::OVERFLOW)?;
+    }
+    let mut owed = earned.checked_sub(found.claimed).ok_or(Error::OVERFLOW)?;
+    for (place, participant) in shown.iter().enumerate() {
+        if shown[..place].iter().any(|before| same(before.key(), participant.key())) {
+            return Err(Error::SAME_ACCOUNT);
+        }
+        let paid: &mut Participant = open_exact(participant, program)?;
+        paid.must_be_of(run, found)?;
+        owed = owed.checked_sub(forgiven(coordinator.points_of(&paid.user), paid.claimed)?).ok_or(Error::OVERFLOW)?;
+    }
+    Ok(owed)
+}
+
+/// How much less a member is owed than if it had not been slashed.
+fn forgiven(points: Option<&Points>, claimed: u64) -> Res<u64> {
+    let Some(points) = points else { return Ok(0) };
+    let unslashed = points.earned.checked_sub(claimed).ok_or(Error::OVERFLOW)?;
+    unslashed.checked_sub(points.net().saturating_sub(claimed)).ok_or(Error::OVERFLOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn less(earned: u64, slashed: u64, claimed: u64) -> Res<u64> {
+        forgiven(Some(&Points { signer: [7; 32], earned, slashed }), claimed)
+    }
+
+    #[test]
+    fn what_a_slashed_member_is_no_longer_owed() {
+        assert_eq!(less(100, 0, 30), Ok(0));
+        assert_eq!(less(100, 20, 30), Ok(20));
+        assert_eq!(less(100, 20, 80), Ok(20));
+        assert_eq!(less(100, 20, 90), Ok(10));
+        assert_eq!(less(100, 20, 100), Ok(0));
+        assert_eq!(less(100, 200, 0), Ok(100));
+        assert_eq!(less(100, 200, 101), Err(Error::OVERFLOW));
+        assert_eq!(forgiven(None, 0), Ok(0));
+    }
+}

@@ -1,0 +1,353 @@
+"""A client's connection to a coordinator on Solana.
+
+Decided: a watcher delivers states, a sender carries commands, members take turns ticking, and transport addresses are read from
+the history of joins; each is a room of its own, and this one ties them together. A command that leaves something to do for a
+tick takes it along in the same transaction. There is no session to lose: a membership lies on the chain, so nothing is
+repeated after an outage. Refuses to end on a lost endpoint: only when none has answered for the time given at construction is
+the backend closed. The task is a plain asyncio task, as in the TCP backend: `aclose` may be called from anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Self
+
+import anyio
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana import ticking
+from psyche_backend_solana.address_parts import AddressBook, parts
+from psyche_backend_solana.chain_clock import ChainClock
+from psyche_backend_solana.join_history import JoinHistory
+from psyche_backend_solana.layouts import coordinator
+from psyche_backend_solana.layouts.coordinator import Run
+from psyche_backend_solana.member_commands import instructions_of, wants_tick
+from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
+from psyche_backend_solana.rpc.endpoints import Endpoint
+from psyche_backend_solana.rpc.failures import RpcError
+from psyche_backend_solana.runs import RunFound, find_authorization, find_run
+from psyche_backend_solana.sender import OutOfUnits, Sender
+from psyche_backend_solana.settings import SolanaSettings
+from psyche_backend_solana.wallet import Signer
+from psyche_backend_solana.watcher import Pace, Sight, Watcher
+from psyche_backend_solana.where import Programs
+from psyche_core.coordinator.commands import Command
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BackendClosed, BackendError, CommandRefused, WireError
+from psyche_core.hookspecs import BackendContext
+from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
+from psyche_core.types import NodeIdentity
+
+logger = logging.getLogger("psyche.backend.solana")
+
+FIND_SECONDS = 20.0
+"""Longest for finding the run at the start."""
+TICK_SECONDS = 20.0
+"""Longest for one tick's transaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rhythm:
+    """Seconds between looks. tick: at whether a tick is due; addresses: at the history of joins; pace: of the watcher."""
+
+    tick: float = 0.5
+    addresses: float = 20.0
+    pace: Pace = field(default_factory=Pace)
+
+
+class SolanaBackend(Backend):
+    """The Solana backend of a client. Entering finds the run."""
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        endpoints: tuple[Endpoint, ...],
+        wallet: Signer,
+        p2p: bytes,
+        programs: Programs | None = None,
+        grantees: tuple[Pubkey, ...] | None = None,
+        price: int = 0,
+        retry_seconds: float = 300.0,
+        rhythm: Rhythm | None = None,
+    ) -> None:
+        """wallet: signs and pays. p2p: our transport's public key. grantees: whose authorizations to try. price: see `budget`."""
+        self._run_id = run_id
+        self._endpoints = endpoints
+        self._wallet = wallet
+        self._identity = NodeIdentity(bytes(wallet.pubkey), p2p)
+        self._programs = programs or Programs()
+        self._grantees = grantees
+        self._price = price
+        self._retry_seconds = retry_seconds
+        self._rhythm = rhythm or Rhythm()
+        self._book = AddressBook()
+        self._turn = ticking.Turn()
+        self._published: bytes | None = None
+        self._state: CoordinatorState | None = None
+        self._nonce = -1
+        self._clock: ChainClock | None = None
+        self._update: StateUpdate | None = None
+        self._unread = False
+        self._changed = anyio.Event()
+        self._joins_wanted = anyio.Event()
+        self._closed: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.ticks_sent = 0
+
+    @classmethod
+    def from_context(cls, context: BackendContext) -> SolanaBackend:
+        """The backend for a context. Raises UserError for a wallet or endpoint that cannot be used."""
+        settings = context.settings or SolanaSettings()
+        assert isinstance(settings, SolanaSettings)
+        return cls(
+            context.run_id,
+            endpoints=settings.endpoints(),
+            wallet=settings.wallet(),
+            p2p=context.key.public,
+            programs=settings.programs,
+            grantees=settings.grantees,
+            price=settings.priority_fee,
+            retry_seconds=context.retry_seconds,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Find the run. Raises CommandRefused (WrongRun), BackendError when no endpoint answers."""
+        self._rpc = Rpc(self._endpoints)
+        try:
+            self._found: RunFound = await find_run(self._rpc, self._run_id, programs=self._programs, timeout=FIND_SECONDS)
+            self._sender = Sender(self._rpc, self._wallet, price=self._price, programs=self._programs)
+            self._history = JoinHistory(self._rpc, self._run, self._book)
+            self._watcher = Watcher(
+                self._rpc,
+                self._run,
+                on_sight=self._see,
+                on_clock=self._note_clock,
+                pace=self._rhythm.pace,
+                patience_seconds=self._retry_seconds,
+            )
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._rpc.aclose()
+            raise
+
+        self._task = asyncio.create_task(self._work(), name=f"solana backend {self._identity}")
+        return self
+
+    @property
+    def identity(self) -> NodeIdentity:
+        """Our wallet and our transport's key."""
+        return self._identity
+
+    @property
+    def _run(self) -> Run:
+        return self._found.run
+
+    async def join(self, address: bytes, *, timeout: float) -> None:
+        """Ask to be a member of the next epochs.
+
+        Raises CommandRefused (`NotAuthorized`, or the coordinator's), BackendClosed, TimeoutError, ValueError.
+        """
+        pieces = parts(address)
+        self._expect_open()
+        if address == self._published and self._state is not None and self._identity in self._state.pending:
+            return
+
+        with anyio.fail_after(timeout):
+            try:
+                authorization = await find_authorization(
+                    self._rpc,
+                    self._found.instance.join_authority,
+                    self._wallet.pubkey,
+                    grantees=self._grantees,
+                    programs=self._programs,
+                    timeout=timeout,
+                )
+            except RpcUnavailable as error:
+                raise TimeoutError(str(error)) from error
+
+            for piece in pieces:
+                instruction = coordinator.join(
+                    self._run, user=self._wallet.pubkey, authorization=authorization, p2p=self._identity.p2p, address=piece
+                )
+                await self._submit(instruction, timeout=timeout)
+        self._published = address
+        self._joins_wanted.set()
+
+    async def next_state(self) -> StateUpdate:
+        """The newest state not yet returned. Raises BackendClosed once there will be none."""
+        while not self._unread:
+            self._expect_open()
+            await self._changed.wait()
+
+        self._expect_open()
+        assert self._update is not None
+        self._unread = False
+        return self._update
+
+    async def send(self, command: Command, *, timeout: float) -> None:
+        """Send a command. Raises CommandRefused, BackendClosed, TimeoutError; ValueError for Join or another's command."""
+        allowed = check_client_command(command, self._identity)
+        self._expect_open()
+        instructions = instructions_of(self._run, allowed, state=self._state, run_id=self._run_id)
+        if self._state is not None and self._clock is not None:
+            now = self._clock.now(anyio.current_time())
+            if wants_tick(self._state, allowed, now):
+                try:
+                    await self._submit(*instructions, coordinator.tick(self._run, user=self._wallet.pubkey), timeout=timeout)
+                    return
+                except OutOfUnits:
+                    logger.info("no room for a tick beside %s", type(command).__name__)
+
+        await self._submit(*instructions, timeout=timeout)
+
+    async def aclose(self) -> None:
+        """Close; idempotent."""
+        self._close("this backend was closed")
+        task = self._task
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([task])
+                await self._rpc.aclose()
+
+    # ------------------------------------------------------------ sending
+
+    async def _submit(self, *instructions: Instruction, timeout: float) -> None:
+        """Send, unless the backend is closed before there is an answer."""
+        self._expect_open()
+        try:
+            await self._sender.send(*instructions, timeout=timeout)
+        except BackendError:
+            self._expect_open()
+            raise
+        self._watcher.poke()
+
+    def _expect_open(self) -> None:
+        if self._closed is not None:
+            raise BackendClosed(self._closed)
+
+    def _close(self, sentence: str) -> None:
+        if self._closed is None:
+            self._closed = sentence
+        self._changed.set()
+
+    # ------------------------------------------------------------ the background task
+
+    async def _work(self) -> None:
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._watcher.run)
+                group.start_soon(self._take_turns)
+                group.start_soon(self._keep_book)
+        except BaseExceptionGroup as failures:
+            closed, rest = failures.split(BackendClosed)
+            if rest is not None and (others := rest.split(asyncio.CancelledError)[1]) is not None:
+                logger.exception("the Solana backend failed", exc_info=others)
+                self._close(f"the Solana backend failed: {others.exceptions[0]!r:.200}")
+            elif closed is not None:
+                self._close(_innermost(closed))
+        finally:
+            self._close("the backend's task was cancelled")
+
+    def _note_clock(self, clock: ChainClock) -> None:
+        self._clock = clock
+
+    def _see(self, sight: Sight) -> None:
+        """A newer account. Raises WireError for one that cannot be read."""
+        state = sight.account.state
+        before, self._nonce = self._state, sight.account.nonce
+        if state is None:
+            return  # made, but not configured yet
+
+        self._state = state
+        if before is None or _members(before) != _members(state) or before == state:
+            self._joins_wanted.set()  # somebody is new, or something was said that changed nothing: a renewed address
+        self._publish()
+
+    def _publish(self) -> None:
+        state = self._state
+        if state is None:
+            return
+
+        members = _members(state)
+        addresses = {
+            member.signer: address for member in members if (address := self._book.address(member.signer, member.p2p)) is not None
+        }
+        update = StateUpdate(state, addresses)
+        if update != self._update:
+            self._update = update
+            self._unread = True
+            self._changed.set()
+            self._changed = anyio.Event()
+
+    async def _keep_book(self) -> None:
+        """Read the history of joins when somebody is new, and now and then; a provider's history may lag behind its state."""
+        lag = 0
+        while True:
+            wanted = self._joins_wanted.is_set()
+            self._joins_wanted = anyio.Event()
+            try:
+                changed = await self._history.read()
+            except (RpcError, RpcUnavailable, WireError, ValueError) as error:
+                logger.info("reading the history of joins failed: %s", error)
+                changed = False
+            if changed:
+                self._publish()
+
+            lag = 0 if changed or (wanted and lag == 0 and self._all_known()) else lag + 1
+            again = self._rhythm.addresses
+            if not self._all_known() or (wanted and not changed):
+                again = min(again, 0.2 * 2.0 ** min(lag, 8))
+            with anyio.move_on_after(again):
+                await self._joins_wanted.wait()
+
+    def _all_known(self) -> bool:
+        state = self._state
+        return state is None or all(self._book.address(member.signer, member.p2p) is not None for member in _members(state))
+
+    async def _take_turns(self) -> None:
+        """Tick when it is our turn."""
+        while True:
+            await anyio.sleep(self._rhythm.tick)
+            try:
+                if self._is_our_turn():
+                    await self._tick()
+            except (CommandRefused, TimeoutError) as refusal:
+                logger.info("a tick was refused: %s", refusal)
+            except (BackendError, RpcError) as error:
+                logger.warning("cannot tick: %s", error)
+                await anyio.sleep(ticking.FIRST_TURN_SECONDS)
+
+    def _is_our_turn(self) -> bool:
+        state, clock = self._state, self._clock
+        if state is None or clock is None or state.run_state.halted:
+            return False
+
+        local = anyio.current_time()
+        return self._turn.comes(state, self._nonce, signer=self._identity.signer, now=clock.now(local), local=local)
+
+    async def _tick(self) -> None:
+        """Tick, after a look at the chain's own clock: by ours it was due."""
+        before = self._nonce
+        clock = await self._watcher.read_clock()
+        if self._nonce != before or self._state is None or not ticking.due(self._state, clock.unix):
+            return
+
+        await self._sender.send(coordinator.tick(self._run, user=self._wallet.pubkey), timeout=TICK_SECONDS)
+        self.ticks_sent += 1
+        self._watcher.poke()
+
+
+def _members(state: CoordinatorState) -> frozenset[NodeIdentity]:
+    return frozenset((*state.pending, *(client.id for client in state.epoch.clients)))
+
+
+def _innermost(group: BaseExceptionGroup[BackendClosed]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)

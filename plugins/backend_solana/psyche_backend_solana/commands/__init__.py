@@ -1,0 +1,1 @@
+"""What people type: `psyche run-manager …` and `psyche solana …`. Each room holds commands of one concern; all share `desk`."""

@@ -1,0 +1,126 @@
+"""Commands about who may join: the run's join authority grants, a granted wallet names delegates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from solders.account import Account
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.layouts import authorizer as layout
+from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.settings import ChainSettings
+from psyche_core.errors import BackendError, UserError, WireError
+
+DELEGATES_AT_ONCE = 25
+"""How many fit a transaction."""
+
+_GRANTEE = "Wallet that may join, and name delegates; 11111111111111111111111111111111 for everybody."
+
+
+@click.command(
+    "join-authorization-create",
+    epilog=example("run-manager join-authorization-create", "--authorizer WALLET -w join-authority.json"),
+)
+@click.option("--authorizer", "grantee", type=ADDRESS, required=True, help=_GRANTEE)
+@command()
+async def create(desk: Desk, grantee: Pubkey) -> Outcome:
+    """Let a wallet join all runs whose join authority is this wallet. Doing it again changes nothing."""
+    at = layout.address(desk.payer, grantee, program=desk.programs.authorizer)
+    present = await _read(desk, at)
+    if present is not None and present.active:
+        return Outcome(f"{_whose(grantee)} may join already", {"authorization": at, "active": True})
+
+    switch = layout.grantor_update(desk.payer, at, active=True, program=desk.programs.authorizer)
+    made = layout.create(desk.payer, desk.payer, grantee=grantee, program=desk.programs.authorizer)
+    sent = await desk.send(*((switch,) if present is not None else (made, switch)))
+    return Outcome(f"{_whose(grantee)} may join now", {"authorization": at, "active": True, "signature": sent.signature})
+
+
+@click.command(
+    "join-authorization-delete",
+    epilog=example("run-manager join-authorization-delete", "--authorizer WALLET -w join-authority.json"),
+)
+@click.option("--authorizer", "grantee", type=ADDRESS, required=True, help=_GRANTEE)
+@command()
+async def delete(desk: Desk, grantee: Pubkey) -> Outcome:
+    """Take a grant back and close its account: the wallet and its delegates join no further epoch."""
+    at = layout.address(desk.payer, grantee, program=desk.programs.authorizer)
+    if await _read(desk, at) is None:
+        message = f"there is no authorization by {desk.payer} for {_whose(grantee)}"
+        raise UserError(message)
+
+    off = layout.grantor_update(desk.payer, at, active=False, program=desk.programs.authorizer)
+    closed = layout.close(desk.payer, desk.payer, authorization=at, program=desk.programs.authorizer)
+    sent = await desk.send(off, closed)
+    return Outcome(f"{_whose(grantee)} may join no more", {"authorization": at, "signature": sent.signature})
+
+
+@click.command(
+    "join-authorization-delegate",
+    epilog=example("run-manager join-authorization-delegate", "--join-authority OWNER --delegates-added WALLET -w master.json"),
+)
+@click.option("--join-authority", type=ADDRESS, required=True, help="Wallet that granted ours the right to join.")
+@click.option("--delegates-clear", is_flag=True, help="Forget all delegates there are, first.")
+@click.option("--delegates-added", "added", type=ADDRESS, multiple=True, help="Wallet that may join for us; may be repeated.")
+@command()
+async def delegate(desk: Desk, join_authority: Pubkey, delegates_clear: bool, added: tuple[Pubkey, ...]) -> Outcome:
+    """Let other wallets join with the right that was granted to this one."""
+    if not added and not delegates_clear:
+        message = "nothing to do: give --delegates-added WALLET, or --delegates-clear"
+        raise UserError(message)
+
+    at = layout.address(join_authority, desk.payer, program=desk.programs.authorizer)
+    if await _read(desk, at) is None:
+        message = f"{join_authority} has granted this wallet ({desk.payer}) nothing"
+        raise UserError(message)
+
+    chunks = [added[start : start + DELEGATES_AT_ONCE] for start in range(0, len(added), DELEGATES_AT_ONCE)] or [()]
+    for number, chunk in enumerate(chunks):
+        clear = delegates_clear and number == 0
+        sent = await desk.send(
+            layout.grantee_update(
+                desk.payer, desk.payer, authorization=at, add=chunk, clear=clear, program=desk.programs.authorizer
+            )
+        )
+    present = await _read(desk, at)
+    delegates = () if present is None else present.delegates
+    facts = {"authorization": at, "delegates": delegates, "signature": sent.signature}
+    return Outcome(f"{len(delegates)} wallets may join for {desk.payer}", facts)
+
+
+@click.command(
+    "join-authorization-read", epilog=example("run-manager join-authorization-read", "--join-authority OWNER --authorizer WALLET")
+)
+@click.option("--join-authority", type=ADDRESS, required=True, help="Wallet that grants.")
+@click.option("--authorizer", "grantee", type=ADDRESS, help="Whose grant to read; everybody's when not given.")
+@command(ChainSettings)
+async def read(desk: Desk, join_authority: Pubkey, grantee: Pubkey | None) -> Outcome:
+    """Print a grant: whether it is active, and its delegates."""
+    whom = grantee or layout.EVERYBODY
+    at = layout.address(join_authority, whom, program=desk.programs.authorizer)
+    present = await _read(desk, at)
+    facts: dict[str, Any] = {"authorization": at, "grantor": join_authority, "grantee": whom, "exists": present is not None}
+    if present is None:
+        return Outcome(f"{join_authority} has granted {_whose(whom)} nothing", facts)
+
+    facts |= {"active": present.active, "delegates": present.delegates}
+    state = "active" if present.active else "switched off"
+    return Outcome(f"the grant for {_whose(whom)} is {state}, with {len(present.delegates)} delegates", facts)
+
+
+async def _read(desk: Desk, address: Pubkey) -> layout.Authorization | None:
+    found = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
+    if found is None:
+        return None
+
+    try:
+        return layout.parse(Account(found.lamports, found.data, found.owner), program=desk.programs.authorizer)
+    except WireError as error:
+        raise BackendError(str(error)) from error
+
+
+def _whose(grantee: Pubkey) -> str:
+    return "everybody" if grantee == layout.EVERYBODY else f"the wallet {grantee}"

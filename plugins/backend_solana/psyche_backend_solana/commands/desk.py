@@ -1,0 +1,204 @@
+"""What every command works with: options, a connection, a wallet, and one way to answer.
+
+Decided: options come from the settings classes, so that names, help and environment are the same everywhere; a command asks
+nothing, prints one human sentence, or JSON with --json, and exits with 0 only when the chain has confirmed what it did. Errors
+of the network become BackendError, values that fit nowhere ConfigError: one sentence each, no traceback.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import types
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import click
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.rpc.client import Rpc
+from psyche_backend_solana.rpc.failures import RpcError
+from psyche_backend_solana.runs import RunFound, find_run
+from psyche_backend_solana.sender import Sender, Sent
+from psyche_backend_solana.settings import ChainSettings, WalletSettings, parse_address
+from psyche_backend_solana.wallet import Signer, Wallet
+from psyche_backend_solana.where import Programs
+from psyche_core.errors import BackendError, ConfigError
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+SEND_SECONDS = 90.0
+"""Longest for one transaction: a blockhash lives about a minute."""
+CALL_SECONDS = 20.0
+ENVIRONMENT_NOTE = "Endpoints and wallet are also read from the environment, as PSYCHE_<OPTION>; an option given here wins."
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command answers. sentence: for people. facts: for programs (--json)."""
+
+    sentence: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Desk:
+    """A connection, and where there is one a wallet that sends."""
+
+    def __init__(self, rpc: Rpc, programs: Programs, *, wallet: Wallet | None, price: int) -> None:
+        self.rpc = rpc
+        self.programs = programs
+        self._wallet = wallet
+        self._sender = None if wallet is None else Sender(rpc, wallet, price=price, programs=programs)
+
+    @property
+    def payer(self) -> Pubkey:
+        """The wallet's address."""
+        assert self._wallet is not None, "this command asked for no wallet"
+        return self._wallet.pubkey
+
+    async def run(self, run_id: str) -> RunFound:
+        """A run by its name. Raises CommandRefused (WrongRun)."""
+        return await find_run(self.rpc, run_id, programs=self.programs, timeout=CALL_SECONDS)
+
+    async def send(self, *instructions: Instruction, signers: tuple[Signer, ...] = ()) -> Sent:
+        """Have these done in one transaction. Raises CommandRefused, BackendError."""
+        assert self._sender is not None, "this command asked for no wallet"
+        try:
+            return await self._sender.send(*instructions, signers=signers, timeout=SEND_SECONDS)
+        except TimeoutError as error:
+            message = (
+                f"the chain has not confirmed it within {SEND_SECONDS:g} s, so it may or may not have happened; "
+                "look with json-dump-run before trying again"
+            )
+            raise BackendError(message) from error
+
+
+def example(command: str, *lines: str) -> str:
+    """The end of a help text. lines: what follows `psyche run-manager COMMAND`."""
+    shown = "\n".join(f"  psyche {command} {line}".rstrip() for line in lines or ("",))
+    return f"\b\nExample:\n{shown}\n\n{ENVIRONMENT_NOTE}"
+
+
+def command(
+    settings: type[ChainSettings] = WalletSettings,
+) -> Callable[[Callable[..., Awaitable[Outcome]]], Callable[..., None]]:
+    """A decorator that makes a click callback of an async function of a desk and the command's own options."""
+
+    def decorate(action: Callable[..., Awaitable[Outcome]]) -> Callable[..., None]:
+        @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object, for programs.")
+        @_options_of(settings)
+        @functools.wraps(action)
+        def callback(as_json: bool, **given: Any) -> None:
+            chain = {name: given.pop(name) for name in settings.model_fields if name in given}
+            perform(functools.partial(action, **given), load(settings, chain), as_json=as_json)
+
+        return callback
+
+    return decorate
+
+
+def perform(action: Callable[[Desk], Awaitable[Outcome]], settings: ChainSettings, *, as_json: bool) -> None:
+    """Run an action at a desk and print its outcome. Raises UserError, BackendError."""
+
+    async def work() -> Outcome:
+        async with open_desk(settings) as desk:
+            return await action(desk)
+
+    try:
+        outcome = anyio.run(work)
+    except RpcError as error:
+        raise BackendError(str(error)) from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    click.echo(json.dumps(plain(outcome.facts), indent=2) if as_json else outcome.sentence)
+
+
+@asynccontextmanager
+async def open_desk(settings: ChainSettings) -> AsyncIterator[Desk]:
+    """A desk. Raises UserError for a wallet or an endpoint that cannot be used."""
+    wallet = settings.wallet() if isinstance(settings, WalletSettings) else None
+    price = settings.priority_fee if isinstance(settings, WalletSettings) else 0
+    async with Rpc(settings.endpoints()) as rpc:
+        yield Desk(rpc, settings.programs, wallet=wallet, price=price)
+
+
+def load(settings: type[ChainSettings], given: Mapping[str, Any]) -> ChainSettings:
+    """Settings of options and environment. Raises ConfigError."""
+    try:
+        return settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors():
+            option = "--" + str(problem["loc"][0]).lower().replace("_", "-")
+            problems.append(f"{option}: {str(problem['msg']).removeprefix('Value error, ')}")
+        raise ConfigError("; ".join(problems)) from None
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: addresses as base58, bytes as hexadecimal."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+
+    return str(value)
+
+
+class Address(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer clicks only
+    """An address as base58."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Pubkey:
+        """Read it. Fails with a sentence."""
+        if isinstance(value, Pubkey):
+            return value
+        try:
+            return parse_address(str(value))
+        except ValueError as error:
+            self.fail(f"{value!r} {error}", param, ctx)
+
+
+ADDRESS = Address()
+
+run_id_option = click.option("-r", "--run-id", required=True, help="Name of the run, at most 32 bytes.")
+treasurer_index_option = click.option(
+    "--treasurer-index",
+    type=click.IntRange(0, 2**64 - 1),
+    help="Number of the treasurer's run, where one pays this run; follows from the run's name when not given.",
+)
+
+
+def _options_of(settings: type[ChainSettings]) -> Callable[[_Command], _Command]:
+    def decorate(function: _Command) -> _Command:
+        for name, info in reversed(settings.model_fields.items()):
+            extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+            if extra.get("option", True):
+                function = _option(name, info, short=extra.get("short"))(function)
+        return function
+
+    return decorate
+
+
+def _option(name: str, info: FieldInfo, *, short: object) -> Callable[[_Command], _Command]:
+    dashed = "--" + name.replace("_", "-")
+    kind = info.annotation
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    flags = [f"{dashed}/--no-{dashed[2:]}"] if kind is bool else [dashed]
+    if short is not None:
+        flags.insert(0, str(short))
+    of_path = click.Path(path_type=Path) if kind is Path else kind
+    return click.option(*flags, name, type=of_path, default=None, help=info.description)

@@ -1,0 +1,57 @@
+"""Commands of members, and of anybody: tick, checkpoint, withdraw."""
+
+from __future__ import annotations
+
+import anyio
+import click
+
+from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk, Outcome, command, example, run_id_option
+from psyche_backend_solana.layouts import coordinator
+from psyche_backend_solana.runs import coordinator_account
+from psyche_core.run_config import Choice
+
+
+@click.command(
+    "tick", epilog=example("run-manager tick", "-r first-light -w wallet.json", "-r first-light --count 10 -w wallet.json")
+)
+@run_id_option
+@click.option("--ms-interval", type=click.IntRange(1), default=1000, show_default=True, help="Milliseconds between two ticks.")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many ticks.")
+@command()
+async def tick(desk: Desk, run_id: str, ms_interval: int, count: int) -> Outcome:
+    """Let a run look at the clock. Members do that by themselves; anybody may."""
+    found = await desk.run(run_id)
+    for number in range(count):
+        if number:
+            await anyio.sleep(ms_interval / 1000)
+        sent = await desk.send(coordinator.tick(found.run, user=desk.payer))
+    state = (await coordinator_account(desk.rpc, found.run, timeout=CALL_SECONDS)).state
+    phase = "Uninitialized" if state is None else state.run_state.name
+    return Outcome(f"ticked {count} times; {run_id!r} is now {phase}", {"run_state": phase, "signature": sent.signature})
+
+
+@click.command(
+    "checkpoint", epilog=example("run-manager checkpoint", "-r first-light --repo owner/model --revision abc123 -w wallet.json")
+)
+@run_id_option
+@click.option("--repo", required=True, help="Repository of the Hub where the model is.")
+@click.option("--revision", help="Its commit.")
+@command()
+async def checkpoint(desk: Desk, run_id: str, repo: str, revision: str | None) -> Outcome:
+    """Tell a run where its model is stored, as one of those whose turn it is to store it."""
+    found = await desk.run(run_id)
+    location = Choice("Hub", {"repo_id": repo, **({} if revision is None else {"revision": revision})})
+    sent = await desk.send(coordinator.checkpoint(found.run, location, user=desk.payer))
+    return Outcome(
+        f"the run {run_id!r} knows the model at {repo}", {"repo": repo, "revision": revision, "signature": sent.signature}
+    )
+
+
+@click.command("withdraw", epilog=example("run-manager withdraw", "-r first-light -w wallet.json"))
+@run_id_option
+@command()
+async def withdraw(desk: Desk, run_id: str) -> Outcome:
+    """Leave a run in the name of this wallet, when its client cannot do it any more."""
+    found = await desk.run(run_id)
+    sent = await desk.send(coordinator.withdraw(found.run, user=desk.payer))
+    return Outcome(f"the wallet {desk.payer} is no member of {run_id!r} any more", {"signature": sent.signature})

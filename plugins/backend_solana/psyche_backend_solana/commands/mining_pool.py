@@ -1,0 +1,207 @@
+"""`psyche run-manager mining-pool`: pool collateral, and share what its authority brings back for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from solders.account import Account
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.rewards import amount_of, decimals, units_of
+from psyche_backend_solana.layouts import mining_pool as layout
+from psyche_backend_solana.layouts import tokens
+from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.settings import ChainSettings
+from psyche_core.errors import BackendError, UserError, WireError
+
+_PREFIX = "run-manager mining-pool"
+
+_index = click.option("--index", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the pool.")
+_amount = click.option("--amount", required=True, help="Tokens, with decimals as people write them.")
+
+
+@click.group("mining-pool", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def mining_pool() -> None:
+    """Pool collateral, and share what comes of it."""
+
+
+@mining_pool.command("create", epilog=example(f"{_PREFIX} create", "--index 1 --mint TOKEN -w authority.json"))
+@_index
+@click.option("--mint", type=ADDRESS, required=True, help="Token that lenders deposit.")
+@click.option("--metadata", default="", help="A few words about it, at most 400 bytes.")
+@command()
+async def create(desk: Desk, index: int, mint: Pubkey, metadata: str) -> Outcome:
+    """Make a pool; nobody can deposit before `update` sets its limits."""
+    program = desk.programs.mining_pool
+    made = layout.pool_create(desk.payer, desk.payer, index=index, mint=mint, metadata=metadata, program=program)
+    sent = await desk.send(made)
+    pool = layout.pool_address(index, program=program)
+    return Outcome(f"the pool {index} is made: {pool}", {"pool": pool, "signature": sent.signature})
+
+
+@mining_pool.command("update", epilog=example(f"{_PREFIX} update", "--index 1 --cap 1000000 --lender-cap 5000 -w authority.json"))
+@_index
+@click.option("--cap", help="Most tokens that may be deposited in all.")
+@click.option("--lender-cap", help="Most tokens of one lender.")
+@click.option("--deposits-frozen/--deposits-open", default=None, help="Stop deposits for now, or let them go on.")
+@click.option("--claims-frozen/--claims-open", default=None, help="Stop claims for now, or let them go on.")
+@click.option("--metadata", help="A few words about it, at most 400 bytes.")
+@command()
+async def update(desk: Desk, index: int, cap: str | None, lender_cap: str | None, **others: Any) -> Outcome:
+    """Change a pool's limits, what is frozen, or its description."""
+    address, pool = await _pool(desk, index)
+    places = await decimals(desk, pool.collateral_mint)
+    changes = {name: value for name, value in others.items() if value is not None}
+    changes |= {name: units_of(text, places) for name, text in (("cap", cap), ("lender_cap", lender_cap)) if text is not None}
+    if not changes:
+        message = "nothing to change: give at least one option"
+        raise UserError(message)
+
+    sent = await desk.send(layout.pool_update(desk.payer, address, program=desk.programs.mining_pool, **changes))
+    return Outcome(f"the pool {index} has new {', '.join(changes)}", {"pool": address, "signature": sent.signature, **changes})
+
+
+@mining_pool.command("deposit", epilog=example(f"{_PREFIX} deposit", "--index 1 --amount 100 -w wallet.json"))
+@_index
+@_amount
+@command()
+async def deposit(desk: Desk, index: int, amount: str) -> Outcome:
+    """Put tokens of this wallet into a pool."""
+    address, pool = await _pool(desk, index)
+    units = units_of(amount, await decimals(desk, pool.collateral_mint))
+    own = tokens.associated(desk.payer, pool.collateral_mint)
+    program = desk.programs.mining_pool
+    lender = layout.lender_address(address, desk.payer, program=program)
+    made: tuple[Instruction, ...] = ()
+    if await methods.account(desk.rpc, lender, timeout=CALL_SECONDS) is None:
+        made = (layout.lender_create(desk.payer, desk.payer, pool=address, program=program),)
+    put = layout.lender_deposit(desk.payer, own, pool=address, vault=pool.collateral_vault, amount=units, program=program)
+    sent = await desk.send(*made, put)
+    return Outcome(f"{amount} tokens ({units} units) are in the pool {index}", {"units": units, "signature": sent.signature})
+
+
+@mining_pool.command("extract", epilog=example(f"{_PREFIX} extract", "--index 1 --amount 100 -w authority.json"))
+@_index
+@_amount
+@command()
+async def extract(desk: Desk, index: int, amount: str) -> Outcome:
+    """Move collateral from a pool to its authority, which is this wallet."""
+    address, pool = await _pool(desk, index)
+    units = units_of(amount, await decimals(desk, pool.collateral_mint))
+    own = tokens.associated(desk.payer, pool.collateral_mint)
+    moved = layout.pool_extract(
+        desk.payer, own, pool=address, vault=pool.collateral_vault, amount=units, program=desk.programs.mining_pool
+    )
+    made = tokens.create_associated(desk.payer, desk.payer, mint=pool.collateral_mint)
+    sent = await desk.send(made, moved)
+    return Outcome(f"{amount} tokens are at {own}", {"units": units, "account": own, "signature": sent.signature})
+
+
+@mining_pool.command("open-claims", epilog=example(f"{_PREFIX} open-claims", "--index 1 --mint TOKEN -w authority.json"))
+@_index
+@click.option("--mint", type=ADDRESS, required=True, help="Token that is shared among the lenders.")
+@command()
+async def open_claims(desk: Desk, index: int, mint: Pubkey) -> Outcome:
+    """Say which token lenders share, and open their claims: for good, and deposits end."""
+    address, _ = await _pool(desk, index)
+    sent = await desk.send(
+        layout.pool_claimable(desk.payer, desk.payer, pool=address, mint=mint, program=desk.programs.mining_pool)
+    )
+    vault = tokens.associated(address, mint)
+    return Outcome(f"lenders of the pool {index} share what lies in {vault}", {"vault": vault, "signature": sent.signature})
+
+
+@mining_pool.command("open-refunds", epilog=example(f"{_PREFIX} open-refunds", "--index 1 -w authority.json"))
+@_index
+@command()
+async def open_refunds(desk: Desk, index: int) -> Outcome:
+    """Give the collateral that is left back to the lenders: for good, and deposits and extraction end."""
+    address, _ = await _pool(desk, index)
+    sent = await desk.send(layout.pool_refundable(desk.payer, address, program=desk.programs.mining_pool))
+    return Outcome(f"lenders of the pool {index} can take their share back", {"pool": address, "signature": sent.signature})
+
+
+@mining_pool.command("claim", epilog=example(f"{_PREFIX} claim", "--index 1 -w wallet.json"))
+@_index
+@command()
+async def claim(desk: Desk, index: int) -> Outcome:
+    """Take out all that is this wallet's share of what the pool brought."""
+    address, pool = await _pool(desk, index)
+    if pool.redeemable is None:
+        message = f"claims of the pool {index} are not open yet"
+        raise UserError(message)
+
+    mint, vault = pool.redeemable
+    lender = await _lender(desk, address)
+    pot = pool.claimed + await amount_of(desk, vault)
+    units = layout.share(pot, lender.deposited, pool.deposited) - lender.claimed
+    return await _take(desk, layout.lender_claim, address, mint=mint, vault=vault, units=units)
+
+
+@mining_pool.command("refund", epilog=example(f"{_PREFIX} refund", "--index 1 -w wallet.json"))
+@_index
+@command()
+async def refund(desk: Desk, index: int) -> Outcome:
+    """Take this wallet's share of the collateral back."""
+    address, pool = await _pool(desk, index)
+    lender = await _lender(desk, address)
+    pot = pool.refunded + await amount_of(desk, pool.collateral_vault)
+    units = layout.share(pot, lender.deposited, pool.deposited) - lender.refunded
+    return await _take(desk, layout.lender_refund, address, mint=pool.collateral_mint, vault=pool.collateral_vault, units=units)
+
+
+@mining_pool.command("show", epilog=example(f"{_PREFIX} show", "--index 1", "--index 1 --address WALLET"))
+@_index
+@click.option("--address", type=ADDRESS, help="Also what this lender put in and had back.")
+@command(ChainSettings)
+async def show(desk: Desk, index: int, address: Pubkey | None) -> Outcome:
+    """Print a pool, in smallest units."""
+    at, pool = await _pool(desk, index)
+    facts: dict[str, Any] = {"pool": at} | {name: getattr(pool, name) for name in layout.Pool.__slots__ if name != "bump"}
+    if address is not None:
+        lender = await _lender(desk, at, address)
+        facts["lender"] = {"deposited": lender.deposited, "claimed": lender.claimed, "refunded": lender.refunded}
+    phase = "refunds are open" if pool.refunding else "claims are open" if pool.claiming else "it takes deposits"
+    return Outcome(f"the pool {index} holds deposits of {pool.deposited} units from {pool.lenders} lenders; {phase}", facts)
+
+
+async def _take(desk: Desk, paying: Any, pool: Pubkey, *, mint: Pubkey, vault: Pubkey, units: int) -> Outcome:
+    if units <= 0:
+        message = "there is nothing to take out for this wallet now"
+        raise UserError(message)
+
+    own = tokens.associated(desk.payer, mint)
+    made = tokens.create_associated(desk.payer, desk.payer, mint=mint)
+    taken = paying(desk.payer, own, pool=pool, vault=vault, amount=units, program=desk.programs.mining_pool)
+    sent = await desk.send(made, taken)
+    return Outcome(f"{units} units were paid to {own}", {"units": units, "account": own, "signature": sent.signature})
+
+
+async def _pool(desk: Desk, index: int) -> tuple[Pubkey, layout.Pool]:
+    address = layout.pool_address(index, program=desk.programs.mining_pool)
+    read = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
+    if read is None:
+        message = f"there is no pool {index}"
+        raise UserError(message)
+
+    try:
+        return address, layout.parse_pool(Account(read.lamports, read.data, read.owner), program=desk.programs.mining_pool)
+    except WireError as error:
+        raise BackendError(str(error)) from error
+
+
+async def _lender(desk: Desk, pool: Pubkey, user: Pubkey | None = None) -> layout.Lender:
+    who = user or desk.payer
+    at = layout.lender_address(pool, who, program=desk.programs.mining_pool)
+    read = await methods.account(desk.rpc, at, timeout=CALL_SECONDS)
+    if read is None:
+        message = f"the wallet {who} is no lender of this pool"
+        raise UserError(message)
+
+    try:
+        return layout.parse_lender(Account(read.lamports, read.data, read.owner), program=desk.programs.mining_pool)
+    except WireError as error:
+        raise BackendError(str(error)) from error

@@ -1,0 +1,290 @@
+"""Commands of a run's owner: create, configure, pause, pay, close."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.system_program import CreateAccountParams, create_account
+
+from psyche_backend_solana.commands.authority import default_index, owner_of
+from psyche_backend_solana.commands.desk import (
+    ADDRESS,
+    CALL_SECONDS,
+    Desk,
+    Outcome,
+    command,
+    example,
+    run_id_option,
+    treasurer_index_option,
+)
+from psyche_backend_solana.layouts import coordinator, tokens, treasurer
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
+from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.runs import coordinator_account
+from psyche_backend_solana.wallet import Wallet
+from psyche_core.coordinator.checkpoints import loaded_from_hub
+from psyche_core.coordinator.schedule import batch_size
+from psyche_core.coordinator.state import Progress
+from psyche_core.errors import ConfigError, UserError
+from psyche_core.run_config import CoordinatorConfig, ModelConfig, RunFile, parse_run_file
+
+
+@click.command("create-run", epilog=example("run-manager create-run", "-r first-light -c v1 -w owner.json"))
+@run_id_option
+@click.option("-c", "--client-version", default="", help="Version that members must run: a tag, or sha256:….")
+@treasurer_index_option
+@click.option(
+    "--treasurer-collateral-mint", "mint", type=ADDRESS, help="Token that pays the members; makes a treasurer for the run."
+)
+@click.option("--join-authority", type=ADDRESS, help="Wallet that says who may join; ours when not given.")
+@command()
+async def create_run(
+    desk: Desk, run_id: str, client_version: str, treasurer_index: int | None, mint: Pubkey | None, join_authority: Pubkey | None
+) -> Outcome:
+    """Make a run. It has no configuration yet: update-config, then set-paused --resume, start it."""
+    if treasurer_index is not None and mint is None:
+        message = "--treasurer-index means a run that is paid for: give --treasurer-collateral-mint, too"
+        raise ConfigError(message)
+
+    space = Keypair()
+    address, _ = coordinator.instance_address(run_id, program=desk.programs.coordinator)
+    run = coordinator.Run(address, space.pubkey(), desk.programs.coordinator)
+    grantor = join_authority or desk.payer
+    rent = await methods.rent_exempt(desk.rpc, ACCOUNT_BYTES, timeout=CALL_SECONDS)
+    made = create_account(
+        CreateAccountParams(
+            from_pubkey=desk.payer,
+            to_pubkey=space.pubkey(),
+            lamports=rent,
+            space=ACCOUNT_BYTES,
+            owner=desk.programs.coordinator,
+        )
+    )
+    facts: dict[str, Any] = {"run_id": run_id, "instance": address, "account": space.pubkey(), "join_authority": grantor}
+    if mint is None:
+        begin = coordinator.init(
+            run,
+            payer=desk.payer,
+            run_id=run_id,
+            main_authority=desk.payer,
+            join_authority=grantor,
+            client_version=client_version,
+        )
+    else:
+        index = default_index(run_id) if treasurer_index is None else treasurer_index
+        treasury = treasurer.Treasury.of(
+            index, mint=mint, instance=address, coordinator=space.pubkey(), program=desk.programs.treasurer
+        )
+        facts |= {"treasurer_run": treasury.run, "treasurer_index": index, "vault": treasury.vault}
+        begin = treasurer.run_create(
+            desk.payer,
+            treasury,
+            index=index,
+            main_authority=desk.payer,
+            join_authority=grantor,
+            run_id=run_id,
+            client_version=client_version,
+        )
+    sent = await desk.send(made, begin, signers=(Wallet(space),))
+    sentence = f"the run {run_id!r} is made: instance {address}, account {space.pubkey()}; configure it with update-config"
+    return Outcome(sentence, {**facts, "signature": sent.signature})
+
+
+@click.command(
+    "update-config",
+    epilog=example(
+        "run-manager update-config",
+        "-r first-light --config-path config.toml -w owner.json",
+        '-r first-light --name "First light" --num-parameters 135000000 -w owner.json',
+    ),
+)
+@run_id_option
+@treasurer_index_option
+@click.option("--config-path", type=click.Path(path_type=Path, dir_okay=False), help="TOML file with [config] and [model].")
+@click.option("--restart-from-step", type=click.IntRange(1), help="Go on from this step, with the data that belongs to it.")
+@click.option("--switch-to-hub", is_flag=True, help="Have the next epoch load the model from its hub and not from members.")
+@click.option("--name", help="The run's name for people, at most 64 bytes.")
+@click.option("--description", help="A few words about it, at most 280 bytes.")
+@click.option("--num-parameters", type=click.IntRange(0), help="Parameters of the model, for people.")
+@click.option("--vocab-size", type=click.IntRange(0), help="Tokens of its vocabulary, for people.")
+@click.option("--client-version", help="Version that members must run: a tag, or sha256:….")
+@command()
+async def update_config(
+    desk: Desk,
+    run_id: str,
+    treasurer_index: int | None,
+    config_path: Path | None,
+    restart_from_step: int | None,
+    switch_to_hub: bool,
+    client_version: str | None,
+    **described: Any,
+) -> Outcome:
+    """Change a run's configuration, its place in the training, or what people are told of it. Most of it needs a paused run."""
+    owner = await owner_of(desk, run_id, treasurer_index)
+    account = await coordinator_account(desk.rpc, owner.found.run)
+    state = account.state
+    config, model = (None, None) if config_path is None else read_config(config_path)
+    if switch_to_hub:
+        model = loaded_from_hub(_needed(model or (state and state.model), "--switch-to-hub"))
+    progress = None
+    if restart_from_step is not None:
+        progress = Progress(
+            epoch=0 if state is None else state.progress.epoch,
+            step=restart_from_step,
+            data_index=data_index_at(
+                restart_from_step,
+                _needed(config or (state and state.config), "--restart-from-step"),
+                _needed(model or (state and state.model), "--restart-from-step"),
+            ),
+        )
+    metadata = replace(account.metadata, **{name: value for name, value in described.items() if value is not None})
+    wanted = coordinator.Update(
+        config=config,
+        model=model,
+        progress=progress,
+        metadata=None if metadata == account.metadata else metadata,
+        client_version=None if client_version == account.client_version else client_version,
+    )
+    changed = [
+        name for name in ("config", "model", "progress", "metadata", "client_version") if getattr(wanted, name) is not None
+    ]
+    if not changed:
+        message = "nothing would change: everything that was given is as it is already"
+        raise UserError(message)
+
+    for instruction in coordinator.staged_update(owner.found.run, wanted, authority=desk.payer):
+        sent = await desk.send(owner.say(desk, instruction))
+    sentence = f"the run {run_id!r} has new {', '.join(changed)}"
+    return Outcome(sentence, {"run_id": run_id, "changed": changed, "signature": sent.signature})
+
+
+@click.command(
+    "set-paused",
+    epilog=example("run-manager set-paused", "-r first-light -w owner.json", "-r first-light --resume -w owner.json"),
+)
+@run_id_option
+@treasurer_index_option
+@click.option("--resume", is_flag=True, help="Go on, or start for the first time.")
+@command()
+async def set_paused(desk: Desk, run_id: str, treasurer_index: int | None, resume: bool) -> Outcome:
+    """Pause a run after its current round, or let it go on. Nothing that was trained is lost, nobody has to join again."""
+    owner = await owner_of(desk, run_id, treasurer_index)
+    instruction = coordinator.set_paused(owner.found.run, authority=desk.payer, paused=not resume)
+    sent = await desk.send(owner.say(desk, instruction))
+    state = (await coordinator_account(desk.rpc, owner.found.run)).state
+    phase = "Uninitialized" if state is None else state.run_state.name
+    doing = (
+        "is waiting for its present epoch to end, then it pauses"
+        if state is not None and state.pending_pause
+        else f"is now {phase}"
+    )
+    return Outcome(f"the run {run_id!r} {doing}", {"run_id": run_id, "run_state": phase, "signature": sent.signature})
+
+
+@click.command(
+    "set-future-epoch-rates",
+    epilog=example("run-manager set-future-epoch-rates", "-r first-light --earning-rate-total-shared 1000000 -w owner.json"),
+)
+@run_id_option
+@treasurer_index_option
+@click.option(
+    "--earning-rate-total-shared", "earning", type=click.IntRange(0, 2**64 - 1), help="Points an epoch's workers share."
+)
+@click.option(
+    "--slashing-rate-per-client", "slashing", type=click.IntRange(0, 2**64 - 1), help="Points noted against who cheats."
+)
+@command()
+async def set_future_epoch_rates(
+    desk: Desk, run_id: str, treasurer_index: int | None, earning: int | None, slashing: int | None
+) -> Outcome:
+    """Say what the epochs after the present one pay, in points: one point is one smallest unit of the treasurer's token."""
+    if earning is None and slashing is None:
+        message = "give --earning-rate-total-shared, --slashing-rate-per-client, or both"
+        raise ConfigError(message)
+
+    owner = await owner_of(desk, run_id, treasurer_index)
+    instruction = coordinator.set_future_epoch_rates(
+        owner.found.run, authority=desk.payer, earning_total_shared=earning, slashing_per_client=slashing
+    )
+    sent = await desk.send(owner.say(desk, instruction))
+    facts = {"run_id": run_id, "earning_total_shared": earning, "slashing_per_client": slashing, "signature": sent.signature}
+    return Outcome(f"the next epochs of {run_id!r} pay as you said", facts)
+
+
+@click.command("close-run", epilog=example("run-manager close-run", "-r first-light -w owner.json"))
+@run_id_option
+@treasurer_index_option
+@command()
+async def close_run(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
+    """Close a halted run for good: its accounts are deleted, their rent comes back to this wallet."""
+    owner = await owner_of(desk, run_id, treasurer_index)
+    state = (await coordinator_account(desk.rpc, owner.found.run)).state
+    if state is not None and not state.run_state.halted:
+        message = f"pause the run first (set-paused) and wait until it is: {run_id!r} is in {state.run_state.name}"
+        raise UserError(message)
+
+    if owner.treasury is None:
+        sent = await desk.send(coordinator.free(owner.found.run, authority=desk.payer, spill=desk.payer))
+    else:
+        own = tokens.associated(desk.payer, owner.treasury.mint)
+        sent = await desk.send(
+            tokens.create_associated(desk.payer, desk.payer, mint=owner.treasury.mint),
+            treasurer.run_close(desk.payer, desk.payer, destination=own, treasury=owner.treasury),
+        )
+    return Outcome(f"the run {run_id!r} is closed", {"run_id": run_id, "signature": sent.signature})
+
+
+@click.command("migrate", epilog=example("run-manager migrate", "-r first-light -w owner.json"))
+@run_id_option
+@command()
+async def migrate(desk: Desk, run_id: str) -> Outcome:
+    """Bring the account of a run that an older release made to the present version."""
+    owner = await owner_of(desk, run_id, None)
+    sent = await desk.send(coordinator.migrate(owner.found.run, authority=desk.payer))
+    return Outcome(f"the account of {run_id!r} is of the present version", {"run_id": run_id, "signature": sent.signature})
+
+
+def read_config(path: Path) -> tuple[CoordinatorConfig, ModelConfig]:
+    """[config] and [model] of a file; a whole state.toml does, too. Raises ConfigError with every problem, one a line."""
+    try:
+        text = path.read_text()
+        name = tomllib.loads(text).get("run_id")
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise ConfigError(message) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        message = f"{path} is no TOML: {error}"
+        raise ConfigError(message) from error
+
+    run_file: RunFile = parse_run_file(text if name is not None else f'run_id = "run"\n{text}', source=str(path))
+    return run_file.config, run_file.model
+
+
+def data_index_at(step: int, config: CoordinatorConfig, model: ModelConfig) -> int:
+    """First sample of a step, when every step before it trained as many as the schedule says."""
+    samples = 0
+    for done in range(1, step):
+        wanted = batch_size(
+            samples * model.LLM.max_seq_len,
+            start=config.global_batch_size_start,
+            end=config.global_batch_size_end,
+            warmup_tokens=config.global_batch_size_warmup_tokens,
+        )
+        if wanted == config.global_batch_size_end:  # the ramp is over: the rest is a product
+            return samples + wanted * (step - done)
+        samples += wanted
+    return samples
+
+
+def _needed(value: Any, option: str) -> Any:
+    if not value:
+        message = f"{option} needs a configuration, and the run has none yet; give --config-path, too"
+        raise ConfigError(message)
+
+    return value

@@ -1,0 +1,87 @@
+"""`psyche solana`: a chain of one's own, the programs, and wallets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import click
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.run_manager import TableGroup
+from psyche_backend_solana.programs import PROGRAMS, load, sums
+from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.settings import ChainSettings
+from psyche_backend_solana.wallet import Wallet
+
+_LAMPORTS = 10**9
+
+
+@click.command("programs", epilog=example("solana programs", "", "--out programs"))
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder to write the .so files to, for deploying.")
+@click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object, for programs.")
+def programs(out: Path | None, as_json: bool) -> None:
+    """List the on-chain programs of this release: address on local chains, size and SHA-256."""
+    rows = {}
+    for name in PROGRAMS:
+        if f"{name}.so" not in sums():
+            continue
+        content = load(name)
+        rows[name] = {
+            "address": str(PROGRAMS[name]),
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / f"{name}.so").write_bytes(content)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for name, row in rows.items():
+        click.echo(f"{name:<12} {row['address']:<44} {row['bytes']:>8} bytes  {row['sha256']}")
+
+
+@click.command("keygen", epilog=example("solana keygen", "wallet.json"))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def keygen(file: Path) -> None:
+    """Make a new wallet FILE that only you can read, as solana-keygen would, and print its address."""
+    wallet = Wallet.generate()
+    wallet.save(file)
+    click.echo(str(wallet.pubkey))
+
+
+@click.command("balance", epilog=example("solana balance", "--address WALLET"))
+@click.option("--address", type=ADDRESS, required=True, help="The account.")
+@command(ChainSettings)
+async def balance(desk: Desk, address: Pubkey) -> Outcome:
+    """Print what an account holds."""
+    lamports = await methods.balance(desk.rpc, address, timeout=CALL_SECONDS)
+    return Outcome(f"{lamports / _LAMPORTS:.9f} SOL", {"address": address, "lamports": lamports})
+
+
+@click.command("airdrop", epilog=example("solana airdrop", "--address WALLET --sol 10"))
+@click.option("--address", type=ADDRESS, required=True, help="Who gets it.")
+@click.option("--sol", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="How much.")
+@command(ChainSettings)
+async def airdrop(desk: Desk, address: Pubkey, sol: float) -> Outcome:
+    """Ask the chain for free SOL, which local chains and devnet give."""
+    signature = await desk.rpc.call("requestAirdrop", str(address), round(sol * _LAMPORTS), timeout=CALL_SECONDS)
+    return Outcome(f"{sol:g} SOL are on their way to {address}", {"address": address, "signature": signature})
+
+
+@click.group(
+    cls=TableGroup,
+    table={
+        "airdrop": ("psyche_backend_solana.commands.solana:airdrop", "Ask a test chain for free SOL."),
+        "balance": ("psyche_backend_solana.commands.solana:balance", "Print what an account holds."),
+        "keygen": ("psyche_backend_solana.commands.solana:keygen", "Make a wallet."),
+        "localnet": ("psyche_backend_solana.localnet.program:localnet", "Run a Solana chain on this machine."),
+        "programs": ("psyche_backend_solana.commands.solana:programs", "List the on-chain programs, or write them to files."),
+    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+def solana() -> None:
+    """A Solana chain of one's own, the programs of this release, and wallets."""

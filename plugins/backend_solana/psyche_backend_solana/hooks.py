@@ -1,0 +1,89 @@
+"""What this distribution registers: the `solana` backend and the commands. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from psyche_core.hookspecs import BackendContext, BackendRegistration, CommandRegistration, MemberContext, ServerContext, hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+    from psyche_backend_solana.settings import SolanaSettings
+    from psyche_core.interfaces import Backend, BackendServer
+    from psyche_core.wire.signing import SecretKey
+
+PSYCHE_PLUGIN_API = "1.0"
+
+
+def _create(context: BackendContext) -> Backend:
+    from psyche_backend_solana.backend import SolanaBackend
+
+    return SolanaBackend.from_context(context)
+
+
+def _create_server(context: ServerContext) -> BackendServer:
+    from psyche_backend_solana.hosting import LocalRun
+
+    return LocalRun(context)
+
+
+def _member_options(member: MemberContext) -> list[str]:
+    from psyche_backend_solana.testnet_member import member_options
+
+    return member_options(member)
+
+
+def _transport_key(run_id: str, settings: SolanaSettings) -> SecretKey:
+    return settings.wallet().p2p_key(run_id)
+
+
+def _route(settings: SolanaSettings) -> str:
+    return settings.endpoints()[0].host_and_port
+
+
+def _run_manager() -> click.Command:
+    from psyche_backend_solana.commands.run_manager import run_manager
+
+    return run_manager
+
+
+def _solana() -> click.Command:
+    from psyche_backend_solana.commands.solana import solana
+
+    return solana
+
+
+@hookimpl
+def psyche_register_backends() -> list[BackendRegistration]:
+    """The `solana` backend."""
+    from psyche_backend_solana.settings import SolanaSettings
+
+    return [
+        BackendRegistration(
+            name="solana",
+            summary="a coordinator program on a Solana chain",
+            create=_create,
+            create_server=_create_server,
+            member_options=_member_options,
+            settings=SolanaSettings,
+            needs_address=False,
+            transport_key=_transport_key,
+            route=_route,
+        )
+    ]
+
+
+@hookimpl
+def psyche_register_commands() -> list[CommandRegistration]:
+    """The commands `run-manager` and `solana`."""
+    return [
+        CommandRegistration(
+            name="run-manager",
+            summary="make, configure, watch and close runs on Solana, and say who may join them",
+            load=_run_manager,
+        ),
+        CommandRegistration(
+            name="solana", summary="a Solana chain of one's own, the programs of this release, and wallets", load=_solana
+        ),
+    ]

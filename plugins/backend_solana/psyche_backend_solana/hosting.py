@@ -1,0 +1,212 @@
+"""A run on a local chain in this process: what `psyche server run --backend solana` and a testnet host.
+
+Decided: the chain is the whole server. The owner (the server's key) makes the run with the transactions any owner sends, lets
+everybody join, starts it, and from then on only watches; it ticks when the members have left that undone for long. With a state
+folder the chain is saved there, and a run found on it goes on. Refuses to serve training data: a chain has no data server, so the
+run must take it from somewhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from typing import Self
+
+import anyio
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.system_program import CreateAccountParams, create_account
+
+from psyche_backend_solana import ticking
+from psyche_backend_solana.chain_clock import ChainClock
+from psyche_backend_solana.layouts import authorizer, coordinator
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
+from psyche_backend_solana.localnet.chain import LocalChain
+from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
+from psyche_backend_solana.programs.addresses import COORDINATOR
+from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.rpc.client import Rpc
+from psyche_backend_solana.rpc.endpoints import Endpoint
+from psyche_backend_solana.rpc.failures import RpcError
+from psyche_backend_solana.runs import find_run
+from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.wallet import Wallet
+from psyche_backend_solana.watcher import Pace, Sight, Watcher
+from psyche_backend_solana.where import Programs
+from psyche_core.coordinator.commands import ClientsExited, Event
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BackendError, CommandRefused, UserError
+from psyche_core.hookspecs import ServerContext
+from psyche_core.interfaces.backend import BackendServer
+from psyche_core.types import RunState
+from psyche_core.wire.signing import SecretKey
+
+logger = logging.getLogger("psyche.backend.solana")
+
+STATE_FILE = "chain.cbor"
+OWNER_LAMPORTS = 1000 * LAMPORTS_PER_SOL
+SEND_SECONDS = 30.0
+FAREWELL_SECONDS = 10.0
+"""How long the chain stays after the run's end, so that its members can see it."""
+
+
+class LocalRun(BackendServer):
+    """The server. Entering starts the chain and makes the run, or finds it there."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._owner = Wallet(Keypair.from_seed((context.key or SecretKey.generate()).seed))
+        state = None if context.state_dir is None else context.state_dir / STATE_FILE
+        self._chain = LocalChain(ChainSettings(host=context.host, rpc_port=context.port, state=state))
+        self._stack = AsyncExitStack()
+        self._state = context.state
+        self._nonce = -1
+        self._clock: ChainClock | None = None
+        self._turn = ticking.Turn()
+        self._finished = anyio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Start. Raises UserError when a port, the saved chain or the run's files cannot be used."""
+        context = self._context
+        if context.data is not None:
+            message = (
+                "the backend solana serves no training data: let the run file's data_location be Local, Http or another that "
+                "needs no server of ours"
+            )
+            raise UserError(message)
+        if context.opening is not None:
+            message = (
+                "the backend solana takes the run's configuration as it is; leave --init-warmup-time and --init-min-clients out"
+            )
+            raise UserError(message)
+
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._chain)
+            await self._chain.airdrop(str(self._owner.pubkey), OWNER_LAMPORTS)
+            self._rpc = Rpc([Endpoint(self._chain.rpc_url, self._chain.ws_url)])
+            stack.push_async_callback(self._rpc.aclose)
+            self._sender = Sender(self._rpc, self._owner)
+            self._run = await self._found() or await make_run(self._sender, self._rpc, context.state)
+            self._watcher = Watcher(
+                self._rpc, self._run, on_sight=self._see, on_clock=self._note_clock, pace=Pace(calm=1.0, alert=0.2)
+            )
+            await self._watcher.read()
+            self._stack = stack.pop_all()
+        return self
+
+    @property
+    def address(self) -> str:
+        """The chain's RPC endpoint; its websockets are at the next port."""
+        return self._chain.rpc_url
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The state as it was seen last."""
+        return self._state
+
+    async def serve(self) -> None:
+        """Watch, and tick when nobody does, until the run is finished."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watcher.run)
+            tasks.start_soon(self._keep_time)
+            await self._finished.wait()
+            await anyio.sleep(FAREWELL_SECONDS)
+            tasks.cancel_scope.cancel()
+
+    async def aclose(self) -> None:
+        """Stop and save; idempotent."""
+        with anyio.CancelScope(shield=True):
+            await self._stack.aclose()
+
+    async def _found(self) -> coordinator.Run | None:
+        """The run, where the chain was restored with it."""
+        try:
+            found = await find_run(self._rpc, self._context.state.run_id, programs=Programs())
+        except CommandRefused as refusal:
+            if refusal.code == "WrongRun":
+                return None
+            raise
+        if found.instance.main_authority != self._owner.pubkey:
+            message = (
+                f"the saved chain has a run {self._context.state.run_id!r} of another owner ({found.instance.main_authority}); "
+                "use the key it was made with, or another --save-state-dir"
+            )
+            raise UserError(message)
+
+        return found.run
+
+    def _see(self, sight: Sight) -> None:
+        state = sight.account.state
+        if state is None:
+            return
+
+        before, self._state, self._nonce = self._state, state, sight.account.nonce
+        if self._context.on_event is not None and state != before:
+            self._context.on_event(state, lost(before, state))
+        if state.run_state is RunState.Finished:
+            self._finished.set()
+
+    def _note_clock(self, clock: ChainClock) -> None:
+        self._clock = clock
+
+    async def _keep_time(self) -> None:
+        """Tick as an outsider does: when it has been due for a while."""
+        while True:
+            await anyio.sleep(0.5)
+            clock, local = self._clock, anyio.current_time()
+            if clock is None or self._state.run_state.halted:
+                continue
+            if not self._turn.comes(
+                self._state, self._nonce, signer=bytes(self._owner.pubkey), now=clock.now(local), local=local
+            ):
+                continue
+            try:
+                await self._sender.send(coordinator.tick(self._run, user=self._owner.pubkey), timeout=SEND_SECONDS)
+            except (BackendError, RpcError, TimeoutError) as error:
+                logger.info("a tick was not taken: %s", error)
+            self._watcher.poke()
+
+
+def lost(before: CoordinatorState, after: CoordinatorState) -> tuple[Event, ...]:
+    """Who stopped being healthy between two states of one epoch."""
+    if before.progress.epoch != after.progress.epoch or len(before.epoch.clients) != len(after.epoch.clients):
+        return ()
+
+    slots = tuple(slot for slot in before.healthy_slots if slot not in after.healthy_slots)
+    return (ClientsExited(epoch=after.progress.epoch, slots=slots),) if slots else ()
+
+
+async def make_run(sender: Sender, rpc: Rpc, state: CoordinatorState) -> coordinator.Run:
+    """Make a run of a state's configuration, open to everybody, and start it. The sender's wallet owns it and pays.
+
+    Raises CommandRefused for what the programs refuse, BackendError and TimeoutError.
+    """
+    owner = sender.payer
+    account = Wallet(Keypair())
+    run = coordinator.Run(coordinator.instance_address(state.run_id)[0], account.pubkey)
+    lamports = await methods.rent_exempt(rpc, ACCOUNT_BYTES, timeout=SEND_SECONDS)
+    space = CreateAccountParams(
+        from_pubkey=owner, to_pubkey=account.pubkey, lamports=lamports, space=ACCOUNT_BYTES, owner=COORDINATOR
+    )
+    made = coordinator.init(run, payer=owner, run_id=state.run_id, main_authority=owner, join_authority=owner)
+    await sender.send(create_account(space), made, signers=[account], timeout=SEND_SECONDS)
+    progress = state.progress
+    wanted = coordinator.Update(config=state.config, model=state.model, progress=progress)
+    for instruction in coordinator.staged_update(run, wanted, authority=owner):
+        await sender.send(instruction, timeout=SEND_SECONDS)
+    await _let_everybody_join(sender, owner)
+    await sender.send(coordinator.set_paused(run, authority=owner, paused=False), timeout=SEND_SECONDS)
+    return run
+
+
+async def _let_everybody_join(sender: Sender, owner: Pubkey) -> None:
+    address = authorizer.address(owner, authorizer.EVERYBODY)
+    try:
+        await sender.send(
+            authorizer.create(owner, owner, grantee=authorizer.EVERYBODY),
+            authorizer.grantor_update(owner, address, active=True),
+            timeout=SEND_SECONDS,
+        )
+    except CommandRefused as refusal:
+        if refusal.code != "AlreadyExists":
+            raise

@@ -1,0 +1,332 @@
+"""The coordinator program's instructions, each as an `Instruction` to put into a transaction.
+
+Decided: one function for each instruction of docs/reference/solana-programs.md, taking protocol values and giving bytes; what a
+transaction cannot carry at once goes through the staging area (`staged_update`). Refuses values that do not fit their place
+(ValueError), before anything is sent. Whether the coordinator accepts a command is not looked at here.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.layouts.coordinator_accounts import CLIENT_VERSION_BYTES, STAGING_BYTES, RunMetadata, packed_text
+from psyche_core.coordinator.commands import Equivocation
+from psyche_core.coordinator.image_layout import CHECKPOINT, CONFIG, MODEL, STATEMENT
+from psyche_core.coordinator.state import Progress
+from psyche_core.run_config import CHECKPOINTS, Choice, CoordinatorConfig, ModelConfig
+from psyche_core.run_config_schema import MAX_RUN_ID_BYTES
+from psyche_core.types import WitnessStatement
+from psyche_core.wire.messages import commitment_message
+
+PROGRAM_ID = Pubkey.from_string("4t6nXm8shbyAsZTLvdCPi11MxKDXktwSoxcTz38NcqAd")
+"""Where local chains have the coordinator."""
+
+JOIN_SCOPE = b"CoordinatorJoinRun"
+"""Scope of the authorizations that `join` asks for."""
+
+SYSTEM_PROGRAM = Pubkey.default()
+ED25519_PROGRAM = Pubkey.from_string("Ed25519SigVerify111111111111111111111111111")
+INSTRUCTIONS_SYSVAR = Pubkey.from_string("Sysvar1nstructions1111111111111111111111111")
+
+MAX_ADDRESS_BYTES = 512
+MAX_WITNESS_METADATA_BYTES = 256
+STAGE_CHUNK_BYTES = 800
+"""Bytes of one `stage`: they fit a transaction beside the accounts of a treasurer's run and a fee instruction."""
+
+_LOCATION_BYTES = 130
+"""kind, first, present, second of a checkpoint, as in the image, where only padding follows."""
+_OFFSETS = struct.Struct("<HHHHHHH")
+_SAME_INSTRUCTION = 0xFFFF
+
+
+class Number(IntEnum):
+    """The instructions' first bytes."""
+
+    init = 0
+    free = 1
+    stage = 2
+    update = 3
+    set_future_epoch_rates = 4
+    set_paused = 5
+    join = 6
+    withdraw = 7
+    tick = 8
+    witness = 9
+    warmup_witness = 10
+    health_check = 11
+    checkpoint = 12
+    equivocation = 13
+    migrate = 14
+
+
+class Part(IntFlag):
+    """What an `update` brings."""
+
+    config = 1
+    model = 2
+    progress = 4
+    metadata = 8
+    client_version = 16
+    staged = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where a run is: its instance (see `instance_address`) and the account of its state; program: the coordinator's address."""
+
+    instance: Pubkey
+    account: Pubkey
+    program: Pubkey = PROGRAM_ID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What the owner replaces; None keeps what is there."""
+
+    config: CoordinatorConfig | None = None
+    model: ModelConfig | None = None
+    progress: Progress | None = None
+    metadata: RunMetadata | None = None
+    client_version: str | None = None
+
+    def pack(self) -> tuple[Part, bytes]:
+        """The mask and the parts. Raises ValueError for what does not fit."""
+        parts: dict[Part, bytes] = {}
+        if self.config is not None:
+            parts[Part.config] = CONFIG.write(self.config)
+        if self.model is not None:
+            parts[Part.model] = _packed_model(self.model)
+        if self.progress is not None:
+            parts[Part.progress] = _packed(
+                "<QQI", self.progress.step, self.progress.data_index, self.progress.epoch, what="step, data_index and epoch"
+            )
+        if self.metadata is not None:
+            parts[Part.metadata] = self.metadata.pack()
+        if self.client_version is not None:
+            parts[Part.client_version] = packed_text(self.client_version, CLIENT_VERSION_BYTES, "client_version")
+        mask = Part(0)
+        for part in parts:
+            mask |= part
+        return mask, b"".join(parts.values())
+
+
+def instance_address(run_id: str, *, program: Pubkey = PROGRAM_ID) -> tuple[Pubkey, int]:
+    """The derived address of a run's instance, and its bump. Raises ValueError for a run id not of 1 to 32 bytes."""
+    return Pubkey.find_program_address([b"coordinator", _run_id(run_id)], program)
+
+
+def init(
+    run: Run, *, payer: Pubkey, run_id: str, main_authority: Pubkey, join_authority: Pubkey, client_version: str = ""
+) -> Instruction:
+    """Make a run of an account of zeros that the program owns. payer: pays the instance's rent."""
+    name = _run_id(run_id)
+    keys = bytes(main_authority) + bytes(join_authority)
+    version = packed_text(client_version, CLIENT_VERSION_BYTES, "client_version")
+    data = bytes([len(name)]) + name.ljust(MAX_RUN_ID_BYTES, b"\0") + keys + version
+    accounts = [_payer(payer), _written(run.instance), _written(run.account), _read(SYSTEM_PROGRAM)]
+    return _instruction(run, Number.init, data, accounts)
+
+
+def free(run: Run, *, authority: Pubkey, spill: Pubkey) -> Instruction:
+    """Close both accounts of a halted run. spill: gets their lamports."""
+    accounts = [_signer(authority), _written(spill), _written(run.instance), _written(run.account)]
+    return _instruction(run, Number.free, b"", accounts)
+
+
+def stage(run: Run, *, authority: Pubkey, offset: int, content: bytes) -> Instruction:
+    """Write a piece of the staging area."""
+    if not 0 <= offset <= STAGING_BYTES - len(content):
+        message = f"expected a piece within the {STAGING_BYTES} bytes of staging, got {len(content)} bytes at {offset}"
+        raise ValueError(message)
+
+    return _instruction(run, Number.stage, struct.pack("<H", offset) + content, _owners(run, authority))
+
+
+def update(run: Run, wanted: Update, *, authority: Pubkey) -> Instruction:
+    """Replace configuration, all of it in one instruction. See `staged_update` for what a transaction cannot carry."""
+    mask, parts = wanted.pack()
+    return _instruction(run, Number.update, bytes([mask]) + parts, _owners(run, authority))
+
+
+def staged_update(run: Run, wanted: Update, *, authority: Pubkey, chunk: int = STAGE_CHUNK_BYTES) -> tuple[Instruction, ...]:
+    """The same for any size: pieces of at most `chunk` bytes, each for a transaction of its own, then the update."""
+    mask, parts = wanted.pack()
+    if len(parts) <= chunk:
+        return (update(run, wanted, authority=authority),)
+
+    pieces = [
+        stage(run, authority=authority, offset=offset, content=parts[offset : offset + chunk])
+        for offset in range(0, len(parts), chunk)
+    ]
+    return *pieces, _instruction(run, Number.update, bytes([mask | Part.staged]), _owners(run, authority))
+
+
+def set_future_epoch_rates(
+    run: Run, *, authority: Pubkey, earning_total_shared: int | None = None, slashing_per_client: int | None = None
+) -> Instruction:
+    """What later epochs pay, in points; None keeps what is there."""
+    rates = (earning_total_shared, slashing_per_client)
+    mask = sum(1 << place for place, rate in enumerate(rates) if rate is not None)
+    data = _packed("<BQQ", mask, *(rate or 0 for rate in rates), what="rates of 64 bits")
+    return _instruction(run, Number.set_future_epoch_rates, data, _owners(run, authority))
+
+
+def set_paused(run: Run, *, authority: Pubkey, paused: bool) -> Instruction:
+    """Pause, or resume or first start."""
+    return _instruction(run, Number.set_paused, bytes([paused]), _owners(run, authority))
+
+
+def join(run: Run, *, user: Pubkey, authorization: Pubkey, p2p: bytes, address: bytes = b"") -> Instruction:
+    """Ask to be a member. p2p: the transport's public key. address: for the log, at most 512 bytes."""
+    _expect_at_most(address, MAX_ADDRESS_BYTES, "address")
+    data = _exactly(p2p, 32, "p2p key") + struct.pack("<H", len(address)) + address
+    accounts = [_signer(user), _read(authorization), _read(run.instance), _written(run.account)]
+    return _instruction(run, Number.join, data, accounts)
+
+
+def withdraw(run: Run, *, user: Pubkey) -> Instruction:
+    """Stop being a member."""
+    return _instruction(run, Number.withdraw, b"", _members(run, user))
+
+
+def tick(run: Run, *, user: Pubkey) -> Instruction:
+    """Let time pass. user: anybody."""
+    return _instruction(run, Number.tick, b"", _members(run, user))
+
+
+def witness(run: Run, statement: WitnessStatement, *, user: Pubkey, metadata: bytes = b"") -> Instruction:
+    """An elected witness's statement. metadata: for the log, at most 256 bytes."""
+    _expect_at_most(metadata, MAX_WITNESS_METADATA_BYTES, "metadata")
+    return _instruction(run, Number.witness, STATEMENT.write(statement) + metadata, _members(run, user))
+
+
+def warmup_witness(run: Run, *, user: Pubkey, epoch: int, index: int, model_digest: bytes) -> Instruction:
+    """`user` has the model and is ready. index: its own slot."""
+    data = _packed("<IH", epoch, index, what="epoch and index") + _exactly(model_digest, 32, "model digest")
+    return _instruction(run, Number.warmup_witness, data, _members(run, user))
+
+
+def health_check(run: Run, *, user: Pubkey, slots: tuple[int, ...]) -> Instruction:
+    """Report slots whose work a quorum did not see."""
+    data = _packed(f"<H{len(slots)}H", len(slots), *slots, what="slots")
+    return _instruction(run, Number.health_check, data, _members(run, user))
+
+
+def checkpoint(run: Run, location: object, *, user: Pubkey) -> Instruction:
+    """The model is stored there, or cannot be by this checkpointer (None).
+
+    location: name and settings as in the run configuration. Raises ValueError for one that the image has no place for.
+    """
+    data = bytes(_LOCATION_BYTES) if location is None else _packed_location(location)
+    return _instruction(run, Number.checkpoint, data, _members(run, user))
+
+
+def _packed_location(location: object) -> bytes:
+    choice = Choice.parse(location)
+    table = CHECKPOINTS.get(choice.name)
+    if table is None:
+        message = f"expected a location where a model is stored, one of {', '.join(CHECKPOINTS)}, got {choice.name}"
+        raise ValueError(message)
+
+    settings = table.model_validate(choice.settings or {}).model_dump(exclude_none=True)
+    return CHECKPOINT.write(Choice(choice.name, settings))[:_LOCATION_BYTES]
+
+
+def equivocation(run: Run, evidence: Equivocation, *, user: Pubkey) -> Instruction:
+    """Proof that a slot signed two results. It belongs right behind `signatures_verified` in the same transaction."""
+    data = _packed("<IIH", evidence.epoch, evidence.height, evidence.index, what="epoch, height and index")
+    for result in (evidence.first, evidence.second):
+        data += _exactly(result.payload_hash, 32, "payload hash") + _exactly(result.signature, 64, "signature")
+    return _instruction(run, Number.equivocation, data, [*_members(run, user), _read(INSTRUCTIONS_SYSVAR)])
+
+
+def signatures_verified(run_id: str, *, p2p: bytes, signed: tuple[tuple[bytes, bytes], ...]) -> Instruction:
+    """The Ed25519 program's instruction that verifies signatures of commitments by one key. signed: commitment, signature."""
+    heads, body = b"", b""
+    start = 2 + _OFFSETS.size * len(signed)
+    body += _exactly(p2p, 32, "p2p key")
+    for commitment, signature in signed:
+        message = commitment_message(run_id, _exactly(commitment, 32, "commitment"))
+        at = start + len(body)
+        body += _exactly(signature, 64, "signature") + message
+        here = _SAME_INSTRUCTION
+        heads += _OFFSETS.pack(at, here, start, here, at + 64, len(message), here)
+    return Instruction(ED25519_PROGRAM, bytes([len(signed), 0]) + heads + body, [])
+
+
+def migrate(run: Run, *, authority: Pubkey) -> Instruction:
+    """Make an account of version 1 one of version 2. authority: the run's, pays the rent that is missing."""
+    accounts = [_payer(authority), _read(run.instance), _written(run.account), _read(SYSTEM_PROGRAM)]
+    return _instruction(run, Number.migrate, b"", accounts)
+
+
+def _packed_model(model: ModelConfig) -> bytes:
+    """The model's fields without padding, and its tables without what is not in use."""
+    written = MODEL.write(model)
+    tables = next(part.offset for part in MODEL.parts if part.name == "tables")
+    length = int.from_bytes(written[tables : tables + 4], "little")
+    return written[: 8 + _LOCATION_BYTES] + struct.pack("<H", length) + written[tables + 8 : tables + 8 + length]
+
+
+def _instruction(run: Run, number: Number, data: bytes, accounts: list[AccountMeta]) -> Instruction:
+    return Instruction(run.program, bytes([number]) + data, accounts)
+
+
+def _owners(run: Run, authority: Pubkey) -> list[AccountMeta]:
+    return [_signer(authority), _read(run.instance), _written(run.account)]
+
+
+def _members(run: Run, user: Pubkey) -> list[AccountMeta]:
+    return [_signer(user), _written(run.account)]
+
+
+def _payer(key: Pubkey) -> AccountMeta:
+    return AccountMeta(key, is_signer=True, is_writable=True)
+
+
+def _signer(key: Pubkey) -> AccountMeta:
+    return AccountMeta(key, is_signer=True, is_writable=False)
+
+
+def _written(key: Pubkey) -> AccountMeta:
+    return AccountMeta(key, is_signer=False, is_writable=True)
+
+
+def _read(key: Pubkey) -> AccountMeta:
+    return AccountMeta(key, is_signer=False, is_writable=False)
+
+
+def _run_id(run_id: str) -> bytes:
+    name = run_id.encode()
+    if not 1 <= len(name) <= MAX_RUN_ID_BYTES or b"\0" in name:
+        message = f"expected a run id of 1 to {MAX_RUN_ID_BYTES} bytes without NUL, got {run_id!r:.80}"
+        raise ValueError(message)
+
+    return name
+
+
+def _packed(form: str, *numbers: int, what: str) -> bytes:
+    try:
+        return struct.pack(form, *numbers)
+    except struct.error as error:
+        message = f"expected {what} that fit their places ({form}), got {numbers!r:.200}"
+        raise ValueError(message) from error
+
+
+def _exactly(content: bytes, size: int, what: str) -> bytes:
+    if len(content) != size:
+        message = f"expected a {what} of {size} bytes, got {len(content)}"
+        raise ValueError(message)
+
+    return content
+
+
+def _expect_at_most(content: bytes, size: int, what: str) -> None:
+    if len(content) > size:
+        message = f"expected {what} of at most {size} bytes, got {len(content)}"
+        raise ValueError(message)

@@ -1,0 +1,134 @@
+"""The coordinator program's accounts: a run's instance, and the account that holds its state.
+
+Decided: size, magic and version are looked at in this order and whatever is after them is read strictly; the state is decoded
+only when asked for, for it is large. Refuses foreign and damaged accounts with WireError. Who owns an account is for the caller
+to check.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from solders.pubkey import Pubkey
+
+from psyche_core.coordinator import image
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import WireError
+from psyche_core.run_config_schema import MAX_RUN_ID_BYTES
+
+INSTANCE_BYTES = 256
+INSTANCE_MAGIC = b"PsycheRI"
+INSTANCE_VERSION = 1
+
+HEADER_BYTES = 1344
+STAGING_BYTES = 4096
+ACCOUNT_BYTES = HEADER_BYTES + image.SIZE + STAGING_BYTES
+ACCOUNT_MAGIC = b"PsycheCo"
+ACCOUNT_VERSION = 2
+FIRST_ACCOUNT_BYTES = HEADER_BYTES + image.SIZE
+"""Bytes of an account of version 1, which had no staging area."""
+
+CLIENT_VERSION_BYTES = 96
+NAME_BYTES = 64
+DESCRIPTION_BYTES = 280
+
+_INSTANCE = struct.Struct(f"<8sIB3x32s32s32s{MAX_RUN_ID_BYTES}s112x")
+_HEADER = struct.Struct(f"<8sIIQ32s{CLIENT_VERSION_BYTES}s{NAME_BYTES}s{DESCRIPTION_BYTES}sQQ832x")
+
+
+@dataclass(frozen=True, slots=True)
+class RunInstance:
+    """A run's instance. main_authority: its owner; join_authority: grantor of authorizations to join; account: its state's."""
+
+    bump: int
+    main_authority: Pubkey
+    join_authority: Pubkey
+    account: Pubkey
+    run_id: str
+
+    @classmethod
+    def parse(cls, data: bytes) -> RunInstance:
+        """Read the account's data. Raises WireError."""
+        _expect_kind(data, INSTANCE_MAGIC, INSTANCE_VERSION, sizes={INSTANCE_VERSION: INSTANCE_BYTES}, what="run's instance")
+        _, _, bump, main, join, account, run_id = _INSTANCE.unpack(data)
+        return cls(bump, Pubkey(main), Pubkey(join), Pubkey(account), _text(run_id, "run_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class RunMetadata:
+    """What a run's owner tells people about it: at most 64 bytes of name and 280 of description."""
+
+    name: str = ""
+    description: str = ""
+    num_parameters: int = 0
+    vocab_size: int = 0
+
+    def pack(self) -> bytes:
+        """The 360 bytes of the account. Raises ValueError for a text that is too long or a number that is out of range."""
+        texts = packed_text(self.name, NAME_BYTES, "name") + packed_text(self.description, DESCRIPTION_BYTES, "description")
+        try:
+            return texts + struct.pack("<QQ", self.num_parameters, self.vocab_size)
+        except struct.error as error:
+            message = f"expected num_parameters and vocab_size of 64 bits, got {self.num_parameters} and {self.vocab_size}"
+            raise ValueError(message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorAccount:
+    """The account that holds a run's state. nonce: one more after every command. image: `psyche_core.coordinator.image`."""
+
+    version: int
+    nonce: int
+    instance: Pubkey
+    client_version: str
+    metadata: RunMetadata
+    image: bytes
+
+    @classmethod
+    def parse(cls, data: bytes) -> CoordinatorAccount:
+        """Read the account's data without decoding the state. Raises WireError."""
+        sizes = {1: FIRST_ACCOUNT_BYTES, ACCOUNT_VERSION: ACCOUNT_BYTES}
+        _expect_kind(data, ACCOUNT_MAGIC, ACCOUNT_VERSION, sizes=sizes, what="coordinator account")
+        _, version, _, nonce, instance, client_version, name, description, parameters, vocabulary = _HEADER.unpack_from(data)
+        metadata = RunMetadata(_text(name, "name"), _text(description, "description"), parameters, vocabulary)
+        body = bytes(data[HEADER_BYTES : HEADER_BYTES + image.SIZE])
+        return cls(version, nonce, Pubkey(instance), _text(client_version, "client_version"), metadata, body)
+
+    @property
+    def state(self) -> CoordinatorState | None:
+        """The coordinator's state, None before the run's first configuration. Raises WireError for anything but an image."""
+        return None if not any(self.image[:8]) else image.decode(self.image)
+
+
+def packed_text(text: str, size: int, what: str) -> bytes:
+    """A text zero-filled to its place. Raises ValueError when it is too long or holds NUL."""
+    encoded = text.encode()
+    if len(encoded) > size or b"\0" in encoded:
+        message = f"expected a {what} of at most {size} bytes without NUL, got {len(encoded)} bytes: {text!r:.80}"
+        raise ValueError(message)
+
+    return encoded.ljust(size, b"\0")
+
+
+def _text(content: bytes, what: str) -> str:
+    try:
+        return content.rstrip(b"\0").decode()
+    except UnicodeDecodeError as error:
+        message = f"expected UTF-8 as {what}, got {content!r:.80}"
+        raise WireError(message) from error
+
+
+def _expect_kind(data: bytes, magic: bytes, newest: int, *, sizes: dict[int, int], what: str) -> None:
+    if len(data) not in sizes.values():
+        expected = " or ".join(f"{size:,}" for size in sizes.values())
+        message = f"expected a {what} of {expected} bytes, got {len(data):,}"
+        raise WireError(message)
+    if data[:8] != magic:
+        message = f"this is no {what}: expected it to begin with {magic!r}, got {bytes(data[:8])!r}"
+        raise WireError(message)
+
+    version = int.from_bytes(data[8:12], "little")
+    if sizes.get(version) != len(data):
+        message = f"expected a {what} of version {newest}, got version {version} with {len(data):,} bytes; update the older side"
+        raise WireError(message)

@@ -1,0 +1,57 @@
+"""Names of the refusals of the programs: what a transaction's `Custom(n)` means.
+
+Decided: 1 to 19 mean the same in all programs (programs/common/src/error.rs); the coordinator's own follow the order of
+`psyche_core.coordinator.errors`, so that a refusal has the same name on a chain as anywhere else. Refuses to guess: an unknown
+number is named as the number it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from psyche_core.coordinator.errors import MEANINGS
+
+FIRST_OWN = 100
+"""First number of a program's own refusals."""
+
+COMMON: Mapping[int, str] = MappingProxyType(
+    dict(
+        enumerate(
+            (
+                "BadInstruction",
+                "NotEnoughAccounts",
+                "MissingSigner",
+                "NotWritable",
+                "WrongOwner",
+                "WrongSize",
+                "WrongAddress",
+                "WrongKind",
+                "WrongVersion",
+                "AlreadyExists",
+                "Overflow",
+                "NotAuthority",
+                "WrongMint",
+                "WrongTokenOwner",
+                "TooLong",
+                "CallFailed",
+                "TooManyAccounts",
+                "DelegatedTokens",
+                "SameAccount",
+            ),
+            start=1,
+        )
+    )
+)
+"""Refusals that all programs share, by number."""
+
+COORDINATOR: Mapping[int, str] = MappingProxyType(dict(enumerate(MEANINGS, start=FIRST_OWN)))
+"""The coordinator's refusals by number."""
+
+COORDINATOR_CODES: Mapping[str, int] = MappingProxyType({name: code for code, name in {**COMMON, **COORDINATOR}.items()})
+"""The numbers of what the coordinator program refuses with, by name."""
+
+
+def coordinator_refusal(code: int) -> str:
+    """The name of `Custom(code)` from the coordinator program; `Custom(code)` itself when there is none."""
+    return COMMON.get(code) or COORDINATOR.get(code) or f"Custom({code})"

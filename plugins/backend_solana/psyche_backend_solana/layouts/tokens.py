@@ -1,0 +1,79 @@
+"""SPL Token: balances, and where a holder's associated token account lies. Only what our programs pay in and with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from solders.account import Account
+from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.layouts import header
+from psyche_backend_solana.programs.addresses import ASSOCIATED_TOKEN, SYSTEM, TOKEN
+from psyche_core.errors import WireError
+
+ACCOUNT_BYTES: Final = 165
+MINT_BYTES: Final = 82
+_CREATE_IDEMPOTENT = b"\1"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAccount:
+    """Units of one token that belong to an owner. restricted: frozen, delegated or closable by another; our programs refuse."""
+
+    mint: Pubkey
+    owner: Pubkey
+    amount: int
+    restricted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Mint:
+    """A token. supply: units in all; decimals: a token is 10**decimals units."""
+
+    supply: int
+    decimals: int
+
+
+def associated(owner: Pubkey, mint: Pubkey) -> Pubkey:
+    """The one token account of an owner for a mint that everybody can find."""
+    return Pubkey.find_program_address([bytes(owner), bytes(TOKEN), bytes(mint)], ASSOCIATED_TOKEN)[0]
+
+
+def parse(account: Account) -> TokenAccount:
+    """A token account as a value; WireError if it is none."""
+    data = bytes(account.data)
+    if account.owner != TOKEN or len(data) != ACCOUNT_BYTES or data[108] == 0:
+        message = f"this is no token account: it has {len(data)} bytes and belongs to {account.owner}"
+        raise WireError(message)
+    restricted = data[108] != 1 or data[72:76] != bytes(4) or data[129:133] != bytes(4)
+    return TokenAccount(header.key(data, 0), header.key(data, 32), header.number(data, 64), restricted)
+
+
+def parse_mint(account: Account) -> Mint:
+    """A mint as a value; WireError if it is none."""
+    data = bytes(account.data)
+    if account.owner != TOKEN or len(data) != MINT_BYTES or data[45] != 1:
+        message = f"this is no mint of SPL Token: it has {len(data)} bytes and belongs to {account.owner}"
+        raise WireError(message)
+    return Mint(header.number(data, 36), data[44])
+
+
+def create_associated(payer: Pubkey, owner: Pubkey, *, mint: Pubkey) -> Instruction:
+    """Makes the associated token account; succeeds also if it is there already. Signer: payer."""
+    accounts = [
+        AccountMeta(payer, True, True),
+        AccountMeta(associated(owner, mint), False, True),
+        AccountMeta(owner, False, False),
+        AccountMeta(mint, False, False),
+        AccountMeta(SYSTEM, False, False),
+        AccountMeta(TOKEN, False, False),
+    ]
+    return Instruction(ASSOCIATED_TOKEN, _CREATE_IDEMPOTENT, accounts)
+
+
+def transfer(source: Pubkey, destination: Pubkey, *, owner: Pubkey, amount: int) -> Instruction:
+    """Moves units from one token account to another. Signer: owner."""
+    accounts = [AccountMeta(source, False, True), AccountMeta(destination, False, True), AccountMeta(owner, True, False)]
+    return Instruction(TOKEN, b"\3" + amount.to_bytes(8, "little"), accounts)

@@ -1,0 +1,81 @@
+"""When a slot begins: unix seconds and slots from a steady clock, or from a test's hand.
+
+Pure: whoever asks says what the steady clock shows. Decided: neither time nor slots go back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A moment on the chain: slot and unix seconds."""
+
+    slot: int
+    unix: int
+
+
+class ChainClock:
+    """Slots of a fixed length.
+
+    slot, unix: where it begins. slot_ms: length of a slot. steady: seconds of the clock that drives it, now; None: by hand only.
+    """
+
+    def __init__(self, slot: int, unix: float, *, slot_ms: int, steady: float | None) -> None:
+        self._slot = float(slot)
+        self._unix = unix
+        self._slot_ms = slot_ms
+        self._steady = steady
+
+    @property
+    def now(self) -> Instant:
+        """The moment last reached."""
+        return Instant(int(self._slot), int(self._unix))
+
+    def follow(self, steady: float) -> Instant:
+        """The steady clock shows `steady` seconds."""
+        if self._steady is not None and steady > self._steady:
+            self._move(steady - self._steady)
+            self._steady = steady
+        return self.now
+
+    def advance(self, seconds: float) -> Instant:
+        """Let time pass at once, with the slots that fit in; at least one. Raises ValueError for less than no time."""
+        if seconds < 0:
+            message = f"a chain's clock does not go back; advance by 0 or more seconds, got {seconds}"
+            raise ValueError(message)
+
+        before = int(self._slot)
+        self._move(seconds)
+        if int(self._slot) == before:
+            self._slot = float(before + 1)
+        return self.now
+
+    def advance_slots(self, slots: int) -> Instant:
+        """Let slots pass, with their time. Raises ValueError for fewer than one."""
+        if slots < 1:
+            message = f"advance by 1 or more slots, got {slots}"
+            raise ValueError(message)
+
+        self._slot += slots
+        self._unix += slots * self._slot_ms / 1000
+        return self.now
+
+    def set_time(self, unix: float) -> Instant:
+        """It is `unix` seconds in the next slot. Raises ValueError for the past."""
+        if int(unix) < int(self._unix):
+            message = f"a chain's clock does not go back; it shows {int(self._unix)}, got {unix}"
+            raise ValueError(message)
+
+        self._unix = float(unix)
+        self._slot = float(int(self._slot) + 1)
+        return self.now
+
+    def until_next_slot(self) -> float:
+        """Seconds."""
+        return (1 - self._slot % 1) * self._slot_ms / 1000
+
+    def _move(self, seconds: float) -> None:
+        self._unix += seconds
+        self._slot += seconds * 1000 / self._slot_ms

@@ -1,0 +1,64 @@
+"""The one thread in which the node lives, and the way there from the event loop.
+
+LiteSVM is not made for several threads and takes up to milliseconds, so every call queues here. What a call has to say to
+websocket connections is handed to the event loop before the call's own result: in the order in which it came about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from psyche_backend_solana.localnet.node import Node
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Deliver = Callable[[list[tuple[int, str]]], None]
+
+
+class Engine:
+    """Runs functions in the node's thread. deliver: takes what connections are to be sent, in the event loop."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="psyche-localnet")
+        self._node: Node | None = None
+
+    async def start(self, make: Callable[[], Node]) -> None:
+        """Make the node in its thread."""
+        self._node = await asyncio.get_running_loop().run_in_executor(self._executor, make)
+
+    @property
+    def node(self) -> Node:
+        """To name its methods for `call`; not to be called from another thread."""
+        assert self._node is not None, "the engine was not started"
+        return self._node
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The function's result. A cancelled caller does not stop what has begun."""
+        loop = asyncio.get_running_loop()
+
+        def work() -> T:
+            try:
+                return function(*args, **kwargs)
+            finally:
+                outgoing = self.node.take_outgoing()
+                if outgoing:
+                    loop.call_soon_threadsafe(self._deliver, outgoing)
+
+        return await loop.run_in_executor(self._executor, work)
+
+    async def aclose(self) -> None:
+        """Wait for what is queued, and end the thread; idempotent."""
+
+        def drop() -> None:
+            self._node = None
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, drop)
+        except RuntimeError:  # closed before
+            return
+
+        self._executor.shutdown(wait=False)

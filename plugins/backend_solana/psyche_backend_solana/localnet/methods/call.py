@@ -1,0 +1,54 @@
+"""One request, as a method sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psyche_backend_solana.localnet.faults import FaultSwitch
+from psyche_backend_solana.localnet.ledger import Ledger
+from psyche_backend_solana.localnet.parameters import Options, Params
+from psyche_backend_solana.localnet.rpc_error import MIN_CONTEXT_SLOT, RpcError
+from psyche_backend_solana.localnet.settings import Limits
+
+API_VERSION = "3.0.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The chain, the request's parameters, the front door it came through and what it may cost. save: writes the state now."""
+
+    ledger: Ledger
+    values: Sequence[Any]
+    limits: Limits
+    faults: FaultSwitch
+    save: Callable[[], None] | None = None
+
+    def params(self, *, most: int) -> Params:
+        """The parameters. most: how many the method takes."""
+        return Params(self.values, most=most)
+
+    def options(self, params: Params, index: int) -> Options:
+        """The configuration object. Raises RpcError when it asks for a slot that is still to come."""
+        options = params.options(index)
+        self.check_context(options)
+        return options
+
+    def check_context(self, options: Options) -> None:
+        """Refuse a minContextSlot that was not reached."""
+        least = options.integer("minContextSlot")
+        if least is not None and least > self.ledger.slot:
+            raise RpcError(MIN_CONTEXT_SLOT, "Minimum context slot has not been reached", {"contextSlot": self.ledger.slot})
+
+    def in_context(self, value: Any) -> dict[str, Any]:
+        """A result with the slot it is true for."""
+        return with_context(self.ledger.slot, value)
+
+
+def with_context(slot: int, value: Any) -> dict[str, Any]:
+    """A result with the slot it is true for."""
+    return {"context": {"apiVersion": API_VERSION, "slot": slot}, "value": value}
+
+
+Handler = Callable[[Call], Any]

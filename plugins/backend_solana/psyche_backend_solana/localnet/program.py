@@ -1,0 +1,133 @@
+"""`psyche solana localnet`: a local chain in the foreground."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+
+from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
+from psyche_core.errors import ConfigError, UserError
+
+_DOORS = 16
+
+
+@click.command(
+    epilog="\b\nExample:\n"
+    "  psyche solana localnet --state chain.state --airdrop 42zGDbG3vNi2RYNVYaSnaifPxMiCPm3Rbc8nS23ZDc2s:100",
+    context_settings={"max_content_width": 110},
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="IP to listen on. Whoever reaches it may do anything.")
+@click.option("--rpc-port", default=8899, show_default=True, help="Port of JSON-RPC over HTTP. 0 picks a free one.")
+@click.option("--ws-port", type=int, help="Port of websockets. [default: the one after --rpc-port, where clients look for it]")
+@click.option("--doors", default=1, show_default=True, help="Pairs of ports onto the same chain, as if by several providers.")
+@click.option("--state", type=click.Path(path_type=Path, dir_okay=False), help="File to go on from and to save to.")
+@click.option("--reset", is_flag=True, help="Begin a new chain, whatever --state holds.")
+@click.option("--slot-ms", default=400, show_default=True, help="Length of a slot. A blockhash is good for 150 of them.")
+@click.option("--airdrop", "airdrops", multiple=True, metavar="ADDRESS:SOL", help="SOL given to a new chain. Repeatable.")
+@click.option("--no-programs", is_flag=True, help="Leave out Psyche's programs; SPL Token and memo are always there.")
+@click.option(
+    "--program",
+    "own_programs",
+    multiple=True,
+    type=(str, click.Path(path_type=Path, dir_okay=False, exists=True)),
+    metavar="ADDRESS FILE",
+    help="A program of yours, built to an ELF file. Repeatable.",
+)
+@click.option("--upgrade-authority", metavar="ADDRESS", help="Who may upgrade the programs. [default: nobody]")
+@click.option("--allow-faults", is_flag=True, help="Serve psyche_setFaults and psyche_saveState, for tests.")
+@click.option("--latency-ms", default=0, help="Fault: wait before every answer and notification.")
+@click.option("--drop-share", default=0.0, help="Fault: share (0 to 1) of HTTP requests closed unseen.")
+@click.option("--lose-answer-share", default=0.0, help="Fault: share of HTTP requests carried out, then closed unanswered.")
+@click.option("--swallow-share", default=0.0, help="Fault: share of transactions accepted and never processed.")
+@click.option("--expire-blockhashes-after", default=150, show_default=True, help="Fault: slots a blockhash is good for.")
+def localnet(**given: Any) -> None:
+    """Run a Solana chain on this machine, with Psyche's programs on it.
+
+    Everything that speaks to a Solana cluster can use it: wallets, solana-py, web3.js. Transactions run in a real virtual
+    machine and are final at once; SOL is free (requestAirdrop). Without --state the chain is forgotten at the end. Ctrl-C stops
+    it and saves; a killed process loses the last few seconds.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    faults = {name: given.pop(name) for name in _FAULTS}
+    doors = given.pop("doors")
+    if not 1 <= doors <= _DOORS:
+        message = f"--doors is from 1 to {_DOORS}, got {doors}"
+        raise ConfigError(message)
+
+    number = anyio.run(_run, read_settings(given), faults, doors)
+    raise SystemExit(128 + number)
+
+
+_FAULTS = ("latency_ms", "drop_share", "lose_answer_share", "swallow_share", "expire_blockhashes_after")
+
+
+def read_settings(given: dict[str, Any]) -> ChainSettings:
+    """Settings from the command's options. Raises UserError and ConfigError."""
+    airdrops = dict(read_airdrop(text) for text in given.pop("airdrops"))
+    own = {}
+    for address, path in given.pop("own_programs"):
+        try:
+            own[address] = path.read_bytes()
+        except OSError as error:
+            message = f"cannot read the program {path}: {error.strerror}"
+            raise UserError(message) from error
+
+    from psyche_backend_solana.localnet.chain import shipped_programs
+
+    shipped = {} if given.pop("no_programs") else shipped_programs()
+    return ChainSettings(**given, airdrops=airdrops, programs={**shipped, **own})
+
+
+def read_airdrop(text: str) -> tuple[str, int]:
+    """ADDRESS:SOL as address and lamports. Raises ConfigError."""
+    address, _, amount = text.rpartition(":")
+    try:
+        lamports = Decimal(amount) * LAMPORTS_PER_SOL
+        whole = int(lamports)
+    except (InvalidOperation, ValueError, OverflowError) as error:
+        message = f"--airdrop is ADDRESS:SOL, such as {address or 'ADDRESS'}:100, got {text!r}"
+        raise ConfigError(message) from error
+
+    if not address or whole != lamports or whole <= 0:
+        message = f"--airdrop is ADDRESS:SOL, with at least one lamport and no part of one, got {text!r}"
+        raise ConfigError(message)
+
+    return address, whole
+
+
+async def _run(settings: ChainSettings, faults: dict[str, Any], doors: int) -> int:
+    """Until a signal, whose number is returned."""
+    from psyche_backend_solana.localnet.chain import LocalChain
+
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with LocalChain(settings) as chain:
+            for index in range(1, doors):
+                port = settings.rpc_port + 2 * index if settings.rpc_port else 0
+                await chain.open_door(port)
+            for door in chain.doors:
+                door.faults.set(**faults)
+            _announce(chain, settings)
+            async for number in signals:
+                return int(number)
+    return int(signal.SIGTERM)
+
+
+def _announce(chain: Any, settings: ChainSettings) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        for door in chain.doors:
+            click.echo(f"RPC {door.rpc_url}  websockets {door.ws_url}")
+        for address in settings.programs or {}:
+            differs = "  (not this package's build: the chain keeps the one it has; --reset begins with this one)"
+            click.echo(f"program {address}{differs if address in chain.differing else ''}")
+        if settings.state is not None:
+            click.echo(f"{'goes on from' if chain.restored else 'saves to'} {settings.state}")
+        click.echo("ready")
+        sys.stdout.flush()

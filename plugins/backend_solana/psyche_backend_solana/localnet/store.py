@@ -1,0 +1,100 @@
+"""The chain's state on disk: a line `psyche localnet 1`, the SHA-256 of the rest, and the rest, canonical CBOR.
+
+Written beside the old file, synced and renamed, so that a process killed at any moment leaves one whole state behind. Decided:
+what happened since the last save is lost with the process; a chain for development need not write every transaction through.
+Refuses to go on from a damaged file, and never touches it then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from psyche_core.errors import UserError, WireError
+from psyche_core.wire.codec import decode, encode
+
+_MAGIC = b"psyche localnet 1\n"
+_VERSIONS = b"psyche localnet "
+_DIGEST_BYTES = 32
+_MAX_ITEMS = 10_000_000
+
+
+class Store:
+    """One chain's file. Blocking: use it in a worker thread.
+
+    max_bytes: of the file, looked at before anything is decoded.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+
+    def load(self) -> Any:
+        """The plain values saved, None when there are none. Raises UserError for a file that cannot be used."""
+        try:
+            with self.path.open("rb") as file:
+                content = file.read(self._max_bytes + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            message = f"cannot read the chain's state {self.path}: {error.strerror}"
+            raise UserError(message) from error
+
+        try:
+            return self._read(content)
+        except WireError as error:
+            raise self.unusable(error) from error
+
+    def unusable(self, error: WireError) -> UserError:
+        """What the user is told of a file that cannot be used."""
+        return UserError(f"the chain's state {self.path} cannot be used: {error}. Move it away, or begin anew with --reset")
+
+    def save(self, plain: dict[str, Any]) -> None:
+        """Write, durably. Raises UserError (disk full, no rights, too large)."""
+        with self._lock:
+            body = encode(plain)
+            if len(body) > self._max_bytes - 100:
+                message = f"the chain's state has {len(body)} bytes, over the limit of {self._max_bytes}; it is not saved"
+                raise UserError(message)
+
+            try:
+                self._write(_MAGIC + hashlib.sha256(body).digest() + body)
+            except OSError as error:
+                message = f"the chain's state cannot be saved to {self.path}: {error.strerror}"
+                raise UserError(message) from error
+
+    def _read(self, content: bytes) -> Any:
+        if len(content) > self._max_bytes:
+            message = f"it is over {self._max_bytes} bytes"
+            raise WireError(message)
+
+        if not content.startswith(_MAGIC):
+            message = "another release wrote it" if content.startswith(_VERSIONS) else "it is no saved chain"
+            raise WireError(message)
+
+        digest, body = content[len(_MAGIC) :][:_DIGEST_BYTES], content[len(_MAGIC) + _DIGEST_BYTES :]
+        if hashlib.sha256(body).digest() != digest:
+            message = "it is damaged"
+            raise WireError(message)
+
+        return decode(body, max_bytes=self._max_bytes, max_items=_MAX_ITEMS)
+
+    def _write(self, content: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(self.path.name + ".new")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+        if os.name != "nt":  # makes the rename durable; Windows has no such call and needs none
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)

@@ -1,0 +1,179 @@
+"""Websockets on a socket: messages to the node, its answers and notifications back.
+
+Decided: websockets' own server, without pings of its own (a silent connection must be able to stay silent) and without
+compression. A client that does not read is cut off when too much waits for it. Refuses messages over the limit (the library
+closes with 1009).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from psyche_backend_solana.localnet.engine import Engine
+from psyche_backend_solana.localnet.faults import Faults, FaultSwitch
+from psyche_backend_solana.localnet.settings import Limits
+
+_QUIET = logging.Logger("psyche.backend.solana.localnet.websockets", logging.CRITICAL)
+"""Not among the registered ones: strangers' broken handshakes are no errors of ours."""
+
+
+class Outbox:
+    """What one connection is still to be sent, with the time it came in."""
+
+    def __init__(self, most: int, overflow: Callable[[], None]) -> None:
+        self._waiting: deque[tuple[float, str]] = deque()
+        self._more = asyncio.Event()
+        self._most = most
+        self._overflow = overflow
+
+    def put(self, text: str) -> None:
+        """Add a message; one too many calls `overflow` and is lost."""
+        if len(self._waiting) >= self._most:
+            self._overflow()
+            return
+
+        self._waiting.append((time.monotonic(), text))
+        self._more.set()
+
+    async def take(self) -> tuple[float, str]:
+        """The oldest message."""
+        while not self._waiting:
+            self._more.clear()
+            await self._more.wait()
+        return self._waiting.popleft()
+
+
+class Outboxes:
+    """All websocket connections of a chain, by number."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Outbox] = {}
+
+    def deliver(self, outgoing: list[tuple[int, str]]) -> None:
+        """Put messages into the outboxes; those for connections that are gone are dropped."""
+        for number, text in outgoing:
+            if number in self._all:
+                self._all[number].put(text)
+
+    def open(self, number: int, outbox: Outbox) -> None:
+        """A new connection."""
+        self._all[number] = outbox
+
+    def close(self, number: int) -> None:
+        """A connection is gone."""
+        self._all.pop(number, None)
+
+
+class WebsocketServer:
+    """Serves a bound socket until it is closed."""
+
+    def __init__(
+        self, engine: Engine, faults: FaultSwitch, *, outboxes: Outboxes, numbers: Iterator[int], limits: Limits
+    ) -> None:
+        self._engine = engine
+        self._faults = faults
+        self._outboxes = outboxes
+        self._numbers = numbers
+        self._limits = limits
+        self._server: Server | None = None
+        self._connections: set[ServerConnection] = set()
+        self._turned = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        faults.watch(self._faults_changed)
+
+    @property
+    def connected(self) -> int:
+        """Open connections."""
+        return len(self._connections)
+
+    async def start(self, listening: socket.socket) -> None:
+        """Accept connections."""
+        self._server = await serve(
+            self._attend,
+            sock=listening,
+            process_request=self._admit,
+            max_size=self._limits.request_bytes,
+            compression=None,
+            ping_interval=None,
+            close_timeout=1.0,
+            logger=_QUIET,
+        )
+
+    async def aclose(self) -> None:
+        """Stop listening and cut every connection; idempotent."""
+        if self._server is None:
+            return
+
+        self.cut()
+        self._server.close()
+        self._turned.set()
+        await self._server.wait_closed()
+        self._server = None
+
+    def cut(self) -> None:
+        """End every connection without a word."""
+        for connection in self._connections:
+            connection.transport.abort()
+
+    async def _admit(self, connection: ServerConnection, _: Request) -> Response | None:
+        while self._faults.now.websocket == "silent":  # the library's time-out ends the waiting
+            self._turned.clear()
+            await self._turned.wait()
+        if self._faults.now.websocket == "refuse" or len(self._connections) >= self._limits.connections:
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "no websockets here now\n")
+
+        return None
+
+    def _faults_changed(self, now: Faults) -> None:
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and everything with it
+            self._loop.call_soon_threadsafe(self._turn, now)
+
+    def _turn(self, now: Faults) -> None:
+        """The faults changed: connections fall silent, or come back."""
+        self._turned.set()
+        for connection in self._connections:
+            if now.websocket == "silent":
+                connection.transport.pause_reading()
+            else:
+                connection.transport.resume_reading()
+
+    async def _attend(self, connection: ServerConnection) -> None:
+        number = next(self._numbers)
+        outbox = Outbox(self._limits.unsent, connection.transport.abort)
+        self._outboxes.open(number, outbox)
+        self._connections.add(connection)
+        writer = asyncio.create_task(self._write(connection, outbox))
+        try:
+            with contextlib.suppress(ConnectionClosed):
+                async for message in connection:
+                    await self._engine.call(self._engine.node.hear, number, message, self._faults)
+        finally:
+            self._connections.discard(connection)
+            self._outboxes.close(number)
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await writer
+            with contextlib.suppress(RuntimeError):  # the chain stops, and its subscriptions with it
+                await self._engine.call(self._engine.node.leave, number)
+
+    async def _write(self, connection: ServerConnection, outbox: Outbox) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                came, text = await outbox.take()
+                late = came + self._faults.now.latency_ms / 1000 - time.monotonic()
+                if late > 0:
+                    await asyncio.sleep(late)
+                if self._faults.now.websocket != "silent":
+                    await connection.send(text)

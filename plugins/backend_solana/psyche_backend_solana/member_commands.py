@@ -1,0 +1,87 @@
+"""What a member says, as the coordinator program's instructions. Pure.
+
+Decided: a command that leaves something to do for a tick takes it along, so that the phase ends in the same slot. A
+witness's figures go to the transaction's log as canonical CBOR. Whether a command is for clients is not looked at here.
+"""
+
+from __future__ import annotations
+
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana import ticking
+from psyche_backend_solana.layouts import coordinator
+from psyche_backend_solana.layouts.coordinator import Run
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.commands import Checkpoint, Equivocation, HealthCheck, Tick, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import CommandRefused
+from psyche_core.interfaces.backend import ClientCommand
+from psyche_core.types import WitnessMetadata
+from psyche_core.wire.codec import encode
+from psyche_core.wire.messages import commitment_hash
+
+
+def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState | None, run_id: str) -> tuple[Instruction, ...]:
+    """The instructions of one transaction. state: what is known of the run, which a proof of equivocation needs.
+
+    Raises CommandRefused for a proof about what the state does not hold, ValueError for what no instruction can carry.
+    """
+    user = Pubkey(command.sender.signer)
+    match command:
+        case Withdraw():
+            return (coordinator.withdraw(run, user=user),)
+        case WarmupWitness(_, epoch, index, digest):
+            return (coordinator.warmup_witness(run, user=user, epoch=epoch, index=index, model_digest=digest),)
+        case Witness(_, statement, metadata):
+            return (coordinator.witness(run, statement, user=user, metadata=_figures(metadata)),)
+        case HealthCheck(_, slots):
+            return (coordinator.health_check(run, user=user, slots=slots),)
+        case Checkpoint(_, location):
+            return (coordinator.checkpoint(run, location, user=user),)
+        case Equivocation():
+            return _proof(run, command, user, state=state, run_id=run_id)
+
+
+def wants_tick(state: CoordinatorState, command: ClientCommand, now: int) -> bool:
+    """Whether the command, if accepted, leaves something for a tick to do at once that was not there before."""
+    if isinstance(command, Equivocation) or ticking.due(state, now):  # a proof fills its transaction
+        return False
+
+    return ticking.follows(state, (command, Tick()), now)
+
+
+def _proof(
+    run: Run, command: Equivocation, user: Pubkey, *, state: CoordinatorState | None, run_id: str
+) -> tuple[Instruction, ...]:
+    """The Ed25519 program verifies the two signatures, over commitments that the coordinator computes again."""
+    judged = None if state is None else state.round_at(command.height)
+    if state is None or judged is None or command.index not in (assigned := shares(state, judged)):
+        sentence = f"round {command.height} is not known, or slot {command.index} had no samples in it"
+        raise CommandRefused("InvalidEvidence", sentence)
+
+    accused = state.epoch.clients[command.index].id
+    signed = tuple(
+        (
+            commitment_hash(
+                run_id,
+                epoch=command.epoch,
+                step=judged.step,
+                share=assigned[command.index],
+                trainer=accused.signer,
+                payload_hash=result.payload_hash,
+            ),
+            result.signature,
+        )
+        for result in (command.first, command.second)
+    )
+    verified = coordinator.signatures_verified(run_id, p2p=accused.p2p, signed=signed)
+    return (verified, coordinator.equivocation(run, command, user=user))
+
+
+def _figures(metadata: WitnessMetadata | None) -> bytes:
+    """What a witness tells dashboards, as CBOR: step, tokens per second, bytes per second, loss."""
+    if metadata is None:
+        return b""
+
+    return encode([metadata.step, metadata.tokens_per_sec, metadata.bandwidth_per_sec, metadata.loss])

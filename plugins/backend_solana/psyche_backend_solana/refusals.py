@@ -1,0 +1,45 @@
+"""What a program's number of a refusal means: its name and a sentence. Pure.
+
+Decided: by the program whose instruction failed, since each has numbers of its own from 100 on. A program that calls another one
+passes the other's number on, so an unknown number of the treasurer is looked up among the coordinator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.layouts import authorizer, mining_pool, treasurer
+from psyche_backend_solana.layouts.errors import COMMON, COORDINATOR
+from psyche_backend_solana.where import Programs
+from psyche_core.coordinator.errors import MEANINGS
+
+_SENTENCES: Mapping[str, str] = {
+    "AlreadyExists": "it has been made already",
+    "NotAuthority": "this wallet is not the owner who may do that",
+    "WrongOwner": "an account belongs to another program than it must; is this the right run?",
+    "WrongSize": "an account has another size than it must; is this the right run?",
+    "WrongKind": "an account is of another kind than it must be; is this the right run?",
+    "WrongVersion": "an account is of another version; update the older side",
+}
+
+
+def meaning(program: Pubkey | None, number: int, *, programs: Programs) -> tuple[str, str]:
+    """Name and sentence of `Custom(number)` from an instruction of a program."""
+    tables = {
+        programs.authorizer: authorizer.ERRORS,
+        programs.treasurer: treasurer.ERRORS,
+        programs.mining_pool: mining_pool.ERRORS,
+    }
+    own = tables.get(program) if program is not None else None
+    if own is not None and number in own:
+        return own[number]
+    if number in COMMON:
+        name = COMMON[number]
+        return name, _SENTENCES.get(name, "the program refused the accounts or data it was given")
+    if program in (programs.coordinator, programs.treasurer) and number in COORDINATOR:
+        name = COORDINATOR[number]
+        return name, MEANINGS[name]
+
+    return f"Custom({number})", f"the program {program} refused with number {number}"

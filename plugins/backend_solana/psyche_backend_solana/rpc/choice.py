@@ -1,0 +1,99 @@
+"""Which endpoint to ask, and how long to wait before asking again. Pure: time and chance are handed in.
+
+Decided: the first endpoint is preferred. After FAILURES failures in a row the next takes over at once, and the lost one is asked
+only by probes from then on; it has its place back after PROBES good answers in a row over STEADY_SECONDS, so that an endpoint
+which comes and goes does not take everybody with it. Refuses to leave the last one: somebody must be asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FAILURES = 2
+PROBES = 3
+PROBE_SECONDS = 5.0
+STEADY_SECONDS = 10.0
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 5.0
+
+
+def pause(attempt: int, chance: float) -> float:
+    """Seconds to wait before the next round of attempts. attempt: from 0. chance: uniform in [0, 1), spreads the crowd."""
+    longest: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempt, 16))
+    return longest * (0.5 + 0.5 * chance)
+
+
+@dataclass(slots=True)
+class _Health:
+    failures: int = 0
+    good_probes: int = 0
+    good_since: float = 0.0
+    probed: float = field(default=float("-inf"))
+
+
+class EndpointChoice:
+    """Decides among `count` endpoints, numbered in order of preference."""
+
+    def __init__(self, count: int) -> None:
+        self._health = [_Health() for _ in range(count)]
+        self._current = 0
+
+    @property
+    def current(self) -> int:
+        """The endpoint in use."""
+        return self._current
+
+    def order(self) -> tuple[int, ...]:
+        """All endpoints in the order to try them in one attempt: the current one, then those that failed least."""
+        others = sorted(
+            (number for number in range(len(self._health)) if number != self._current),
+            key=lambda number: (self._health[number].failures >= FAILURES, number),
+        )
+        return (self._current, *others)
+
+    def succeeded(self, number: int) -> None:
+        """An endpoint answered an ordinary call."""
+        if number == self._current:
+            self._health[number].failures = 0
+
+    def failed(self, number: int, *, for_good: bool = False) -> bool:
+        """An endpoint failed; for_good: it said that it cannot. Whether another one is current from now on."""
+        health = self._health[number]
+        health.failures = max(health.failures + 1, FAILURES if for_good else 0)
+        health.good_probes = 0
+        if number != self._current or health.failures < FAILURES:
+            return False
+
+        fit = [at for at, other in enumerate(self._health) if other.failures < FAILURES]
+        if not fit:  # nobody is well: take turns
+            fit = [(number + 1) % len(self._health)]
+        changed = fit[0] != self._current
+        self._current = fit[0]
+        return changed
+
+    def to_probe(self, now: float) -> int | None:
+        """An endpoint preferred to the current one that should be asked whether it is well again, None for none now."""
+        for number in range(self._current):
+            if now - self._health[number].probed >= PROBE_SECONDS:
+                self._health[number].probed = now
+                return number
+
+        return None
+
+    def probed(self, number: int, now: float, *, well: bool) -> bool:
+        """What a probe found. Whether the endpoint has its place back."""
+        health = self._health[number]
+        if not well:
+            health.good_probes = 0
+            return False
+
+        if health.good_probes == 0:
+            health.good_since = now
+        health.good_probes += 1
+        if health.good_probes < PROBES or now - health.good_since < STEADY_SECONDS:
+            return False
+
+        health.failures = 0
+        changed = number < self._current
+        self._current = min(number, self._current)
+        return changed

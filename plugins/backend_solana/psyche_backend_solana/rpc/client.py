@@ -1,0 +1,186 @@
+"""JSON-RPC calls over several endpoints: retried, failed over, with a deadline each.
+
+Decided: the calls go through solana-py's client with its own retries off, because who retries must know whom else to ask;
+decisions are in `choice` and `failures`. A call returns the answer's `result` as JSON. Endpoints that lost their place are probed
+with `getSlot` beside the ordinary calls. Refuses to wait without end: every call has a deadline, after which RpcUnavailable says
+what went wrong last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.to_thread
+import httpx2
+from pydantic import ValidationError
+from solana.exceptions import SolanaRpcException
+from solana.rpc.async_api import AsyncClient
+from solana.rpc.jsonrpc import JsonRpcRequest, SolanaJsonRpcError
+
+from psyche_backend_solana.rpc import choice
+from psyche_backend_solana.rpc.endpoints import Endpoint
+from psyche_backend_solana.rpc.failures import Failure, RpcError, Verdict, of_answer, of_connection, of_status
+from psyche_core.errors import BackendError
+
+logger = logging.getLogger("psyche.backend.solana")
+
+CALL_SECONDS = 10.0
+"""Longest wait for one endpoint's answer."""
+
+
+class RpcUnavailable(BackendError):
+    """No endpoint answered before the deadline."""
+
+
+class Rpc:
+    """The endpoints of one program. An async context manager; make it inside the event loop that uses it."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], *, call_seconds: float = CALL_SECONDS) -> None:
+        self.endpoints = tuple(endpoints)
+        self._call_seconds = call_seconds
+        self._clients: dict[int, AsyncClient] = {}
+        self._choice = choice.EndpointChoice(len(self.endpoints))
+        self._random = random.SystemRandom()
+        self._probes: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def current(self) -> Endpoint:
+        """The endpoint asked first now."""
+        return self.endpoints[self._choice.current]
+
+    async def call(self, method: str, *parameters: Any, timeout: float) -> Any:
+        """The result of a call.
+
+        Raises RpcError for an answer that no endpoint would give otherwise (its verdict is neither AGAIN nor ELSEWHERE),
+        RpcUnavailable after `timeout` seconds without one.
+        """
+        deadline = anyio.current_time() + timeout
+        last: Failure | None = None
+        for attempt in range(1_000_000):
+            unable = 0
+            for number in self._choice.order():
+                left = deadline - anyio.current_time()
+                if left <= 0:
+                    raise _unavailable(method, timeout, last)
+                try:
+                    result = await self._ask(number, method, parameters, min(left, self._call_seconds))
+                except RpcError as error:
+                    if error.failure.verdict not in (Verdict.AGAIN, Verdict.ELSEWHERE):
+                        self._choice.succeeded(number)
+                        raise
+                    last = error.failure
+                    unable += last.verdict is Verdict.ELSEWHERE
+                    self._note_failure(number, last)
+                else:
+                    self._choice.succeeded(number)
+                    self._start_probe()
+                    return result
+
+            if unable == len(self.endpoints):
+                assert last is not None
+                raise RpcError(Failure(Verdict.FATAL, last.sentence))
+            left = deadline - anyio.current_time()
+            await anyio.sleep(min(choice.pause(attempt, self._random.random()), max(0.0, left)))
+
+        raise _unavailable(method, timeout, last)
+
+    async def ask_each(self, method: str, *parameters: Any, timeout: float) -> int:
+        """Send a call to all endpoints at the same time, whatever they answer; how many accepted. For resending transactions."""
+        accepted = 0
+
+        async def ask(number: int) -> None:
+            nonlocal accepted
+            with contextlib.suppress(RpcError):
+                await self._ask(number, method, parameters, timeout)
+                accepted += 1
+
+        async with anyio.create_task_group() as group:
+            for number in range(len(self.endpoints)):
+                group.start_soon(ask, number)
+        return accepted
+
+    async def aclose(self) -> None:
+        """Close; idempotent."""
+        for probe in tuple(self._probes):
+            probe.cancel()
+        with anyio.CancelScope(shield=True):
+            if self._probes:
+                await asyncio.wait(self._probes)
+            while self._clients:
+                await self._clients.popitem()[1].close()
+
+    async def _ask(self, number: int, method: str, parameters: Sequence[Any], timeout: float) -> Any:
+        name = self.endpoints[number].name
+        request = JsonRpcRequest(method=method, params=list(parameters) or None)
+        try:
+            with anyio.fail_after(timeout):
+                client = await self._client(number)
+                return await client.send_rpc_request(request, Any)
+        except SolanaJsonRpcError as error:
+            raise RpcError(of_answer(error.code, error.message, error.data, endpoint=name)) from error
+        except SolanaRpcException as error:
+            raise RpcError(_of_http(error.__cause__, name)) from error
+        except TimeoutError as error:
+            raise RpcError(of_connection(f"no answer within {timeout:g} s", endpoint=name)) from error
+        except (ValidationError, UnicodeDecodeError) as error:  # an answer that is no JSON-RPC: a proxy's page, half a body
+            raise RpcError(Failure(Verdict.ELSEWHERE, f"{name} answered with something that is not JSON-RPC")) from error
+
+    async def _client(self, number: int) -> AsyncClient:
+        """Made when it is needed, in a thread: reading the system's certificates takes a tenth of a second."""
+        known = self._clients.get(number)
+        if known is None:
+            url = self.endpoints[number].http
+            made = await anyio.to_thread.run_sync(
+                lambda: AsyncClient(url, timeout=self._call_seconds, max_transport_retries=0, http2=False)
+            )
+            known = self._clients.setdefault(number, made)
+            if known is not made:
+                await made.close()
+        return known
+
+    def _note_failure(self, number: int, failure: Failure) -> None:
+        before = self.current.name
+        if self._choice.failed(number, for_good=failure.verdict is Verdict.ELSEWHERE):
+            logger.warning("%s; leaving the RPC endpoint %s for %s", failure.sentence, before, self.current.name)
+
+    def _start_probe(self) -> None:
+        number = self._choice.to_probe(anyio.current_time())
+        if number is not None:
+            probe = asyncio.create_task(self._probe(number))
+            self._probes.add(probe)
+            probe.add_done_callback(self._probes.discard)
+
+    async def _probe(self, number: int) -> None:
+        try:
+            await self._ask(number, "getSlot", (), self._call_seconds)
+        except RpcError:
+            self._choice.probed(number, anyio.current_time(), well=False)
+        else:
+            if self._choice.probed(number, anyio.current_time(), well=True):
+                logger.warning("the RPC endpoint %s is well again and in use", self.endpoints[number].name)
+
+
+def _of_http(error: BaseException | None, name: str) -> Failure:
+    if isinstance(error, httpx2.HTTPStatusError):
+        return of_status(error.response.status_code, endpoint=name)
+
+    return of_connection(str(error) or type(error).__name__, endpoint=name)
+
+
+def _unavailable(method: str, timeout: float, last: Failure | None) -> RpcUnavailable:
+    return RpcUnavailable(f"no RPC endpoint answered {method} within {timeout:g} s: {last.sentence if last else 'no time left'}")

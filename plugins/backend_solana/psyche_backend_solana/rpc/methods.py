@@ -1,0 +1,249 @@
+"""The calls we use, with their answers as values.
+
+Decided: commitment `confirmed` everywhere: a supermajority has voted for it, and waiting for finality would cost every round 12
+seconds more. Refuses answers of another shape than documented with RpcError, so that a broken provider is never taken for the
+chain's word.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from solders.hash import Hash
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from psyche_backend_solana.rpc.client import Rpc
+from psyche_backend_solana.rpc.failures import Failure, RpcError, Verdict
+
+COMMITMENT = "confirmed"
+HISTORY_PAGE = 1000
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRead:
+    """An account as one slot has it."""
+
+    slot: int
+    lamports: int
+    owner: Pubkey
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Blockhash:
+    """A recent blockhash. last_height: block height after which transactions with it are void."""
+
+    hash: Hash
+    last_height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What a simulation says. error: as the chain writes it, None for success."""
+
+    error: Any
+    units: int
+    logs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What became of a transaction. confirmed: a supermajority has voted for its block."""
+
+    slot: int
+    error: Any
+    confirmed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """A transaction that touched an account."""
+
+    signature: Signature
+    slot: int
+    failed: bool
+
+
+async def account(rpc: Rpc, address: Pubkey, *, timeout: float) -> AccountRead | None:
+    """An account, None when there is none."""
+    answer = await rpc.call("getAccountInfo", str(address), {"encoding": "base64", "commitment": COMMITMENT}, timeout=timeout)
+    return _shaped(lambda: read_account(answer))
+
+
+async def accounts(
+    rpc: Rpc, addresses: Sequence[Pubkey], *, data_slice: tuple[int, int] | None = None, timeout: float
+) -> list[AccountRead | None]:
+    """Several accounts of one slot, at most 100. data_slice: offset and length of the bytes wanted of each; None for all."""
+    names = [str(address) for address in addresses]
+    options: dict[str, Any] = {"encoding": "base64", "commitment": COMMITMENT}
+    if data_slice is not None:
+        options["dataSlice"] = {"offset": data_slice[0], "length": data_slice[1]}
+    answer = await rpc.call("getMultipleAccounts", names, options, timeout=timeout)
+    return _shaped(lambda: [read_account({"context": answer["context"], "value": value}) for value in answer["value"]])
+
+
+async def program_accounts(
+    rpc: Rpc, program: Pubkey, *, begins_with: bytes, size: int | None = None, timeout: float
+) -> dict[Pubkey, AccountRead]:
+    """The accounts of a program whose data begins with some bytes and, when given, has a size."""
+    filters: list[Any] = [{"memcmp": {"offset": 0, "bytes": base64.b64encode(begins_with).decode(), "encoding": "base64"}}]
+    if size is not None:
+        filters.append({"dataSize": size})
+    options = {"encoding": "base64", "commitment": COMMITMENT, "filters": filters, "withContext": True}
+    answer = await rpc.call("getProgramAccounts", str(program), options, timeout=timeout)
+    return _shaped(
+        lambda: {
+            Pubkey.from_string(entry["pubkey"]): _some(read_account({"context": answer["context"], "value": entry["account"]}))
+            for entry in answer["value"]
+        }
+    )
+
+
+async def blockhash(rpc: Rpc, *, timeout: float) -> Blockhash:
+    """The newest blockhash."""
+    answer = await rpc.call("getLatestBlockhash", {"commitment": COMMITMENT}, timeout=timeout)
+    return _shaped(
+        lambda: Blockhash(Hash.from_string(answer["value"]["blockhash"]), int(answer["value"]["lastValidBlockHeight"]))
+    )
+
+
+async def block_height(rpc: Rpc, *, timeout: float) -> int:
+    """Blocks so far."""
+    answer = await rpc.call("getBlockHeight", {"commitment": COMMITMENT}, timeout=timeout)
+    return _shaped(lambda: int(answer))
+
+
+async def send(rpc: Rpc, transaction: bytes, *, timeout: float) -> Signature:
+    """Hand in a signed transaction, without preflight: it was simulated before it was signed."""
+    answer = await rpc.call("sendTransaction", _encoded(transaction), send_options(), timeout=timeout)
+    return _shaped(lambda: Signature.from_string(answer))
+
+
+async def resend(rpc: Rpc, transaction: bytes, *, timeout: float) -> int:
+    """Hand the same transaction to all endpoints; how many took it."""
+    return await rpc.ask_each("sendTransaction", _encoded(transaction), send_options(), timeout=timeout)
+
+
+def send_options() -> dict[str, Any]:
+    """Options of `sendTransaction`. maxRetries 0: we resend, who know when to stop."""
+    return {"encoding": "base64", "skipPreflight": True, "preflightCommitment": COMMITMENT, "maxRetries": 0}
+
+
+async def simulate(rpc: Rpc, transaction: bytes, *, timeout: float) -> Simulated:
+    """What a transaction would do now. Signatures and blockhash are not looked at."""
+    options = {"encoding": "base64", "commitment": COMMITMENT, "sigVerify": False, "replaceRecentBlockhash": True}
+    answer = await rpc.call("simulateTransaction", _encoded(transaction), options, timeout=timeout)
+    return _shaped(
+        lambda: Simulated(
+            answer["value"]["err"], int(answer["value"].get("unitsConsumed") or 0), tuple(answer["value"].get("logs") or ())
+        )
+    )
+
+
+async def statuses(rpc: Rpc, signatures: Sequence[Signature], *, timeout: float) -> list[Status | None]:
+    """What became of transactions, None for those unknown."""
+    names = [str(signature) for signature in signatures]
+    answer = await rpc.call("getSignatureStatuses", names, {"searchTransactionHistory": False}, timeout=timeout)
+    return _shaped(lambda: [_status(value) for value in answer["value"]])
+
+
+async def slot(rpc: Rpc, *, timeout: float) -> int:
+    """The newest slot."""
+    answer = await rpc.call("getSlot", {"commitment": COMMITMENT}, timeout=timeout)
+    return _shaped(lambda: int(answer))
+
+
+async def block_time(rpc: Rpc, of_slot: int, *, timeout: float) -> int | None:
+    """Unix seconds of a slot's block, None when that is not known."""
+    answer = await rpc.call("getBlockTime", of_slot, timeout=timeout)
+    return _shaped(lambda: None if answer is None else int(answer))
+
+
+async def balance(rpc: Rpc, address: Pubkey, *, timeout: float) -> int:
+    """Lamports of an account."""
+    answer = await rpc.call("getBalance", str(address), {"commitment": COMMITMENT}, timeout=timeout)
+    return _shaped(lambda: int(answer["value"]))
+
+
+async def rent_exempt(rpc: Rpc, size: int, *, timeout: float) -> int:
+    """Lamports that an account of `size` bytes must hold."""
+    answer = await rpc.call("getMinimumBalanceForRentExemption", size, timeout=timeout)
+    return _shaped(lambda: int(answer))
+
+
+async def history(
+    rpc: Rpc, address: Pubkey, *, until: Signature | None = None, before: Signature | None = None, timeout: float
+) -> list[HistoryEntry]:
+    """Transactions that touched an account, newest first, down to but without `until`; a page of HISTORY_PAGE at most."""
+    options: dict[str, Any] = {"commitment": COMMITMENT, "limit": HISTORY_PAGE}
+    if until is not None:
+        options["until"] = str(until)
+    if before is not None:
+        options["before"] = str(before)
+    answer = await rpc.call("getSignaturesForAddress", str(address), options, timeout=timeout)
+    return _shaped(
+        lambda: [
+            HistoryEntry(Signature.from_string(entry["signature"]), int(entry["slot"]), entry.get("err") is not None)
+            for entry in answer
+        ]
+    )
+
+
+async def transaction(rpc: Rpc, signature: Signature, *, timeout: float) -> bytes | None:
+    """A transaction as it was signed, None when it is not known (yet)."""
+    options = {"encoding": "base64", "commitment": COMMITMENT, "maxSupportedTransactionVersion": 0}
+    answer = await rpc.call("getTransaction", str(signature), options, timeout=timeout)
+    return _shaped(lambda: None if answer is None else _decoded(answer["transaction"]))
+
+
+def read_account(answer: Any) -> AccountRead | None:
+    """An account out of a call's answer or a subscription's notice. Raises KeyError and the like for another shape."""
+    value = answer["value"]
+    if value is None:
+        return None
+
+    owner = Pubkey.from_string(value["owner"])
+    return AccountRead(int(answer["context"]["slot"]), int(value["lamports"]), owner, _decoded(value["data"]))
+
+
+def _status(value: Any) -> Status | None:
+    if value is None:
+        return None
+
+    return Status(int(value["slot"]), value.get("err"), value.get("confirmationStatus") in ("confirmed", "finalized"))
+
+
+def _decoded(pair: Any) -> bytes:
+    content, encoding = pair
+    if encoding != "base64":
+        message = f"expected base64, got {encoding!r:.40}"
+        raise ValueError(message)
+
+    return base64.b64decode(content, validate=True)
+
+
+def _encoded(transaction: bytes) -> str:
+    return base64.b64encode(transaction).decode()
+
+
+def _some(read: AccountRead | None) -> AccountRead:
+    if read is None:
+        message = "expected an account"
+        raise ValueError(message)
+
+    return read
+
+
+def _shaped(read: Callable[[], _Answer]) -> _Answer:
+    try:
+        return read()
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+        sentence = f"an RPC endpoint's answer has an unexpected shape ({type(error).__name__}: {error})"
+        raise RpcError(Failure(Verdict.ELSEWHERE, sentence)) from error

@@ -1,0 +1,136 @@
+"""What the Solana backend can be told: endpoints, wallet, authorization, programs, fees.
+
+Sources, strongest first: options, then environment variables `PSYCHE_<NAME>`, then the defaults here. The wallet's secret itself
+is read from the environment only (`PSYCHE_RAW_WALLET_PRIVATE_KEY`, or `RAW_WALLET_PRIVATE_KEY` as elsewhere): the command line
+of a process can be read by every user of the machine. Two wallets are an error and not a silent choice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, MINING_POOL, TREASURER
+from psyche_backend_solana.rpc.endpoints import Endpoint, parse_endpoints
+from psyche_backend_solana.wallet import Wallet
+from psyche_backend_solana.where import Programs
+from psyche_core.errors import IdentityError
+
+RAW_WALLET = "RAW_WALLET_PRIVATE_KEY"
+
+
+class ChainSettings(BaseSettings):
+    """Which chain to talk to."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PSYCHE_", extra="forbid", frozen=True, env_ignore_empty=True, populate_by_name=True
+    )
+
+    rpc: str | None = Field(default=None, description="RPC endpoint, http(s)://HOST[:PORT]; a local chain's when not given.")
+    ws_rpc: str | None = Field(default=None, description="Its websocket, ws(s)://HOST[:PORT]; follows from --rpc when not given.")
+    rpc_2: str | None = Field(default=None, description="Second RPC endpoint, for when the first fails.")
+    ws_rpc_2: str | None = Field(default=None, description="Its websocket.")
+    rpc_3: str | None = Field(default=None, description="Third RPC endpoint.")
+    ws_rpc_3: str | None = Field(default=None, description="Its websocket.")
+    coordinator_program_id: str = Field(
+        default=str(COORDINATOR), description="Address of the coordinator program; that of local chains when not given."
+    )
+    authorizer_program_id: str = Field(default=str(AUTHORIZER), description="Address of the authorizer program.")
+    treasurer_program_id: str = Field(default=str(TREASURER), description="Address of the treasurer program.")
+    mining_pool_program_id: str = Field(default=str(MINING_POOL), description="Address of the mining pool program.")
+
+    @field_validator("coordinator_program_id", "authorizer_program_id", "treasurer_program_id", "mining_pool_program_id")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        return str(parse_address(value))
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """In order of preference. Raises ConfigError."""
+        return parse_endpoints(((self.rpc, self.ws_rpc), (self.rpc_2, self.ws_rpc_2), (self.rpc_3, self.ws_rpc_3)))
+
+    @property
+    def programs(self) -> Programs:
+        """Where the programs are."""
+        return Programs(
+            coordinator=Pubkey.from_string(self.coordinator_program_id),
+            authorizer=Pubkey.from_string(self.authorizer_program_id),
+            treasurer=Pubkey.from_string(self.treasurer_program_id),
+            mining_pool=Pubkey.from_string(self.mining_pool_program_id),
+        )
+
+
+class WalletSettings(ChainSettings):
+    """Which chain, and who pays."""
+
+    wallet_private_key_path: Path | None = Field(
+        default=None,
+        description=(
+            "Wallet file as solana-keygen writes it. In its place the environment variable RAW_WALLET_PRIVATE_KEY may hold the "
+            "secret, as a JSON array or base58."
+        ),
+        json_schema_extra={"short": "-w"},
+    )
+    raw_wallet_private_key: SecretStr | None = Field(
+        default=None,
+        description="The wallet's secret.",
+        validation_alias=AliasChoices("PSYCHE_" + RAW_WALLET, RAW_WALLET),
+        repr=False,
+        json_schema_extra={"option": False},
+    )
+    allow_readable_wallet: bool = Field(
+        default=False, description="Take a wallet file that other users of this machine can read."
+    )
+    priority_fee: int = Field(
+        default=0, ge=0, description="Paid for each compute unit on top of the fee, in millionths of a lamport."
+    )
+
+    def wallet(self) -> Wallet:
+        """The wallet. Raises IdentityError when none or two were given, or one that cannot be read."""
+        if self.wallet_private_key_path is not None and self.raw_wallet_private_key is not None:
+            message = f"both --wallet-private-key-path and the environment variable {RAW_WALLET} name a wallet; use one of them"
+            raise IdentityError(message)
+        if self.raw_wallet_private_key is not None:
+            secret = self.raw_wallet_private_key.get_secret_value()
+            return Wallet.parse(secret, source=f"the environment variable {RAW_WALLET}")
+        if self.wallet_private_key_path is None:
+            message = (
+                f"no wallet given: use --wallet-private-key-path FILE, or the environment variable {RAW_WALLET}; "
+                "`solana-keygen new` makes one"
+            )
+            raise IdentityError(message)
+
+        return Wallet.load(self.wallet_private_key_path, allow_readable_by_others=self.allow_readable_wallet)
+
+
+class SolanaSettings(WalletSettings):
+    """What `psyche client train --backend solana` can be told beside what every client can."""
+
+    authorizer: str | None = Field(
+        default=None,
+        description=(
+            "Whose authorization to join with: the wallet that named ours as its delegate. When not given: the run's "
+            "authorization for everybody, or the one for our wallet."
+        ),
+    )
+
+    @field_validator("authorizer")
+    @classmethod
+    def _is_a_wallet(cls, value: str | None) -> str | None:
+        return None if value is None else str(parse_address(value))
+
+    @property
+    def grantees(self) -> tuple[Pubkey, ...] | None:
+        """Whose authorizations to look at, None for the usual ones."""
+        return None if self.authorizer is None else (Pubkey.from_string(self.authorizer),)
+
+
+def parse_address(text: str) -> Pubkey:
+    """An address as base58. Raises ValueError with a sentence."""
+    try:
+        return Pubkey.from_string(text.strip())
+    except ValueError:
+        message = "must be an address: 32 bytes as base58"
+        raise ValueError(message) from None

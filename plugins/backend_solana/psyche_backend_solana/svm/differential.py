@@ -1,0 +1,163 @@
+"""The coordinator in Python and the program on a chain, fed the same random commands; after each the images are compared.
+
+    python -m psyche_backend_solana.svm.differential [--sequences 2000] [--commands 60] [--first 0] [--program FILE]
+
+Decided: bytes are compared, not values, and refusals by name; which commands were accepted and refused, and which phases were
+visited, is counted and printed, so that a comparison of nothing shows. The one thing that may differ: a signature that is no
+signature is refused by the chain's Ed25519 program before the coordinator can name what else is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from psyche_backend_solana.svm import runs
+from psyche_backend_solana.svm.chain import NOT_SIGNED, PROGRAM_FILE, CoordinatorSvm, member
+from psyche_backend_solana.svm.random_commands import RandomCommands
+from psyche_core.coordinator import apply, commands, image
+from psyche_core.coordinator.commands import Command
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import CoordinatorError
+from psyche_core.types import RunState
+
+FIRST_SECOND = 1_700_000_000
+LAST_COMMANDS = 8
+"""Commands that a finished run is sent."""
+
+SIZES = (1, 2, 3, 3, 4, 5, 5, 8, 12, 16)
+
+
+@dataclass(slots=True)
+class Coverage:
+    """What was compared. accepted, refused: command kind -> how often; names: refusals; states: phase -> commands sent in it."""
+
+    sequences: int = 0
+    accepted: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    names: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
+    units: Counter[str] = field(default_factory=Counter)
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def commands(self) -> int:
+        """How many commands were sent."""
+        return sum(self.accepted.values()) + sum(self.refused.values())
+
+    def table(self) -> str:
+        """The counts as text."""
+        lines = [f"{'command':22} {'accepted':>9} {'refused':>9} {'most units':>11}"]
+        kinds = sorted({*self.accepted, *self.refused})
+        lines += [f"{kind:22} {self.accepted[kind]:9,} {self.refused[kind]:9,} {self.units[kind]:11,}" for kind in kinds]
+        lines += ["", f"{'phase':22} {'commands':>9}", *(f"{name:22} {count:9,}" for name, count in self.states.most_common())]
+        lines += ["", f"{'refusal':28} {'times':>9}", *(f"{name:28} {count:9,}" for name, count in self.names.most_common())]
+        return "\n".join(lines)
+
+
+class Difference(Exception):
+    """The two coordinators disagree."""
+
+
+class Comparison:
+    """One chain, on which one run after the other is compared. members: how many clients a run may have."""
+
+    def __init__(self, program: Path = PROGRAM_FILE, *, members: int = max(SIZES)) -> None:
+        self.chain = CoordinatorSvm(members=members + 1, program=program)
+        self.coverage = Coverage()
+        self._slot = 1000
+
+    def sequence(self, number: int, *, length: int) -> None:
+        """Compare the run of this number. A difference is noted, and ends it."""
+        random = Random(number)
+        members = random.choice(SIZES)
+        drawn = RandomCommands(random, members)
+        begin = None
+        if random.random() < 0.33:
+            fresh = CoordinatorState(run_id=self.chain.run_id, config=drawn.config, model=drawn.model)
+            begin = runs.midway(random, fresh, [member(place).signer for place in range(members)])
+        self.play(drawn, length, name=f"sequence {number}", begin=begin)
+
+    def play(self, drawn: RandomCommands, length: int, *, name: str = "run", begin: CoordinatorState | None = None) -> None:
+        """Compare a run of so many commands. begin: where it does, None for a new one; that of a finished one ends early."""
+        self.coverage.sequences += 1
+        now = FIRST_SECOND
+        try:
+            self.chain.begin(begin)
+            state = begin
+            if state is None:
+                fresh = CoordinatorState(run_id=self.chain.run_id, config=drawn.config, model=drawn.model)
+                state = self.compare(fresh, commands.UpdateConfig(drawn.config, drawn.model), now)
+            after_the_end = 0
+            for _ in range(length):
+                command = drawn.next(state)
+                now += drawn.seconds(state, command)
+                state = self.compare(state, command, now)
+                after_the_end += state.run_state is RunState.Finished
+                if after_the_end > LAST_COMMANDS:
+                    break
+        except Difference as difference:
+            self.coverage.differences.append(f"{name}: {difference}")
+
+    def compare(self, state: CoordinatorState, command: Command, now: int) -> CoordinatorState:
+        """The state after a command, the same on both sides. Raises Difference."""
+        self._slot += 1
+        seed = self.chain.at(now, self._slot)
+        kind, refusal = type(command).__name__, None
+        before = state
+        try:
+            state, _ = apply(state, command, now, seed)
+        except CoordinatorError as error:
+            refusal = error.name
+        answer = self.chain.do(command, before)
+        self.coverage.states[before.run_state.name] += 1
+        self.coverage.units[kind] = max(self.coverage.units[kind], answer.units)
+        if refusal is None:
+            self.coverage.accepted[kind] += 1
+        else:
+            self.coverage.refused[kind] += 1
+            self.coverage.names[refusal] += 1
+        if answer.refusal != refusal and not (answer.refusal == NOT_SIGNED and refusal is not None):
+            message = f"{command} in {before.run_state.name}: expected {refusal}, got {answer.refusal} {answer.logs[-3:]}"
+            raise Difference(message)
+
+        expected, got = image.encode(state), self.chain.image
+        if expected != got:
+            place = next(place for place, pair in enumerate(zip(expected, got, strict=True)) if pair[0] != pair[1])
+            message = f"{command} in {before.run_state.name}: byte {place} is {got[place]}, expected {expected[place]}"
+            raise Difference(message)
+
+        return state
+
+
+def main(arguments: list[str]) -> int:
+    """Compare, print what was compared; 1 when there was a difference."""
+    parser = argparse.ArgumentParser(description="Compare the coordinator in Python with the program on a chain.")
+    parser.add_argument("--sequences", type=int, default=2000)
+    parser.add_argument("--commands", type=int, default=60, help="of each sequence")
+    parser.add_argument("--first", type=int, default=0, help="number of the first sequence")
+    parser.add_argument("--program", type=Path, default=PROGRAM_FILE)
+    wanted = parser.parse_args(arguments)
+    comparison = Comparison(wanted.program)
+    begun = time.monotonic()
+    for number in range(wanted.first, wanted.first + wanted.sequences):
+        comparison.sequence(number, length=wanted.commands)
+        if len(comparison.coverage.differences) >= 5:
+            break
+    coverage = comparison.coverage
+    print(coverage.table())
+    seconds = time.monotonic() - begun
+    found = len(coverage.differences)
+    print(f"\n{coverage.sequences:,} sequences, {coverage.commands:,} commands, {found} differences, {seconds:.1f} s")
+    for difference in coverage.differences:
+        print(difference)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,275 @@
+"""Commands at the largest run there can be: 256 clients, 32 witnesses, lists as full and as torn as they get.
+
+Decided: states are put into the account instead of being played to, and each command is compared with `apply` like any other, so
+that what is measured is also right. Two measures: `usual` is a run in which everything goes well; `worst` has every queue full of
+scraps with gaps between them, which somebody would have to work at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from psyche_backend_solana.layouts import coordinator as layout
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, FIRST_ACCOUNT_BYTES
+from psyche_backend_solana.svm import runs
+from psyche_backend_solana.svm.chain import MEMORY_BYTES, PROGRAM_FILE, Answer, CoordinatorSvm, member, transport_key, wallet
+from psyche_backend_solana.svm.random_commands import payload
+from psyche_core.coordinator import apply, commands, image
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.checkpoints import checkpointer_slot
+from psyche_core.coordinator.commands import Command, SignedResult
+from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch, EpochRates, Progress, Round
+from psyche_core.coordinator.witness import BroadcastBloom
+from psyche_core.errors import CoordinatorError
+from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, RunState, WitnessStatement, bitmap
+from psyche_core.wire.messages import commitment_hash, sign_commitment
+
+NOW = 1_800_000_000
+_SINCE = NOW - 5
+_EVERYBODY = tuple(range(MAX_CLIENTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A command in a state. name: of the instruction and what is special about it."""
+
+    name: str
+    state: CoordinatorState
+    command: Command
+
+
+def _torn(first: int, count: int) -> tuple[BatchId, ...]:
+    """So many intervals with gaps between them, of one and two samples in turn."""
+    return tuple(BatchId(first + 3 * place, first + 3 * place + place % 2) for place in range(count))
+
+
+class Largest:
+    """States of a run of 256. torn: lists are full of scraps. percent: share of verifiers."""
+
+    def __init__(self, run_id: str = "test-run", *, torn: bool, percent: int) -> None:
+        self.torn = torn
+        keys: dict[str, Any] = {
+            "init_min_clients": MAX_CLIENTS,
+            "min_clients": 1 if torn else 200,
+            "witness_nodes": 0,
+            "verification_percent": percent,
+            "global_batch_size_start": 2000,
+            "global_batch_size_end": 2000,
+            "global_batch_size_warmup_tokens": 2**63,
+            "warmup_time": 5,
+            "cooldown_time": 1,
+            "max_round_train_time": 5,
+            "round_witness_time": 5,
+            "epoch_time": 100_000,
+            "total_steps": 2**31,
+            "rounds_per_epoch": 0,
+            "waiting_for_members_extra_time": 1,
+        }
+        config = runs.config(Random(0), MAX_CLIENTS, **keys)
+        clients = tuple(Client(id=member(slot), accepted_rounds=slot + 1) for slot in _EVERYBODY)
+        strangers = [bytes([7, slot]) + bytes(30) for slot in _EVERYBODY]
+        self.state = CoordinatorState(
+            run_id=run_id,
+            config=config,
+            model=runs.model(Random(0), max_seq_len=2048, checkpoint={"Hub": {"repo_id": "owner/model"}}),
+            since=_SINCE,
+            progress=Progress(epoch=3, step=100, data_index=10**9),
+            epoch=Epoch(clients=clients, start_time=NOW - 50, seed=99, rates=EpochRates(10**15, 10)),
+            pending=tuple(member(slot) for slot in _EVERYBODY),
+            minimum_since=_SINCE,
+            requeue=_torn(10**6, 512) if torn else (),
+            future_rates=EpochRates(10**15, 10),
+            accounts=tuple(Account(signer) for signer in strangers),
+        )
+
+    def rounds(self, *, statements: int, drain: bool = False) -> tuple[Round, ...]:
+        """Four rounds; the last has so many statements, the others all of them."""
+        made: list[Round] = []
+        for height in range(4, 8):
+            fresh = (BatchId(height * 10_000, height * 10_000 + 1999),)
+            batches = _torn(height * 10_000, 513) if self.torn else fresh
+            last = height == 7
+            current = Round(
+                height, 93 + height, 1234 + height, _EVERYBODY, () if drain and last else batches, drain=drain and last
+            )
+            witnesses = witness_slots(self.state, current)
+            stated = witnesses[: statements if last else MAX_WITNESSES]
+            given = tuple(shares(self.state, made[-1])) if made else ()
+            seen = [slot for slot in given if slot % 2] if self.torn else list(given)
+            made.append(replace(current, statements=tuple(self.statement(slot, current, seen=seen) for slot in stated)))
+        return tuple(made)
+
+    def statement(self, slot: int, current: Round, *, seen: list[int], bloom: bytes = bytes(320)) -> WitnessStatement:
+        """Of a witness about the round before."""
+        return WitnessStatement(self.state.progress.epoch, current.height, slot, bitmap(seen), bloom, bytes(32), bytes(32))
+
+    def playing(self, statements: int, run_state: RunState = RunState.RoundTrain, *, drain: bool = False) -> CoordinatorState:
+        """In the eighth round."""
+        rounds = self.rounds(statements=statements, drain=drain)
+        return replace(self.state, run_state=run_state, epoch=replace(self.state.epoch, rounds=rounds))
+
+    def next_witness(self, state: CoordinatorState) -> Command:
+        """The statement of the first who has not stated."""
+        current = state.epoch.rounds[-1]
+        stated = {statement.index for statement in current.statements}
+        slot = next(slot for slot in witness_slots(state, current) if slot not in stated)
+        given = shares(state, state.epoch.rounds[-2])
+        seen = [other for other in given if other % 2] if self.torn else list(given)
+        return commands.Witness(member(slot), self.statement(slot, current, seen=seen))
+
+    def cases(self) -> Iterator[Case]:
+        """One after the other."""
+        yield from self._gathering()
+        yield from self._playing()
+        yield from self._after()
+
+    def _gathering(self) -> Iterator[Case]:
+        waiting = replace(
+            self.state, run_state=RunState.WaitingForMembers, epoch=replace(self.state.epoch, rounds=self.rounds(statements=32))
+        )
+        yield Case("join: the last", replace(waiting, pending=waiting.pending[1:], minimum_since=None), commands.Join(member(0)))
+        yield Case("join: again", waiting, commands.Join(member(MAX_CLIENTS - 1, 1)))
+        gone = replace(waiting.epoch, clients=tuple(Client(id=member(0, 1)) for _ in range(1)))
+        strangers = tuple(Client(id=replace(member(0), signer=bytes([9, slot]) + bytes(30))) for slot in _EVERYBODY)
+        yield Case("tick: an epoch", replace(waiting, epoch=replace(gone, clients=strangers)), commands.Tick())
+        warmup = replace(self.state, run_state=RunState.Warmup, epoch=replace(waiting.epoch, unplayed=True))
+        yield Case(
+            "tick: warmup's time-out", replace(warmup, epoch=replace(warmup.epoch, ready=_EVERYBODY[:200])), commands.Tick()
+        )
+        ready = replace(warmup, epoch=replace(warmup.epoch, ready=_EVERYBODY[:-1]))
+        yield Case(
+            "warmup_witness: the last", ready, commands.WarmupWitness(member(MAX_CLIENTS - 1), 3, MAX_CLIENTS - 1, bytes(32))
+        )
+        yield Case("withdraw", warmup, commands.Withdraw(member(MAX_CLIENTS - 1)))
+
+    def _playing(self) -> Iterator[Case]:
+        quorum = -(-2 * MAX_WITNESSES // 3)
+        for name, stated, phase in (
+            ("the first", 0, RunState.RoundTrain),
+            ("the quorum's last", quorum - 1, RunState.RoundTrain),
+            ("the last", MAX_WITNESSES - 1, RunState.RoundWitness),
+        ):
+            state = self.playing(stated, phase)
+            yield Case(f"witness: {name}", state, self.next_witness(state))
+        yield Case("tick: a round's time-out", self.playing(quorum, RunState.RoundWitness), commands.Tick())
+        yield Case("tick: no statement at all", self.playing(0, RunState.RoundWitness), commands.Tick())
+        state = self.playing(0)
+        client = replace(state.epoch.clients[255], state=ClientState.Dropped)
+        back = replace(state, epoch=replace(state.epoch, clients=(*state.epoch.clients[:255], client)))
+        yield Case("warmup_witness: a return", back, commands.WarmupWitness(member(255), 3, 255, bytes(32)))
+        judged, judging = state.epoch.rounds[1], state.epoch.rounds[2]
+        unseen = tuple(slot for slot in shares(state, judged) if not slot % 2)
+        reporter = member(witness_slots(state, judging)[-1])
+        if self.torn:
+            yield Case("health_check: of half the clients", state, commands.HealthCheck(reporter, unseen))
+        else:
+            yield Case("health_check: refused", state, commands.HealthCheck(reporter, (0,)))
+        yield Case("equivocation: undecided", state, self.evidence(state, 3, MAX_CLIENTS - 1))
+        yield Case("pause", state, commands.Pause())
+
+    def _after(self) -> Iterator[Case]:
+        cooldown = self.playing(32, RunState.Cooldown, drain=True)
+        yield Case("tick: rewards", cooldown, commands.Tick())
+        checkpointer = checkpointer_slot(cooldown)
+        assert checkpointer is not None
+        yield Case(
+            "checkpoint: elected", cooldown, commands.Checkpoint(member(checkpointer), {"Hub": {"repo_id": "owner/model"}})
+        )
+        divided = self._divided(cooldown)
+        yield Case("equivocation: of a decided share", divided, self.evidence(divided, 2, 101))
+        paused = replace(cooldown, run_state=RunState.Paused)
+        yield Case("update", paused, commands.UpdateConfig(self.state.config, self.state.model, self.state.progress))
+        yield Case("resume", paused, commands.Resume())
+        yield Case("set_future_epoch_rates", paused, commands.SetFutureEpochRates(1, 2))
+
+    def _divided(self, state: CoordinatorState) -> CoordinatorState:
+        """The witnesses of the last round saw one of two results each, so that nobody's was agreed on."""
+        rounds, slot = state.epoch.rounds, 101
+        blooms = []
+        for version in (0, 1):
+            bloom = BroadcastBloom(rounds[3].seed)
+            bloom.add(self.commitment(state, 2, slot, payload(rounds[2], slot, version)))
+            blooms.append(bloom.to_bytes())
+        statements = tuple(
+            replace(statement, broadcast_bloom=blooms[place % 2]) for place, statement in enumerate(rounds[3].statements)
+        )
+        return replace(state, epoch=replace(state.epoch, rounds=(*rounds[:3], replace(rounds[3], statements=statements))))
+
+    def commitment(self, state: CoordinatorState, place: int, slot: int, digest: bytes) -> bytes:
+        """To a payload of a slot's share in the stored round at a place."""
+        judged = state.epoch.rounds[place]
+        share = shares(state, judged)[slot]
+        epoch, signer = state.progress.epoch, state.epoch.clients[slot].id.signer
+        return commitment_hash(state.run_id, epoch=epoch, step=judged.step, share=share, trainer=signer, payload_hash=digest)
+
+    def evidence(self, state: CoordinatorState, place: int, slot: int) -> Command:
+        """Two signed results; of another slot when this one has no share."""
+        judged = state.epoch.rounds[place]
+        given = [other for other in shares(state, judged) if other % 2]
+        slot = slot if slot in given else given[-1]
+        results = []
+        for version in (0, 1):
+            digest = payload(judged, slot, version)
+            signature = sign_commitment(transport_key(slot), state.run_id, self.commitment(state, place, slot, digest))
+            results.append(SignedResult(digest, signature))
+        return commands.Equivocation(member(0), state.progress.epoch, judged.height, slot, results[0], results[1])
+
+
+def measured(chain: CoordinatorSvm, case: Case, *, memory: bytes = bytes(MEMORY_BYTES)) -> Answer:
+    """Send a case, and compare what became of it. Raises AssertionError where the two coordinators differ."""
+    chain.begin(case.state, memory=memory)
+    seed = chain.at(NOW, 77)
+    refusal, after = None, case.state
+    try:
+        after, _ = apply(case.state, case.command, NOW, seed)
+    except CoordinatorError as error:
+        refusal = error.name
+    answer = chain.do(case.command, case.state)
+    if answer.refusal != refusal or chain.image != image.encode(after):
+        message = f"{case.name}: expected {refusal}, got {answer.refusal} {answer.logs[-3:]}; or the images differ"
+        raise AssertionError(message)
+
+    return answer
+
+
+def compute_units(program: Path = PROGRAM_FILE) -> dict[str, dict[str, int]]:
+    """Compute units of each case, by kind of run. `drawn`: with elections that an earlier instruction had to draw anyway."""
+    chain = CoordinatorSvm(members=MAX_CLIENTS + 1, program=program)
+    found: dict[str, dict[str, int]] = {}
+    for percent in (0, 10):
+        for name, torn in (("usual", False), ("worst", True)):
+            label = f"{name}, {percent} % verify"
+            found[label], found[f"{label}, drawn"] = {}, {}
+            for case in Largest(torn=torn, percent=percent).cases():
+                found[label][case.name] = measured(chain, case).units
+                found[f"{label}, drawn"][case.name] = measured(chain, case, memory=chain.memory).units
+    found["accounts"] = _account_units(program)
+    return found
+
+
+def _account_units(program: Path) -> dict[str, int]:
+    """Compute units of the instructions that make and move accounts."""
+    chain = CoordinatorSvm("another-run", members=1, program=program)
+    run, owner = chain.run, chain.owner.pubkey()
+    chain.svm.airdrop(owner, 10**10)
+    full = chain.data()
+    old = full[:8] + (1).to_bytes(4, "little") + full[12:FIRST_ACCOUNT_BYTES]
+    units = {}
+    for name, before, instruction in (
+        ("stage", full, layout.stage(run, authority=owner, offset=0, content=bytes(800))),
+        ("migrate", old, layout.migrate(run, authority=owner)),
+        ("free", full, layout.free(run, authority=owner, spill=wallet(0).pubkey())),
+        ("init", bytes(ACCOUNT_BYTES), chain.init()),
+    ):
+        chain.put(run.account, before)
+        answer = chain.send([instruction], chain.owner)
+        if answer.refusal is not None:
+            message = f"{name}: {answer.refusal} {answer.logs}"
+            raise AssertionError(message)
+        units[name] = answer.units
+    return units

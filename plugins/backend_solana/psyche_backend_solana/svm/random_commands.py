@@ -1,0 +1,332 @@
+"""Random commands of honest, late, mistaken and hostile senders, for a coordinator in any state.
+
+Decided: most commands are what somebody in this state would send next, so that runs get through warmups, rounds, endings, pauses
+and returns; the rest are anything at all. Trainers sign several results often enough, and witnesses see different ones, for every
+verdict about them to be met. Refuses nothing: a generator has no opinion of what is allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from psyche_backend_solana.svm import runs
+from psyche_backend_solana.svm.chain import member, transport_key
+from psyche_core.coordinator import commands
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.checkpoints import checkpointer_slot
+from psyche_core.coordinator.commands import Command, SignedResult
+from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.state import CoordinatorState, Progress, Round
+from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots
+from psyche_core.run_config import CoordinatorConfig
+from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
+from psyche_core.wire.messages import commitment_hash, sign_commitment
+
+PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
+
+
+class RandomCommands:
+    """Draws commands. members: how many clients there are, numbered from 0; one more is a stranger. config: keys not drawn."""
+
+    def __init__(self, random: Random, members: int, **config: Any) -> None:
+        self.random = random
+        self.members = members
+        listed = tuple(
+            member(number).signer.hex() for number in random.sample(range(members), random.choice([0, 0, 1, 2]) % (members + 1))
+        )
+        self.config = runs.config(random, members, listed, **config)
+        self.model = runs.model(random)
+        numbered = [transport_key(number, generation) for number in range(members + 1) for generation in (0, 1)]
+        self._keys = {key.public: key for key in numbered}
+        self.divided = random.choice([0.0, 0.0, 0.3])
+        self.blind = random.choice([0.0, 0.1, 0.4])
+        self.restless = random.choice([0.0, 0.0, 0.0, 0.6])
+
+    def chance(self, probability: float) -> bool:
+        """True this often."""
+        return self.random.random() < probability
+
+    def anybody(self) -> NodeIdentity:
+        """Some client, a stranger at times; its transport key is another one now and then."""
+        return member(self.random.randint(0, self.members), int(self.chance(0.05)))
+
+    def next(self, state: CoordinatorState) -> Command:
+        """A command for this state."""
+        return self.anything(state) if self.chance(0.15) else self.sensible(state)
+
+    def seconds(self, state: CoordinatorState, command: Command) -> int:
+        """How long after the last one it comes."""
+        if not isinstance(command, commands.Tick):
+            return self.random.choice([0, 0, 0, 0, 1, 2])
+
+        config = state.config
+        waits = {
+            RunState.WaitingForMembers: config.waiting_for_members_extra_time,
+            RunState.Warmup: config.warmup_time,
+            RunState.RoundTrain: config.max_round_train_time,
+            RunState.RoundWitness: config.round_witness_time,
+            RunState.Cooldown: config.cooldown_time,
+        }
+        wait = waits.get(state.run_state, 1)
+        return self.random.choice([0, 1, max(wait - 1, 0), wait, wait, wait + 1])
+
+    def sensible(self, state: CoordinatorState) -> Command:
+        """What somebody would send now."""
+        match state.run_state:
+            case RunState.Uninitialized | RunState.Paused:
+                return self.random.choice([commands.Resume(), commands.Resume(), self.join(state), self.update(state)])
+            case RunState.WaitingForMembers:
+                enough = state.minimum_since is not None
+                return commands.Tick() if enough and self.chance(0.6) else self.join(state)
+            case RunState.Warmup:
+                return self.warming_up(state)
+            case RunState.RoundTrain | RunState.RoundWitness:
+                return self.playing(state)
+            case RunState.Cooldown:
+                others = (self.checkpoint(state), self.evidence(state), self.join(state))
+                return commands.Tick() if self.chance(0.6) else self.random.choice(others)
+        return self.anything(state)
+
+    def warming_up(self, state: CoordinatorState) -> Command:
+        """In warmup."""
+        late = [slot for slot in state.healthy_slots if slot not in state.epoch.ready]
+        if late and self.chance(0.85):
+            return self.ready(state, self.random.choice(late))
+        return self.random.choice([commands.Tick(), self.come_back(state), self.join(state), self.leave(state)])
+
+    def playing(self, state: CoordinatorState) -> Command:
+        """While rounds are played."""
+        if self.chance(self.restless):
+            return self.leave_and_return(state)
+        luck = self.random.random()
+        if luck < 0.70:
+            return self.statement(state)
+        if luck < 0.78:
+            return commands.Tick()
+        if luck < 0.84:
+            return self.evidence(state)
+        if luck < 0.90:
+            return self.health_check(state)
+        if luck < 0.92:
+            return self.leave(state)
+        if luck < 0.925:
+            return commands.Pause()
+        return self.come_back(state)
+
+    def anything(self, state: CoordinatorState) -> Command:
+        """Any command, sensible in this state or not."""
+        draws: list[Callable[[], Command]] = [
+            lambda: commands.Tick(),
+            lambda: commands.Join(self.anybody()),
+            lambda: commands.Withdraw(self.anybody()),
+            lambda: self.odd_ready(state),
+            lambda: self.odd_statement(state),
+            lambda: commands.HealthCheck(
+                self.anybody(), tuple(self.random.choices([0, 1, 2, 9, 255, 256, 300], k=self.random.randint(0, 3)))
+            ),
+            lambda: self.health_check(state),
+            lambda: self.checkpoint(state),
+            lambda: self.odd_checkpoint(),
+            lambda: self.evidence(state),
+            lambda: self.come_back(state),
+            lambda: self.update(state),
+            lambda: self.rates(),
+            lambda: commands.Pause() if self.chance(0.4) else commands.Tick(),
+            lambda: commands.Resume(),
+        ]
+        return self.random.choice(draws)()
+
+    def join(self, state: CoordinatorState) -> Command:
+        """Somebody who is not waiting yet."""
+        waiting = {pending.signer for pending in state.pending}
+        absent = [number for number in range(self.members) if member(number).signer not in waiting]
+        return commands.Join(member(self.random.choice(absent), int(self.chance(0.03))) if absent else self.anybody())
+
+    def leave(self, state: CoordinatorState) -> Command:
+        """Somebody of the epoch."""
+        return commands.Withdraw(self.random.choice(state.epoch.clients).id if state.epoch.clients else self.anybody())
+
+    def ready(self, state: CoordinatorState, slot: int) -> Command:
+        """A slot's warmup witness."""
+        return commands.WarmupWitness(state.epoch.clients[slot].id, state.progress.epoch, slot, bytes(32))
+
+    def odd_ready(self, state: CoordinatorState) -> Command:
+        """A warmup witness of anybody about any slot."""
+        epoch = state.progress.epoch + self.random.choice([0, 0, 0, 1])
+        return commands.WarmupWitness(self.anybody(), epoch, self.random.randint(0, self.members), bytes(32))
+
+    def come_back(self, state: CoordinatorState) -> Command:
+        """A client that left joins again, or says that it is ready."""
+        left = [slot for slot, client in enumerate(state.epoch.clients) if client.state is not ClientState.Healthy]
+        if not left:
+            return self.join(state)
+        slot = self.random.choice(left)
+        client = state.epoch.clients[slot]
+        waiting = client.id in state.pending
+        return self.ready(state, slot) if waiting or self.chance(0.1) else commands.Join(client.id)
+
+    def leave_and_return(self, state: CoordinatorState) -> Command:
+        """The last slot's client leaves, or comes back, as often as it may and once more."""
+        slot = len(state.epoch.clients) - 1
+        client = state.epoch.clients[slot]
+        if client.state is ClientState.Healthy:
+            return commands.Withdraw(client.id)
+        return self.ready(state, slot) if client.id in state.pending else commands.Join(client.id)
+
+    def statement(self, state: CoordinatorState) -> Command:
+        """An elected witness's, of one who has not stated yet."""
+        current = state.current_round
+        if current is None:
+            return commands.Tick()
+        stated = {statement.index for statement in current.statements}
+        awaited = [slot for slot in witness_slots(state, current) if slot not in stated and slot in state.healthy_slots]
+        if not awaited:
+            return commands.Tick() if self.chance(0.7) else self.come_back(state)
+        slot = self.random.choice(awaited)
+        before = state.round_at(current.height - 1)
+        given = shares(state, before) if before is not None else {}
+        seen = [other for other in given if not self.chance(self.blind)]
+        return commands.Witness(state.epoch.clients[slot].id, self.stated(state, current, slot, seen=seen, about=before))
+
+    def stated(
+        self, state: CoordinatorState, current: Round, slot: int, *, seen: list[int], about: Round | None
+    ) -> WitnessStatement:
+        """A statement with the commitments of those seen in its filter."""
+        bloom = BroadcastBloom(current.seed)
+        for other in seen if about is not None else ():
+            version = 0 if not self.chance(self.divided) else self.random.choice([0, 1, 1, 9])
+            assert about is not None
+            bloom.add(self.commitment(state, about, other, payload(about, other, version)))
+        digest = hashlib.sha256(bytes([slot])).digest()
+        return WitnessStatement(
+            state.progress.epoch, current.height, slot, bitmap(seen), bloom.to_bytes(), bytes([current.height % 256]) * 32, digest
+        )
+
+    def odd_statement(self, state: CoordinatorState) -> Command:
+        """A statement that is likely to be wrong."""
+        current = state.current_round
+        height = (current.height if current else 0) + self.random.choice([0, 0, 0, 1, -1])
+        slots = self.random.choices(range(self.members + 2), k=self.random.choice([0, 1]))
+        epoch = state.progress.epoch + self.random.choice([0, 0, 0, 1])
+        index = self.random.randint(0, self.members)
+        sender = state.epoch.clients[index].id if index < len(state.epoch.clients) and self.chance(0.7) else self.anybody()
+        statement = WitnessStatement(epoch, max(height, 0), index, bitmap(slots), bytes(320), bytes(32), bytes(32))
+        return commands.Witness(sender, statement)
+
+    def health_check(self, state: CoordinatorState) -> Command:
+        """A report of who was not seen, by a witness of the last round if there is one."""
+        current = state.current_round
+        judged = state.round_at(current.height - 2) if current is not None else None
+        judging = state.round_at(current.height - 1) if current is not None else None
+        if judged is None or judging is None:
+            return commands.HealthCheck(self.anybody(), (0,))
+        unseen = sorted(shares(state, judged).keys() - accepted_slots(state, judged))
+        slots = tuple(slot for slot in unseen if self.chance(0.8)) or tuple(self.random.choices(range(self.members), k=1))
+        reporter = self.random.choice(witness_slots(state, judging))
+        return commands.HealthCheck(state.epoch.clients[reporter].id, slots)
+
+    def evidence(self, state: CoordinatorState) -> Command:
+        """Two results of a slot, true or forged."""
+        stored = state.epoch.rounds
+        healthy = state.healthy_slots
+        sender = state.epoch.clients[self.random.choice(healthy)].id if healthy and self.chance(0.9) else self.anybody()
+        if not stored:
+            return commands.Equivocation(sender, 0, 0, 0, SignedResult(bytes(32), bytes(64)), SignedResult(b"\1" * 32, bytes(64)))
+        judged = self.random.choice(stored)
+        given = [slot for slot in shares(state, judged) if slot < len(state.epoch.clients)]
+        index = self.random.choice(given) if given and self.chance(0.9) else self.random.randint(0, self.members)
+        first, second = self.random.choice([(0, 1), (0, 1), (0, 2), (1, 2), (0, 0)])
+        results = [self.signed(state, judged, index, version) for version in (first, second)]
+        epoch = state.progress.epoch + int(self.chance(0.05))
+        height = judged.height + (5 if self.chance(0.05) else 0)
+        return commands.Equivocation(sender, epoch, height, index, *results)
+
+    def signed(self, state: CoordinatorState, judged: Round, slot: int, version: int) -> SignedResult:
+        """A result as its trainer signs it; forged at times, and where the slot has no share."""
+        digest = payload(judged, slot, version)
+        if slot not in shares(state, judged) or slot >= len(state.epoch.clients) or self.chance(0.03):
+            return SignedResult(digest, bytes(64))
+        key = self._keys[state.epoch.clients[slot].id.p2p]
+        return SignedResult(digest, sign_commitment(key, state.run_id, self.commitment(state, judged, slot, digest)))
+
+    def commitment(self, state: CoordinatorState, judged: Round, slot: int, digest: bytes) -> bytes:
+        """What follows from the state for a payload of this slot's share."""
+        return commitment_hash(
+            state.run_id,
+            epoch=state.progress.epoch,
+            step=judged.step,
+            share=shares(state, judged)[slot],
+            trainer=state.epoch.clients[slot].id.signer,
+            payload_hash=digest,
+        )
+
+    def checkpoint(self, state: CoordinatorState) -> Command:
+        """The checkpointer stored the model, or cannot."""
+        slot = checkpointer_slot(state)
+        sender = self.anybody() if slot is None or self.chance(0.1) else state.epoch.clients[slot].id
+        listed = [bytes.fromhex(key) for key in state.config.checkpointers]
+        if listed and self.chance(0.5):
+            sender = NodeIdentity(self.random.choice(listed), sender.p2p)
+        return commands.Checkpoint(sender, self.random.choice([None, *runs.CHECKPOINTS[:4]]))
+
+    def odd_checkpoint(self) -> Command:
+        """Any location by anybody."""
+        return commands.Checkpoint(self.anybody(), self.random.choice([None, *runs.CHECKPOINTS]))
+
+    def rates(self) -> Command:
+        """Other rates."""
+        drawn = [self.random.choice([None, *runs.POINTS]) for _ in range(2)]
+        return commands.SetFutureEpochRates(*drawn)
+
+    def update(self, state: CoordinatorState) -> Command:
+        """Another configuration, model or progress; often one that breaks a rule."""
+        config = self.wrong_config() if self.chance(0.3) else runs.config(self.random, self.members, state.config.checkpointers)
+        model = runs.model(self.random)
+        if self.chance(0.2):
+            steps = self.random.choice([3, 10**6])
+            wrong: list[dict[str, Any]] = [
+                {"max_seq_len": 0},
+                {"checkpoint": "Ephemeral"},
+                {"checkpoint": {"Hub": {"repo_id": ""}}},
+                {"cold_start_warmup_steps": steps},
+            ]
+            model = runs.model(self.random, **self.random.choice(wrong))
+        total = config.total_steps
+        step = self.random.choice([0, 1, 2, total, total + 1, total + 2])
+        progress = Progress(
+            self.random.choice([0, 5, 2**31, 2**31 + 1]), min(step, 2**32), self.random.choice([0, 9, 2**62, 2**62 + 1])
+        )
+        mask = self.random.choice([1, 2, 3, 4, 5, 6, 7])
+        return commands.UpdateConfig(config if mask & 1 else None, model if mask & 2 else None, progress if mask & 4 else None)
+
+    def wrong_config(self) -> CoordinatorConfig:
+        """A configuration that breaks a rule."""
+        key = member(0).signer.hex()
+        wrong: list[dict[str, Any]] = [
+            {"epoch_time": 0},
+            {"warmup_time": 10**6},
+            {"max_round_train_time": 0},
+            {"max_round_train_time": 10**6},
+            {"round_witness_time": 0},
+            {"min_clients": 0, "witness_nodes": 0},
+            {"init_min_clients": 257},
+            {"min_clients": 200, "init_min_clients": 199},
+            {"global_batch_size_start": 0},
+            {"global_batch_size_end": 0},
+            {"total_steps": 0},
+            {"witness_nodes": 200},
+            {"min_clients": 200, "init_min_clients": 200, "witness_nodes": 33},
+            {"cooldown_time": 0},
+            {"waiting_for_members_extra_time": 0},
+            {"verification_percent": 101},
+            {"checkpointers": (key, key)},
+        ]
+        return runs.config(self.random, self.members, **self.random.choice(wrong))
+
+
+def payload(judged: Round, slot: int, version: int) -> bytes:
+    """The hash of one of the payloads that a slot may have made for a round."""
+    return hashlib.sha256(f"{judged.height} {slot} {version}".encode()).digest()

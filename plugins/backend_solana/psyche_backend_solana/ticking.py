@@ -1,0 +1,87 @@
+"""Who lets time pass, and when. Pure.
+
+Anybody may tick, and every tick costs its sender a fee. Decided: a tick is due when `apply` says that it would change something
+at the chain's time. Members take turns in an order that everybody draws alike from the state's number and their keys: the first
+ticks at once, each next one only if nothing has happened for a while longer, so that usually one fee is paid and no single
+member can stop the run. Members who are ill come after those who are well, outsiders last. Refuses to trust the estimate of the
+chain's time for more than deciding when to look: who sends reads the clock before it pays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from psyche_core.coordinator import apply
+from psyche_core.coordinator.commands import Command, Tick
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import CoordinatorError
+from psyche_core.types import RunState
+
+FIRST_TURN_SECONDS = 2.0
+"""How long the second waits for the first; about as long as a transaction takes to be seen."""
+LONGEST_TURN_SECONDS = 30.0
+OUTSIDERS_TURN = 8
+"""Outsiders do as if at least so many members were before them."""
+
+
+def due(state: CoordinatorState, now: int) -> bool:
+    """Whether a tick would change the state at the chain's time `now`."""
+    return follows(state, (Tick(),), now)
+
+
+def follows(state: CoordinatorState, commands: Iterable[Command], now: int) -> bool:
+    """Whether commands would be accepted one after the other, the last one changing something."""
+    changed = False
+    try:
+        for command in commands:
+            after, events = apply(state, command, now, 0)
+            changed, state = after != state or bool(events), after
+    except CoordinatorError:
+        return False
+
+    return changed
+
+
+def order(state: CoordinatorState, nonce: int) -> tuple[bytes, ...]:
+    """The signers of the members in the order of their turns: the healthy of the epoch, or who waits for one, then the rest."""
+    clients = state.epoch.clients
+    healthy = {clients[slot].id.signer for slot in state.healthy_slots}
+    pending = {member.signer for member in state.pending}
+    first = pending if state.run_state is RunState.WaitingForMembers or not healthy else healthy
+    rest = (healthy | pending) - first
+    number = nonce.to_bytes(8, "little")
+
+    def draw(signer: bytes) -> bytes:
+        return hashlib.sha256(b"psyche/solana/tick/1" + number + signer).digest()
+
+    return (*sorted(first, key=draw), *sorted(rest, key=draw))
+
+
+def patience(state: CoordinatorState, nonce: int, signer: bytes) -> float:
+    """Seconds that a signer waits after a tick became due before it ticks: 0 for the first of the order, 2, 4, 8 … up to 30."""
+    members = order(state, nonce)
+    place = members.index(signer) if signer in members else max(len(members), OUTSIDERS_TURN)
+    if place == 0:
+        return 0.0
+
+    return min(LONGEST_TURN_SECONDS, FIRST_TURN_SECONDS * 2.0 ** min(place - 1, 8)) + 0.25 * (place - 1)
+
+
+@dataclass(slots=True)
+class Turn:
+    """Remembers since when a tick is due in the present state, by local monotonic time."""
+
+    nonce: int = -1
+    since: float = 0.0
+
+    def comes(self, state: CoordinatorState, nonce: int, *, signer: bytes, now: int, local: float) -> bool:
+        """Whether it is this signer's turn. now: the chain's time."""
+        if not due(state, now):
+            self.nonce = -1
+            return False
+        if self.nonce != nonce:
+            self.nonce, self.since = nonce, local
+
+        return local - self.since >= patience(state, nonce, signer)

@@ -1,0 +1,133 @@
+"""The wallet: who signs transactions and pays for them, and the transport key that follows from it.
+
+Decided: a wallet is something that can sign (`Signer`), so that one whose secret never leaves its device fits, too. Secrets come
+from a file in Solana's own form or from the environment, never from the command line, which every user of the machine can read.
+A file that others can read is refused. Nothing here shows a secret: not in `repr`, not in errors, not in logs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Protocol
+
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from psyche_core.errors import IdentityError
+from psyche_core.wire.signing import SecretKey
+
+P2P_DOMAIN = b"psyche/solana/p2p-key/1"
+"""Domain of the hash that makes a transport key of a wallet and a run."""
+
+_HOW = "make one with `solana-keygen new --outfile FILE` or `psyche solana keygen FILE`"
+
+
+class Signer(Protocol):
+    """Something that signs for a wallet."""
+
+    @property
+    def pubkey(self) -> Pubkey:
+        """Whom it signs for."""
+        ...
+
+    async def sign(self, message: bytes) -> Signature:
+        """The signature of a transaction's message; may wait for a person."""
+        ...
+
+
+class Wallet:
+    """A wallet whose secret this process holds. Never printed: repr shows the public half only."""
+
+    __slots__ = ("_keypair",)
+
+    def __init__(self, keypair: Keypair) -> None:
+        self._keypair = keypair
+
+    def __repr__(self) -> str:
+        return f"Wallet({self.pubkey})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        message = "a wallet is not pickled: that would write its secret"
+        raise TypeError(message)
+
+    @property
+    def pubkey(self) -> Pubkey:
+        """The public half."""
+        return self._keypair.pubkey()
+
+    async def sign(self, message: bytes) -> Signature:
+        """Sign at once."""
+        return self._keypair.sign_message(message)
+
+    def p2p_key(self, run_id: str) -> SecretKey:
+        """Our transport key in a run: the same whenever this wallet takes part in it, and another in every other run.
+
+        Its Ed25519 seed is SHA-256(P2P_DOMAIN, length of the run id as one byte, run id, the wallet's 32 secret bytes).
+        """
+        run = run_id.encode()
+        return SecretKey(hashlib.sha256(P2P_DOMAIN + bytes([len(run)]) + run + self._keypair.secret()).digest())
+
+    @classmethod
+    def parse(cls, text: str, *, source: str) -> Wallet:
+        """A wallet of a JSON array of 64 bytes or of their base58. source: where it is from, for errors. Raises IdentityError."""
+        written = text.strip()
+        try:
+            if written.startswith("["):
+                return cls(Keypair.from_bytes(_bytes_of(written)))
+            return cls(Keypair.from_base58_string(written))
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            # the cause is left out on purpose: it may quote the secret
+            message = f"{source} holds no wallet: expected a JSON array of 64 bytes, or their base58; {_HOW}"
+            raise IdentityError(message) from None
+
+    @classmethod
+    def load(cls, path: Path, *, allow_readable_by_others: bool = False) -> Wallet:
+        """A wallet file as `solana-keygen` writes it. Raises IdentityError."""
+        try:
+            with path.expanduser().open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                content = file.read(4096)
+        except OSError as error:
+            message = f"cannot read the wallet {path}: {error.strerror}; {_HOW}"
+            raise IdentityError(message) from error
+
+        if not allow_readable_by_others and mode & (stat.S_IRWXG | stat.S_IRWXO):
+            message = (
+                f"the wallet {path} can be read by other users of this machine (mode {stat.S_IMODE(mode):o}); "
+                f"take that away with `chmod 600 {path}`"
+            )
+            raise IdentityError(message)
+
+        return cls.parse(content.decode("utf-8", "replace"), source=f"the file {path}")
+
+    @classmethod
+    def generate(cls) -> Wallet:
+        """A new random wallet."""
+        return cls(Keypair())
+
+    def save(self, path: Path) -> None:
+        """Write a wallet file that only its owner can read; refuses to overwrite. Raises IdentityError."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w") as file:
+                json.dump(list(bytes(self._keypair)), file)
+        except OSError as error:
+            message = f"cannot write the wallet {path}: {error.strerror}"
+            raise IdentityError(message) from error
+
+
+def _bytes_of(array: str) -> bytes:
+    numbers = json.loads(array)
+    if len(numbers) != 64 or not all(type(number) is int for number in numbers):
+        message = "expected 64 numbers"
+        raise ValueError(message)
+
+    return bytes(numbers)

@@ -1,0 +1,188 @@
+"""Watches the account of a run's state, and the chain's clock with it.
+
+Decided: websockets only wake us; what is believed is read over HTTP, account and clock in one call and so of one slot. Only a
+higher nonce than the last one is passed on, whichever endpoint is behind or ahead. Beside the sockets a small poll runs (24 bytes
+of each account): seldom while a socket is open, often while none is; when it finds something no open socket has told of, the
+sockets are taken for deaf and opened again. Refuses to hide an outage: after `patience_seconds` without an answer it gives up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from psyche_backend_solana.chain_clock import CLOCK_SYSVAR, UNIX_TIME_OFFSET, ChainClock, unix_time
+from psyche_backend_solana.layouts.coordinator import Run
+from psyche_backend_solana.layouts.coordinator_accounts import CoordinatorAccount
+from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
+from psyche_backend_solana.rpc.failures import RpcError
+from psyche_backend_solana.runs import read_coordinator
+from psyche_backend_solana.subscription import NONCE_OFFSET, Subscription
+from psyche_core.errors import BackendClosed, WireError
+
+logger = logging.getLogger("psyche.backend.solana")
+
+CALL_SECONDS = 10.0
+DEAF_SECONDS = 3.0
+"""How long an open socket may take to tell of what a poll has seen already."""
+BEHIND_SECONDS = 0.25
+"""Pause before asking again an endpoint that does not have yet what another one told of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds between polls: calm while a socket is open, alert while none is."""
+
+    calm: float = 10.0
+    alert: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The account as it was seen, and the clock of the same slot."""
+
+    account: CoordinatorAccount
+    clock: ChainClock
+
+
+class Watcher:
+    """Watches one run. on_sight: called with every newer account; on_clock: with every reading of the clock."""
+
+    def __init__(
+        self,
+        rpc: Rpc,
+        run: Run,
+        *,
+        on_sight: Callable[[Sight], None],
+        on_clock: Callable[[ChainClock], None],
+        pace: Pace | None = None,
+        patience_seconds: float = 300.0,
+    ) -> None:
+        self._rpc = rpc
+        self._run = run
+        self._on_sight = on_sight
+        self._on_clock = on_clock
+        self._pace = pace or Pace()
+        self._patience = patience_seconds
+        self._call_seconds = min(CALL_SECONDS, max(1.0, patience_seconds))
+        self._subscriptions = [Subscription(endpoint, run.account, on_nonce=self.heard) for endpoint in rpc.endpoints]
+        self._seen = -1
+        self._heard = -1
+        self._polled = -1
+        self._untold: tuple[int, float] | None = None
+        self._wake = anyio.Event()
+        self._answered = anyio.current_time()
+
+    @property
+    def listening(self) -> bool:
+        """Whether a socket is open."""
+        return any(subscription.listening for subscription in self._subscriptions)
+
+    async def run(self) -> None:
+        """Watch until cancelled. Raises BackendClosed when the account is gone or no endpoint answers any more."""
+        async with anyio.create_task_group() as group:
+            for subscription in self._subscriptions:
+                group.start_soon(subscription.run)
+            await self._keep_reading()
+
+    def heard(self, nonce: int) -> None:
+        """Somebody says that the account has this nonce."""
+        if nonce > self._heard:
+            self._heard = nonce
+            if nonce > self._seen:
+                self._wake.set()
+
+    def poke(self) -> None:
+        """Read now: something has changed that we did ourselves."""
+        self._wake.set()
+
+    async def read(self) -> Sight | None:
+        """Read account and clock now and pass on what is newer. Raises RpcError, RpcUnavailable, WireError, BackendClosed."""
+        at = anyio.current_time()
+        account, clock = await methods.accounts(self._rpc, [self._run.account, CLOCK_SYSVAR], timeout=self._call_seconds)
+        if account is None or not account.data:
+            message = f"the run's account {self._run.account} is gone: its owner has closed the run"
+            raise BackendClosed(message)
+
+        self._answered = anyio.current_time()
+        found = read_coordinator(account, self._run)
+        reading = ChainClock(unix_time(clock.data) if clock is not None else 0, at)
+        self._on_clock(reading)
+        if found.nonce <= self._seen:
+            return None
+
+        self._seen = found.nonce
+        sight = Sight(found, reading)
+        self._on_sight(sight)
+        return sight
+
+    async def read_clock(self) -> ChainClock:
+        """Read the clock, and the nonce with it. Raises RpcError, RpcUnavailable, BackendClosed."""
+        at = anyio.current_time()
+        length = UNIX_TIME_OFFSET + 8 - NONCE_OFFSET
+        account, clock = await methods.accounts(
+            self._rpc,
+            [self._run.account, CLOCK_SYSVAR],
+            data_slice=(NONCE_OFFSET, length),
+            timeout=self._call_seconds,
+        )
+        if account is None or clock is None:
+            message = f"the run's account {self._run.account} is gone: its owner has closed the run"
+            raise BackendClosed(message)
+
+        self._answered = anyio.current_time()
+        reading = ChainClock(unix_time(bytes(NONCE_OFFSET) + clock.data), at)
+        self._on_clock(reading)
+        nonce = int.from_bytes(account.data[:8], "little")
+        self._polled = max(self._polled, nonce)
+        if nonce > self._seen:
+            self._wake.set()
+            if nonce > self._heard and self.listening and self._untold is None:
+                self._untold = (nonce, at)
+        return reading
+
+    def _judge_sockets(self) -> None:
+        """Open sockets that still do not tell of what a poll found a while ago are opened again."""
+        if self._untold is None:
+            return
+
+        nonce, since = self._untold
+        if self._heard >= nonce or not self.listening:
+            self._untold = None
+        elif anyio.current_time() - since > DEAF_SECONDS:
+            self._untold = None
+            logger.warning("the websockets say nothing of changes that are there; opening them again")
+            for subscription in self._subscriptions:
+                subscription.reopen()
+
+    async def _keep_reading(self) -> None:
+        while True:
+            try:
+                if self._seen < 0 or self._wake.is_set():
+                    self._wake = anyio.Event()
+                    await self.read()
+                with anyio.move_on_after(self._pause()) as waited:
+                    await self._wake.wait()
+                if waited.cancelled_caught:
+                    await self.read_clock()
+                self._judge_sockets()
+            except (RpcError, RpcUnavailable, WireError) as error:
+                self._wake.set()
+                silent = anyio.current_time() - self._answered
+                if silent > self._patience:
+                    message = f"the coordinator could not be read for {silent:.0f} s: {error}"
+                    raise BackendClosed(message) from error
+                logger.info("reading the coordinator failed: %s", error)
+                await anyio.sleep(min(self._pace.alert, 1.0))
+
+    def _pause(self) -> float:
+        if max(self._heard, self._polled) > self._seen:
+            return min(BEHIND_SECONDS, self._pace.alert)  # the endpoint that was read is behind another one
+        if self._untold is not None:
+            return min(DEAF_SECONDS, self._pace.calm)
+
+        return self._pace.calm if self.listening else self._pace.alert

@@ -1,0 +1,19 @@
+"""Where the programs are on the chain that is talked to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, MINING_POOL, TREASURER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """Addresses of the programs; those of local chains by default."""
+
+    coordinator: Pubkey = COORDINATOR
+    authorizer: Pubkey = AUTHORIZER
+    treasurer: Pubkey = TREASURER
+    mining_pool: Pubkey = MINING_POOL

@@ -1,0 +1,284 @@
+"""The backend beyond the contract: outages, deaf sockets, turns at ticking, authorizations, runs that are not there."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio
+import pytest
+from model_chain import ModelChain, open_chain
+from model_runs import OWNER, QUICK, TIMEOUT, backend_of, make_run, wallet_of
+from solders.pubkey import Pubkey
+from solders.transaction import Transaction
+
+from psyche_backend_solana import watcher
+from psyche_backend_solana.backend import Rhythm
+from psyche_backend_solana.layouts import authorizer
+from psyche_backend_solana.layouts import coordinator as program
+from psyche_backend_solana.rpc.client import Rpc
+from psyche_backend_solana.rpc.endpoints import Endpoint
+from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.watcher import Pace
+from psyche_core.coordinator.commands import WarmupWitness, Withdraw
+from psyche_core.errors import BackendClosed, BackendError, CommandRefused
+from psyche_core.testing.backend import in_phase, small_state, until
+from psyche_core.types import RunState
+from psyche_core.wire.signing import SecretKey
+
+pytestmark = pytest.mark.anyio
+KEYS = [SecretKey(bytes([number]) * 32) for number in (1, 2, 3)]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def pending(count: int) -> Any:
+    return lambda update: len(update.state.pending) == count
+
+
+async def test_one_of_two_endpoints_dies_midway_and_nothing_is_lost() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since, doors=2) as chain, AsyncExitStack() as stack:
+        await make_run(chain, state)
+        first, second = [await stack.enter_async_context(backend_of(chain, key)) for key in KEYS[:2]]
+        await first.join(b"one", timeout=TIMEOUT)
+        await until(second, pending(1))
+        chain.doors[0].shut()
+        await second.join(b"two", timeout=TIMEOUT)
+        await until(first, lambda update: len(update.addresses) == 2)
+        chain.unix += 3
+        for slot, backend in enumerate((first, second)):
+            await until(backend, in_phase(RunState.Warmup))
+            await backend.send(WarmupWitness(backend.identity, 0, slot, bytes(32)), timeout=TIMEOUT)
+        for backend in (first, second):
+            await until(backend, in_phase(RunState.RoundTrain))
+        assert not chain.doors[0].is_open
+
+
+async def test_an_endpoint_that_only_lags_gives_no_older_state() -> None:
+    """The second door serves what was there at the start; what was seen never goes back."""
+    state = small_state(clients=3)
+    async with open_chain(unix=state.since, doors=2) as chain:
+        run = await make_run(chain, state)
+        stale = chain.accounts[run.account]
+        async with backend_of(chain, KEYS[0]) as backend:
+            await backend.join(b"a", timeout=TIMEOUT)
+            await until(backend, pending(1))
+            chain.doors[0].shut()
+            chain.accounts[run.account], newest = stale, chain.accounts[run.account]
+            with pytest.raises(TimeoutError), anyio.fail_after(0.5):
+                await backend.next_state()
+            chain.accounts[run.account] = newest
+            async with backend_of(chain, KEYS[1]) as other:
+                await other.join(b"b", timeout=TIMEOUT)
+            await until(backend, pending(2))
+
+
+async def test_a_deaf_websocket_is_noticed_and_polling_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "DEAF_SECONDS", 0.1)
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        async with backend_of(chain, KEYS[0]) as backend, backend_of(chain, KEYS[1]) as other:
+            await until(backend, pending(0))
+            chain.doors[0].mute = True
+            await other.join(b"b", timeout=TIMEOUT)
+            await until(backend, pending(1))
+            chain.doors[0].mute = False
+            await backend.join(b"a", timeout=TIMEOUT)
+            await until(other, pending(2))
+
+
+async def test_without_any_websocket_everything_is_polled() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        (door,) = chain.doors
+        door.endpoint = Endpoint(door.endpoint.http, "ws://127.0.0.1:9")
+        async with backend_of(chain, KEYS[0]) as backend, backend_of(chain, KEYS[1]) as other:
+            await other.join(b"b", timeout=TIMEOUT)
+            await until(backend, pending(1))
+
+
+async def test_an_outage_of_all_is_waited_for() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain, anyio.create_task_group() as group:
+        await make_run(chain, state)
+        (door,) = chain.doors
+        async with backend_of(chain, KEYS[0], retry_seconds=30) as backend:
+            await until(backend, pending(0))
+            door.shut()
+            with pytest.raises(TimeoutError):
+                await backend.join(b"a", timeout=0.3)
+            while door.is_open:  # noqa: ASYNC110  # the sockets close by themselves
+                await anyio.sleep(0.01)
+            await group.start(door.run)
+            await backend.join(b"a", timeout=TIMEOUT)
+            await until(backend, pending(1))
+        group.cancel_scope.cancel()
+
+
+async def test_an_outage_without_end_closes_the_backend() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        async with backend_of(chain, KEYS[0], retry_seconds=0.5) as backend:
+            await until(backend, pending(0))
+            chain.doors[0].shut()
+            with pytest.raises(BackendClosed, match="could not be read for"), anyio.fail_after(30):
+                while True:
+                    await backend.next_state()
+
+
+async def test_a_closed_run_closes_the_backend() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+        run = await make_run(chain, state)
+        async with backend_of(chain, KEYS[0]) as backend:
+            await until(backend, pending(0))
+            owner = Sender(rpc, OWNER)
+            await owner.send(program.set_paused(run, authority=OWNER.pubkey, paused=True), timeout=TIMEOUT)
+            await owner.send(program.free(run, authority=OWNER.pubkey, spill=OWNER.pubkey), timeout=TIMEOUT)
+            with pytest.raises(BackendClosed, match="closed the run"), anyio.fail_after(TIMEOUT):
+                while True:
+                    await backend.next_state()
+
+
+async def test_a_run_that_is_not_there() -> None:
+    async with open_chain(unix=1) as chain:
+        with pytest.raises(CommandRefused, match=r"WrongRun: there is no run 'nowhere' .*list-runs"):
+            async with backend_of(chain, KEYS[0], run_id="nowhere"):
+                pass
+
+
+async def test_a_dead_chain_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_chain(unix=1) as chain:
+        chain.doors[0].shut()
+        monkeypatch.setattr("psyche_backend_solana.backend.FIND_SECONDS", 0.3)
+        backend = backend_of(chain, KEYS[0])
+        with pytest.raises(BackendError, match="no RPC endpoint answered"), anyio.fail_after(30):
+            async with backend:
+                pass
+
+
+async def test_without_an_authorization_joining_is_refused_with_what_is_missing() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state, members=[])
+        async with backend_of(chain, KEYS[0]) as backend:
+            with pytest.raises(CommandRefused, match=r"NotAuthorized: .*none for everybody, none for .*authorization-create"):
+                await backend.join(b"a", timeout=TIMEOUT)
+
+
+async def test_ones_own_authorization_lets_one_in_and_nobody_else() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state, members=[wallet_of(KEYS[0]).pubkey])
+        async with backend_of(chain, KEYS[0]) as backend, backend_of(chain, KEYS[1]) as other:
+            await backend.join(b"a", timeout=TIMEOUT)
+            with pytest.raises(CommandRefused, match="NotAuthorized"):
+                await other.join(b"b", timeout=TIMEOUT)
+
+
+async def test_a_delegate_joins_with_its_masters_authorization() -> None:
+    state = small_state()
+    master, delegate = wallet_of(KEYS[0]), wallet_of(KEYS[1])
+    async with open_chain(unix=state.since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+        await make_run(chain, state, members=[master.pubkey])
+        chain.fund(master.pubkey)
+        at = authorizer.address(OWNER.pubkey, master.pubkey)
+        async with backend_of(chain, KEYS[1], grantees=(master.pubkey,)) as backend:
+            with pytest.raises(CommandRefused, match="does not name this wallet"):
+                await backend.join(b"a", timeout=TIMEOUT)
+            named = authorizer.grantee_update(master.pubkey, master.pubkey, authorization=at, add=[delegate.pubkey])
+            await Sender(rpc, master).send(named, timeout=TIMEOUT)
+            await backend.join(b"a", timeout=TIMEOUT)
+            await until(backend, pending(1))
+
+
+async def test_joining_again_unchanged_costs_nothing() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        async with backend_of(chain, KEYS[0]) as backend:
+            await backend.join(b"a", timeout=TIMEOUT)
+            await until(backend, pending(1))
+            landed = len(chain.landed)
+            await backend.join(b"a", timeout=TIMEOUT)
+            assert len(chain.landed) == landed
+            await backend.join(b"b", timeout=TIMEOUT)
+            assert len(chain.landed) == landed + 1
+
+
+def ticks(chain: ModelChain) -> list[Pubkey]:
+    """Who paid for the ticks that there were."""
+    found = []
+    for record in chain.landed:
+        message = Transaction.from_bytes(record.raw).message
+        if any(bytes(instruction.data) == bytes([program.Number.tick]) for instruction in message.instructions):
+            found.append(message.account_keys[0])
+    return found
+
+
+async def test_one_tick_is_paid_for_by_three_members() -> None:
+    state = small_state(clients=3)
+    async with open_chain(unix=state.since) as chain, AsyncExitStack() as stack:
+        await make_run(chain, state)
+        backends = [await stack.enter_async_context(backend_of(chain, key)) for key in KEYS]
+        for backend in backends:
+            await backend.join(b"x", timeout=TIMEOUT)
+        for backend in backends:
+            await until(backend, pending(3))
+        chain.unix += 3
+        for backend in backends:
+            await until(backend, in_phase(RunState.Warmup))
+        assert len(ticks(chain)) == 1
+
+
+async def test_when_the_first_does_not_tick_the_next_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psyche_backend_solana.ticking.FIRST_TURN_SECONDS", 0.2)
+    state = small_state(clients=3)
+    lazy = Rhythm(tick=3600.0, addresses=QUICK.addresses, pace=QUICK.pace)
+    async with open_chain(unix=state.since) as chain, AsyncExitStack() as stack:
+        await make_run(chain, state)
+        sleepers = [await stack.enter_async_context(backend_of(chain, key, rhythm=lazy)) for key in KEYS[:2]]
+        awake = await stack.enter_async_context(backend_of(chain, KEYS[2]))
+        for backend in (*sleepers, awake):
+            await backend.join(b"x", timeout=TIMEOUT)
+        chain.unix += 3
+        await until(awake, in_phase(RunState.Warmup))
+        assert ticks(chain) == [wallet_of(KEYS[2]).pubkey]
+
+
+async def test_a_clock_that_stands_still_on_the_chain_costs_no_fees() -> None:
+    """By our own seconds a tick would be due; the chain's clock is read before anything is paid."""
+    state = small_state(clients=1)
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        rhythm = Rhythm(tick=0.02, addresses=1.0, pace=Pace(calm=60.0, alert=60.0))
+        async with backend_of(chain, KEYS[0], rhythm=rhythm) as backend:
+            await backend.join(b"a", timeout=TIMEOUT)
+            await until(backend, pending(1))
+            reads = chain.doors[0].calls["getMultipleAccounts"]
+            with anyio.fail_after(TIMEOUT):
+                while chain.doors[0].calls["getMultipleAccounts"] == reads:  # noqa: ASYNC110  # our own seconds pass
+                    await anyio.sleep(0.05)
+            assert ticks(chain) == []
+
+
+async def test_who_leaves_last_gives_the_epoch_up_in_the_same_transaction() -> None:
+    state = small_state(clients=1)
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        async with backend_of(chain, KEYS[0]) as backend:
+            await backend.join(b"x", timeout=TIMEOUT)
+            await until(backend, pending(1))
+            chain.unix += 3
+            await until(backend, in_phase(RunState.Warmup))
+            await backend.send(Withdraw(backend.identity), timeout=TIMEOUT)
+            await until(backend, in_phase(RunState.WaitingForMembers))
+            assert len(ticks(chain)) == 2
+            assert len(Transaction.from_bytes(chain.landed[-1].raw).message.instructions) == 3

@@ -1,0 +1,304 @@
+"""The commands, run as a shell would run them, against the real programs on a local chain."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import pytest
+from click.testing import CliRunner
+from model_runs import all_programs
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.commands.owner import data_index_at, read_config
+from psyche_backend_solana.commands.rewards import units_of
+from psyche_backend_solana.hooks import psyche_register_commands
+from psyche_backend_solana.localnet.chain import LocalChain
+from psyche_backend_solana.localnet.settings import ChainSettings
+from psyche_backend_solana.wallet import Wallet
+from psyche_core.cli.failures import describe_failure
+from psyche_core.coordinator.schedule import batch_size
+from psyche_core.errors import ConfigError
+from psyche_core.testing.command import CommandConformance
+
+RUN_MANAGER, SOLANA = psyche_register_commands()
+START = 1_700_000_000
+EVERYBODY = "1" * 32
+CONFIG = """
+[config]
+warmup_time = 100
+cooldown_time = 10
+max_round_train_time = 50
+round_witness_time = 5
+epoch_time = 1000
+total_steps = 10
+init_min_clients = 1
+min_clients = 1
+witness_nodes = 0
+global_batch_size_start = 2
+global_batch_size_end = 6
+global_batch_size_warmup_tokens = 100
+verification_percent = 0
+waiting_for_members_extra_time = 2
+
+[model.LLM]
+architecture = "HfLlama"
+data_type = "Pretraining"
+max_seq_len = 8
+cold_start_warmup_steps = 0
+data_location = "Dummy"
+optimizer = "AdamW"
+
+[model.LLM.checkpoint.P2P]
+repo_id = "owner/model"
+
+[model.LLM.lr_schedule.Constant]
+base_lr = 0.1
+warmup_init_lr = 0.0
+warmup_steps = 0
+"""
+
+
+class TestRunManager(CommandConformance):
+    registration = RUN_MANAGER
+    hooks = "psyche_backend_solana.hooks"
+
+
+class TestSolana(CommandConformance):
+    registration = SOLANA
+    hooks = "psyche_backend_solana.hooks"
+
+
+class Shell:
+    """Runs commands; `owner` and `member` are wallets with money."""
+
+    def __init__(self, folder: Path, chain: LocalChain, portal: anyio.from_thread.BlockingPortal) -> None:
+        self.folder = folder
+        self.chain = chain
+        self.portal = portal
+        self.wallets: dict[str, Wallet] = {}
+        self.config = folder / "config.toml"
+        self.config.write_text(CONFIG)
+
+    def wallet(self, name: str, lamports: int = 10**11) -> Wallet:
+        if name not in self.wallets:
+            self.wallets[name] = wallet = Wallet.generate()
+            wallet.save(self.folder / f"{name}.json")
+            if lamports:
+                self.portal.call(self.chain.airdrop, str(wallet.pubkey), lamports)
+        return self.wallets[name]
+
+    def pass_time(self, seconds: float) -> None:
+        self.portal.call(self.chain.advance, seconds)
+
+    def __call__(self, *words: str, wallet: str | None = None, code: int = 0) -> str:
+        more = []
+        if wallet is not None:
+            self.wallet(wallet)
+            more = ["-w", str(self.folder / f"{wallet}.json")]
+        runner = CliRunner(env={"PSYCHE_RPC": self.chain.rpc_url})
+        result = runner.invoke(RUN_MANAGER.load(), [*words, *more], catch_exceptions=True)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            described = describe_failure(result.exception)
+            assert described is not None, repr(result.exception)
+            assert described[1] == code, described
+            return described[0]
+        assert result.exit_code == code, result.output
+        return result.output
+
+    def json(self, *words: str, wallet: str | None = None) -> Any:
+        return json.loads(self(*words, "--json", wallet=wallet))
+
+
+@pytest.fixture(scope="module")
+def portal() -> Iterator[anyio.from_thread.BlockingPortal]:
+    with anyio.from_thread.start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory, portal: anyio.from_thread.BlockingPortal) -> Iterator[Shell]:
+    settings = ChainSettings(manual_clock=True, start_time=START, programs=all_programs())
+    assert threading.current_thread() is threading.main_thread()
+    with portal.wrap_async_context_manager(LocalChain(settings)) as chain:
+        yield Shell(tmp_path_factory.mktemp("shell"), chain, portal)
+
+
+@pytest.fixture
+def run(shell: Shell, request: pytest.FixtureRequest) -> str:
+    """A run made and configured by `owner`, waiting for members."""
+    name = request.node.name.removeprefix("test_")[:32]
+    shell("create-run", "-r", name, "-c", "v1", wallet="owner")
+    shell("update-config", "-r", name, "--config-path", str(shell.config), wallet="owner")
+    shell("set-paused", "-r", name, "--resume", wallet="owner")
+    return name
+
+
+def test_a_runs_life(shell: Shell) -> None:
+    said = shell("create-run", "-r", "life", "-c", "v1", wallet="owner")
+    assert "the run 'life' is made" in said
+    dump = shell.json("json-dump-run", "-r", "life")
+    assert (dump["run_state"], dump["client_version"]) == ("Uninitialized", "v1")
+    assert dump["main_authority"] == str(shell.wallet("owner").pubkey)
+
+    words = ("--config-path", str(shell.config), "--name", "First light", "--num-parameters", "135000000")
+    said = shell("update-config", "-r", "life", *words, wallet="owner")
+    assert said == "the run 'life' has new config, model, metadata\n"
+    said = shell("update-config", "-r", "life", *words[2:], wallet="owner", code=2)
+    assert "nothing would change" in said
+
+    assert "is now WaitingForMembers" in shell("set-paused", "-r", "life", "--resume", wallet="owner")
+    dump = shell.json("json-dump-run", "-r", "life")
+    config, model = read_config(shell.config)
+    assert dump["config"] == json.loads(json.dumps(config.model_dump()))
+    assert (dump["name"], dump["num_parameters"], dump["model"]["LLM"]["architecture"]) == ("First light", 135_000_000, "HfLlama")
+
+    assert "is now WaitingForMembers" in shell("tick", "-r", "life", "--count", "2", "--ms-interval", "1", wallet="member")
+    assert "is now Paused" in shell("set-paused", "-r", "life", wallet="owner")
+    assert shell("close-run", "-r", "life", wallet="owner") == "the run 'life' is closed\n"
+    assert "there is no run 'life'" in shell("json-dump-run", "-r", "life", code=1)
+
+
+def test_only_the_owner_owns(shell: Shell, run: str) -> None:
+    for words in (("set-paused",), ("close-run",), ("update-config", "--name", "x"), ("set-future-epoch-rates",)):
+        more = ("--earning-rate-total-shared", "5") if words[0].startswith("set-future") else ()
+        said = shell(words[0], "-r", run, *words[1:], *more, wallet="member", code=2)
+        assert f"belongs to {shell.wallet('owner').pubkey}" in said
+
+
+def test_a_running_run_is_not_configured_or_closed(shell: Shell, run: str) -> None:
+    said = shell(
+        "update-config", "-r", run, "--config-path", str(shell.config), "--restart-from-step", "3", wallet="owner", code=1
+    )
+    assert "UpdateConfigNotHalted" in said
+    assert "pause the run first" in shell("close-run", "-r", run, wallet="owner", code=2)
+
+
+def test_restarting_takes_the_samples_that_belong_to_the_step(shell: Shell, run: str) -> None:
+    shell("set-paused", "-r", run, wallet="owner")
+    shell("update-config", "-r", run, "--restart-from-step", "4", wallet="owner")
+    config, model = read_config(shell.config)
+    progress = shell.json("json-dump-run", "-r", run)["progress"]
+    assert progress == {"epoch": 0, "step": 4, "data_index": data_index_at(4, config, model)}
+
+
+def test_the_data_index_of_a_step_is_the_sum_of_the_batches_before_it(shell: Shell) -> None:
+    config, model = read_config(shell.config)
+    samples = 0
+    for step in range(1, 60):
+        assert data_index_at(step, config, model) == samples
+        samples += batch_size(samples * 8, start=2, end=6, warmup_tokens=100)
+    assert data_index_at(60, config, model) > 4 * 60
+
+
+def test_switching_to_the_hub(shell: Shell, run: str) -> None:
+    shell("set-paused", "-r", run, wallet="owner")
+    assert "has new model" in shell("update-config", "-r", run, "--switch-to-hub", wallet="owner")
+    assert "Hub" in shell.json("json-dump-run", "-r", run)["model"]["LLM"]["checkpoint"]
+
+
+def test_rates(shell: Shell, run: str) -> None:
+    assert "give --earning" in shell("set-future-epoch-rates", "-r", run, wallet="owner", code=2)
+    shell("set-future-epoch-rates", "-r", run, "--earning-rate-total-shared", "12", wallet="owner")
+    assert shell.json("json-dump-run", "-r", run)["future_rates"] == {"earning_total_shared": 12, "slashing_per_client": 0}
+
+
+def test_authorizations(shell: Shell, run: str) -> None:
+    owner, member, delegate = (str(shell.wallet(name).pubkey) for name in ("owner", "member", "delegate"))
+    assert "none for everybody" in shell("can-join", "-r", run, "--address", member, code=1)
+    assert "has granted" in shell("join-authorization-read", "--join-authority", owner, "--authorizer", member)
+    assert "may join now" in shell("join-authorization-create", "--authorizer", member, wallet="owner")
+    assert "may join already" in shell("join-authorization-create", "--authorizer", member, wallet="owner")
+    assert "can join" in shell("can-join", "-r", run, "--address", member)
+    assert "NotAuthorized" in shell("can-join", "-r", run, "--address", delegate, "--authorizer", member, code=1)
+    words = ("--join-authority", owner, "--delegates-added", delegate)
+    assert "1 wallets may join" in shell("join-authorization-delegate", *words, wallet="member")
+    assert "can join" in shell("can-join", "-r", run, "--address", delegate, "--authorizer", member)
+    read = shell.json("join-authorization-read", "--join-authority", owner, "--authorizer", member)
+    assert (read["active"], read["delegates"]) == (True, [delegate])
+    shell("join-authorization-delegate", "--join-authority", owner, "--delegates-clear", wallet="member")
+    assert "NotAuthorized" in shell("can-join", "-r", run, "--address", delegate, "--authorizer", member, code=1)
+    assert "no more" in shell("join-authorization-delete", "--authorizer", member, wallet="owner")
+    assert "there is no authorization" in shell("join-authorization-delete", "--authorizer", member, wallet="owner", code=2)
+    assert "NotAuthorized" in shell("can-join", "-r", run, "--address", member, code=1)
+
+
+def test_many_delegates_go_in_parts(shell: Shell) -> None:
+    owner, master = shell.wallet("owner"), str(shell.wallet("master").pubkey)
+    shell("join-authorization-create", "--authorizer", master, wallet="owner")
+    words = [word for _ in range(60) for word in ("--delegates-added", str(Pubkey.new_unique()))]
+    said = shell("join-authorization-delegate", "--join-authority", str(owner.pubkey), *words, wallet="master")
+    assert said.startswith("60 wallets")
+
+
+def test_runs_are_listed_and_those_that_wait_come_first(shell: Shell, run: str) -> None:
+    shell("create-run", "-r", "unready", wallet="owner")
+    listed = [row["run_id"] for row in shell.json("list-runs")["runs"]]
+    assert run in listed
+    assert "unready" not in listed
+    everything = shell.json("list-runs", "--all")["runs"]
+    assert "unready" in [row["run_id"] for row in everything]
+    phases = [row["run_state"] == "WaitingForMembers" for row in everything]
+    assert phases == sorted(phases, reverse=True)
+    nobody = str(Pubkey.new_unique())
+    assert shell.json("list-runs", "--all", "--authorizer", nobody)["runs"] == []
+
+
+def test_a_members_view(shell: Shell, run: str) -> None:
+    address = str(shell.wallet("member").pubkey)
+    user = shell.json("json-dump-user", "-r", run, "--wallet", address)
+    assert (user["pending"], user["slot"], user["earned"]) == (False, None, 0)
+    assert user["lamports"] > 0
+    assert "InvalidWithdraw" in shell("withdraw", "-r", run, wallet="member", code=1)
+
+
+BAD: list[tuple[list[str], str]] = [
+    (["json-dump-run", "-r", "x" * 33], "1 to 32 bytes"),
+    (["json-dump-run", "-r", "none"], "there is no run 'none'"),
+    (["json-dump-run", "-r", "none", "--rpc", "localhost"], "expected an endpoint like http"),
+    (["json-dump-run", "-r", "none", "--coordinator-program-id", "zz"], "--coordinator-program-id: must be an address"),
+    (["set-paused", "-r", "none"], "no wallet given"),
+    (["set-paused", "-r", "none", "-w", "/nowhere"], "cannot read the wallet /nowhere"),
+    (["treasurer-top-up-rewards", "-r", "none", "--collateral-amount", "1"], "no wallet given"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), BAD)
+def test_bad_input_is_one_sentence(shell: Shell, words: list[str], sentence: str) -> None:
+    for code in (2, 1):
+        try:
+            assert sentence in shell(*words, code=code)
+        except AssertionError:
+            if code == 1:
+                raise
+        else:
+            return
+
+
+def test_what_is_no_address_is_a_usage_error(shell: Shell) -> None:
+    assert "must be an address" in shell("can-join", "-r", "none", "--address", "hello", code=2)
+
+
+@pytest.mark.parametrize(("text", "units"), [("1", 1_000_000), ("0.000001", 1), ("12.5", 12_500_000)])
+def test_amounts(text: str, units: int) -> None:
+    assert units_of(text, 6) == units
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "0.0000001", "1e30", "NaN", "Infinity", "x", ""])
+def test_bad_amounts(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected an amount"):
+        units_of(text, 6)
+
+
+def test_a_config_file_with_mistakes_names_them_all(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG.replace("warmup_time = 100", "warmup_tim = 100").replace("epoch_time = 1000", "epoch_tim = 1"))
+    said = shell("create-run", "-r", "mistakes", wallet="owner")
+    said = shell("update-config", "-r", "mistakes", "--config-path", str(path), wallet="owner", code=2)
+    assert "warmup_tim" in said
+    assert "epoch_tim" in said

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from psyche_backend_solana.backend import Rhythm, SolanaBackend
+from psyche_backend_solana.hosting import LocalRun, lost
+from psyche_backend_solana.rpc.endpoints import Endpoint
+from psyche_backend_solana.testnet_member import member_options
+from psyche_backend_solana.wallet import Wallet
+from psyche_backend_solana.watcher import Pace
+from psyche_core.coordinator.commands import ClientsExited, Event, WarmupWitness
+from psyche_core.coordinator.state import Client, CoordinatorState, Epoch
+from psyche_core.errors import UserError
+from psyche_core.hookspecs import MemberContext, ServerContext
+from psyche_core.testing.backend import small_state
+from psyche_core.types import ClientState, NodeIdentity, RunState
+from psyche_core.wire.signing import SecretKey
+
+SECONDS = 60.0
+QUICK = Rhythm(tick=0.05, pace=Pace(calm=0.5, alert=0.05))
+
+
+@asynccontextmanager
+async def member(server: LocalRun, folder: Path) -> AsyncIterator[SolanaBackend]:
+    """A member as a testnet makes one, joined."""
+    folder.mkdir()
+    key = SecretKey.generate()
+    key.save(folder / "client.key")
+    context = MemberContext(run_id=server.state.run_id, address=server.address, key_path=folder / "client.key")
+    options = await anyio.to_thread.run_sync(member_options, context)
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    wallet = Wallet.load(Path(given["--wallet-private-key-path"]))
+    endpoints = (Endpoint.parse(given["--rpc"]),)
+    async with SolanaBackend(server.state.run_id, endpoints=endpoints, wallet=wallet, p2p=key.public, rhythm=QUICK) as backend:
+        await backend.join(b"somewhere", timeout=SECONDS)
+        yield backend
+
+
+async def reached(backend: SolanaBackend, phase: RunState) -> CoordinatorState:
+    while True:
+        state = (await backend.next_state()).state
+        if state.run_state is phase:
+            return state
+
+
+@pytest.mark.slow
+async def test_a_hosted_run_goes_to_its_first_round_and_on_after_a_restart(tmp_path: Path) -> None:
+    seen: list[RunState] = []
+
+    def note(state: CoordinatorState, _events: tuple[Event, ...]) -> None:
+        seen.append(state.run_state)
+
+    context = ServerContext(state=small_state(), state_dir=tmp_path, key=SecretKey.generate(), on_event=note)
+    with anyio.fail_after(SECONDS):
+        async with LocalRun(context) as server, anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve)
+            async with member(server, tmp_path / "a") as first, member(server, tmp_path / "b") as second:
+                for backend in (first, second):
+                    warmup = await reached(backend, RunState.Warmup)
+                    slot = warmup.slot_of(backend.identity)
+                    assert slot is not None
+                    ready = WarmupWitness(backend.identity, warmup.progress.epoch, slot, bytes(32))
+                    await backend.send(ready, timeout=SECONDS)
+                playing = await reached(first, RunState.RoundTrain)
+            while server.state.run_state is not RunState.RoundTrain:
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+        async with LocalRun(context) as again:
+            assert again.state.epoch.clients == playing.epoch.clients
+            assert again.state.run_state is not RunState.Uninitialized
+
+    assert [phase for place, phase in enumerate(seen) if phase not in seen[:place]][:3] == [
+        RunState.WaitingForMembers,
+        RunState.Warmup,
+        RunState.RoundTrain,
+    ]
+
+
+async def test_a_saved_run_of_another_owner_is_refused(tmp_path: Path) -> None:
+    context = ServerContext(state=small_state(), state_dir=tmp_path, key=SecretKey.generate())
+    async with LocalRun(context):
+        pass
+    with pytest.raises(UserError, match="of another owner"):
+        async with LocalRun(replace(context, key=SecretKey.generate())):
+            pass
+
+
+async def test_training_data_is_not_served() -> None:
+    with pytest.raises(UserError, match="serves no training data"):
+        async with LocalRun(ServerContext(state=small_state(), data=object())):  # type: ignore[arg-type]  # never looked into
+            pass
+
+
+def test_who_was_lost_is_said_once() -> None:
+    clients = tuple(Client(NodeIdentity(bytes([n]) * 32, bytes([n]) * 32)) for n in range(3))
+    before = replace(small_state(), run_state=RunState.RoundTrain, epoch=Epoch(clients=clients))
+    dropped = (clients[0], replace(clients[1], state=ClientState.Dropped), clients[2])
+    after = replace(before, epoch=Epoch(clients=dropped))
+    assert lost(before, after) == (ClientsExited(epoch=0, slots=(1,)),)
+    assert lost(after, after) == ()
+    assert lost(before, replace(after, progress=replace(after.progress, epoch=1))) == ()

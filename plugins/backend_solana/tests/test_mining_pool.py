@@ -1,0 +1,646 @@
+"""The mining pool in a real SVM: deposits, extraction, shares of both pots, and every check refused once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.layouts import mining_pool, tokens
+from psyche_backend_solana.layouts.errors import COMMON
+from psyche_backend_solana.program_chain import (
+    ProgramChain,
+    Refused,
+    exchanged,
+    fewer_accounts,
+    read_only,
+    with_data,
+    without_signer,
+)
+from psyche_backend_solana.programs.addresses import MINING_POOL, TOKEN
+from psyche_core.errors import WireError
+
+CODES = {name: code for code, name in COMMON.items()} | {name: code for code, (name, _) in mining_pool.ERRORS.items()}
+U64 = 2**64 - 1
+INDEX = 42
+
+
+@dataclass
+class World:
+    """A pool without deposits yet, its limits at the maximum, and three lenders with 1,000,000 units of collateral each."""
+
+    chain: ProgramChain = field(default_factory=lambda: ProgramChain(["mining_pool"]))
+    funds: Sequence[int] = (10**6, 10**6, 10**6)
+
+    def __post_init__(self) -> None:
+        self.authority, self.payer = self.chain.user(), self.chain.user()
+        self.lenders = [self.chain.user() for _ in self.funds]
+        self.collateral, self.redeemable = self.chain.mint(U64), self.chain.mint(U64)
+        self.pool = self.make(INDEX)
+        self.vault = tokens.associated(self.pool, self.collateral)
+        self.pot = tokens.associated(self.pool, self.redeemable)
+        self.other = self.make(INDEX + 1)
+        self.purses = [
+            self.chain.tokens(lender.pubkey(), self.collateral, amount)
+            for lender, amount in zip(self.lenders, self.funds, strict=True)
+        ]
+        self.winnings = [self.chain.tokens(lender.pubkey(), self.redeemable) for lender in self.lenders]
+        self.treasury = self.chain.tokens(self.authority.pubkey(), self.collateral)
+        for lender in self.lenders:
+            self.chain.send(mining_pool.lender_create(self.payer.pubkey(), lender.pubkey(), pool=self.pool), signers=[self.payer])
+        self.update(cap=U64, lender_cap=U64)
+
+    def make(self, index: int) -> Pubkey:
+        made = mining_pool.pool_create(
+            self.payer.pubkey(), self.authority.pubkey(), index=index, mint=self.collateral, metadata='{"name": "Pool"}'
+        )
+        self.chain.send(made, signers=[self.payer, self.authority])
+        return mining_pool.pool_address(index)
+
+    def command(self, instruction: Instruction) -> None:
+        self.chain.send(instruction, signers=[self.authority, self.payer])
+
+    def update(self, **changes: object) -> None:
+        instruction = mining_pool.pool_update(self.authority.pubkey(), self.pool, **changes)  # type: ignore[arg-type]
+        self.chain.send(instruction, signers=[self.authority])
+
+    def depositing(self, place: int, amount: int) -> Instruction:
+        user = self.lenders[place].pubkey()
+        return mining_pool.lender_deposit(user, self.purses[place], pool=self.pool, vault=self.vault, amount=amount)
+
+    def claiming(self, place: int, amount: int) -> Instruction:
+        user = self.lenders[place].pubkey()
+        return mining_pool.lender_claim(user, self.winnings[place], pool=self.pool, vault=self.pot, amount=amount)
+
+    def refunding(self, place: int, amount: int) -> Instruction:
+        user = self.lenders[place].pubkey()
+        return mining_pool.lender_refund(user, self.purses[place], pool=self.pool, vault=self.vault, amount=amount)
+
+    def extracting(self, amount: int) -> Instruction:
+        authority = self.authority.pubkey()
+        return mining_pool.pool_extract(authority, self.treasury, pool=self.pool, vault=self.vault, amount=amount)
+
+    def deposit(self, place: int, amount: int) -> None:
+        self.chain.send(self.depositing(place, amount), signers=[self.lenders[place]])
+
+    def claim(self, place: int, amount: int) -> None:
+        self.chain.send(self.claiming(place, amount), signers=[self.lenders[place]])
+
+    def refund(self, place: int, amount: int) -> None:
+        self.chain.send(self.refunding(place, amount), signers=[self.lenders[place]])
+
+    def extract(self, amount: int) -> None:
+        self.chain.send(self.extracting(amount), signers=[self.authority])
+
+    def opening_claims(self) -> Instruction:
+        keys = self.payer.pubkey(), self.authority.pubkey()
+        return mining_pool.pool_claimable(*keys, pool=self.pool, mint=self.redeemable)
+
+    def open_claims(self) -> None:
+        self.command(self.opening_claims())
+
+    def open_refunds(self) -> None:
+        self.chain.send(mining_pool.pool_refundable(self.authority.pubkey(), self.pool), signers=[self.authority])
+
+    def win(self, amount: int) -> None:
+        """Redeemables come into the pot, from anywhere."""
+        self.chain.tokens(self.pool, self.redeemable, self.chain.balance(self.pot) + amount, at=self.pot)
+
+    def read(self) -> mining_pool.Pool:
+        return mining_pool.parse_pool(self.chain.account(self.pool))
+
+    def lender(self, place: int) -> mining_pool.Lender:
+        return mining_pool.parse_lender(self.chain.account(self.lender_key(place)))
+
+    def lender_key(self, place: int) -> Pubkey:
+        return mining_pool.lender_address(self.pool, self.lenders[place].pubkey())
+
+
+def refused(world: World, instruction: Instruction, *signers: Keypair) -> int | None:
+    with pytest.raises(Refused) as found:
+        world.chain.rehearse(instruction, signers=signers)
+    return found.value.code
+
+
+def settled(funds: Sequence[int] = (10**6, 10**6, 10**6)) -> World:
+    """Two lenders put in 300 and 100, 250 were moved out, 1,001 came back; claims and refunds are open."""
+    world = World(funds=funds)
+    world.deposit(0, 300)
+    world.deposit(1, 100)
+    world.extract(250)
+    world.open_claims()
+    world.win(1001)
+    world.open_refunds()
+    return world
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """Before any opening; only rehearsed upon."""
+    made = World()
+    made.deposit(0, 300)
+    return made
+
+
+@pytest.fixture(scope="module")
+def opened() -> World:
+    """With both pots open; only rehearsed upon."""
+    return settled()
+
+
+@pytest.fixture
+def fresh() -> World:
+    return World()
+
+
+def test_a_pool_as_it_is_made(fresh: World) -> None:
+    found = mining_pool.parse_pool(fresh.chain.account(fresh.other))
+    assert (found.index, found.authority, found.collateral_mint) == (INDEX + 1, fresh.authority.pubkey(), fresh.collateral)
+    assert found.collateral_vault == tokens.associated(fresh.other, fresh.collateral)
+    assert (found.cap, found.lender_cap, found.metadata, found.redeemable) == (0, 0, '{"name": "Pool"}', None)
+    assert not any((found.claiming, found.refunding, found.deposits_frozen, found.claims_frozen))
+    vault = tokens.parse(fresh.chain.account(found.collateral_vault))
+    assert (vault.owner, vault.mint, vault.amount, vault.restricted) == (fresh.other, fresh.collateral, 0, False)
+
+
+def test_a_vault_that_somebody_made_before_does_not_stand_in_the_way(fresh: World) -> None:
+    for index, mint in ((77, fresh.collateral), (INDEX, fresh.redeemable)):
+        pool = mining_pool.pool_address(index)
+        fresh.chain.send(tokens.create_associated(fresh.payer.pubkey(), pool, mint=mint), signers=[fresh.payer])
+    fresh.make(77)
+    fresh.open_claims()
+    assert fresh.read().claiming
+
+
+def test_updates_change_what_they_name(fresh: World) -> None:
+    before = fresh.read()
+    fresh.update(metadata="ü" * 200)
+    fresh.update(cap=7, claims_frozen=True)
+    after = fresh.read()
+    assert (after.cap, after.lender_cap, after.metadata) == (7, before.lender_cap, "ü" * 200)
+    assert (after.claims_frozen, after.deposits_frozen) == (True, False)
+    fresh.update(metadata="", lender_cap=3, deposits_frozen=True, claims_frozen=False)
+    after = fresh.read()
+    assert (after.cap, after.lender_cap, after.metadata, after.claims_frozen, after.deposits_frozen) == (7, 3, "", False, True)
+    fresh.update()
+    assert fresh.read() == after
+
+
+def test_limits_of_the_pool_and_of_each_lender(fresh: World) -> None:
+    fresh.update(cap=100, lender_cap=60)
+    fresh.deposit(0, 60)
+    assert refused(fresh, fresh.depositing(0, 1), fresh.lenders[0]) == CODES["OverCap"]
+    assert refused(fresh, fresh.depositing(1, 41), fresh.lenders[1]) == CODES["OverCap"]
+    fresh.deposit(1, 40)
+    fresh.update(cap=50, lender_cap=10)
+    assert refused(fresh, fresh.depositing(2, 1), fresh.lenders[2]) == CODES["OverCap"]
+    assert (fresh.read().deposited, fresh.lender(0).deposited, fresh.lender(1).deposited) == (100, 60, 40)
+    assert fresh.chain.balance(fresh.vault) == 100
+
+
+def test_freezes(fresh: World) -> None:
+    fresh.deposit(0, 10)
+    fresh.update(deposits_frozen=True)
+    assert refused(fresh, fresh.depositing(0, 1), fresh.lenders[0]) == CODES["Frozen"]
+    fresh.update(deposits_frozen=False)
+    fresh.deposit(0, 10)
+    fresh.open_claims()
+    fresh.win(5)
+    fresh.update(claims_frozen=True)
+    assert refused(fresh, fresh.claiming(0, 1), fresh.lenders[0]) == CODES["Frozen"]
+    fresh.open_refunds()
+    fresh.refund(0, 20)  # their own collateral cannot be frozen
+    fresh.update(claims_frozen=False)
+    fresh.claim(0, 5)
+
+
+def test_extraction_and_a_return(fresh: World) -> None:
+    fresh.deposit(0, 300)
+    fresh.deposit(1, 100)
+    fresh.extract(350)
+    assert (fresh.chain.balance(fresh.treasury), fresh.read().extracted) == (350, 350)
+    with pytest.raises(Refused, match="insufficient funds"):
+        fresh.extract(51)
+    back = tokens.transfer(fresh.treasury, fresh.vault, owner=fresh.authority.pubkey(), amount=150)
+    fresh.chain.send(back, signers=[fresh.authority])
+    fresh.open_refunds()
+    assert refused(fresh, fresh.extracting(1), fresh.authority) == CODES["ExtractionClosed"]
+    assert refused(fresh, fresh.refunding(1, 51), fresh.lenders[1]) == CODES["OverShare"]
+    fresh.refund(1, 50)
+    fresh.refund(0, 150)
+    assert fresh.chain.balance(fresh.vault) == 0
+
+
+def test_deposits_close_when_either_pot_opens(fresh: World) -> None:
+    """The reference goes on taking deposits, which thin out everybody's share."""
+    fresh.deposit(0, 1)
+    fresh.open_claims()
+    assert refused(fresh, fresh.depositing(1, 1), fresh.lenders[1]) == CODES["DepositsClosed"]
+    other = World()
+    other.deposit(0, 1)
+    other.open_refunds()
+    assert refused(other, other.depositing(0, 1), other.lenders[0]) == CODES["DepositsClosed"]
+
+
+def test_shares_of_both_pots(fresh: World) -> None:
+    world = settled()
+    assert refused(world, world.claiming(0, 751), world.lenders[0]) == CODES["OverShare"]
+    world.claim(0, 750)
+    world.claim(1, 250)
+    assert refused(world, world.claiming(1, 1), world.lenders[1]) == CODES["OverShare"]
+    world.win(3)
+    assert refused(world, world.claiming(0, 4), world.lenders[0]) == CODES["OverShare"]
+    world.claim(0, 3)
+    world.claim(1, 1)
+    assert world.chain.balance(world.pot) == 0
+    assert refused(world, world.refunding(1, 38), world.lenders[1]) == CODES["OverShare"]
+    world.refund(1, 37)
+    world.refund(0, 112)
+    assert refused(world, world.refunding(0, 1), world.lenders[0]) == CODES["OverShare"]
+    assert refused(world, world.claiming(2, 1), world.lenders[2]) == CODES["OverShare"]
+    assert refused(world, world.refunding(2, 1), world.lenders[2]) == CODES["OverShare"]
+    assert (world.read().claimed, world.read().refunded, world.lender(1).refunded) == (1004, 149, 37)
+
+
+def test_a_pool_without_deposits_pays_nobody(fresh: World) -> None:
+    fresh.open_claims()
+    fresh.win(100)
+    fresh.claim(0, 0)
+    assert refused(fresh, fresh.claiming(0, 1), fresh.lenders[0]) == CODES["OverShare"]
+
+
+def test_a_pot_beyond_64_bits_does_not_lock_the_pool(fresh: World) -> None:
+    fresh.deposit(0, 3)
+    fresh.deposit(1, 1)
+    fresh.open_claims()
+    fresh.win(U64)
+    fresh.claim(0, U64 // 4 * 3)
+    fresh.win(U64 // 4 * 3)  # what was paid is put in again
+    fresh.claim(1, U64 // 4)
+    assert fresh.read().claimed == U64 // 4 * 4
+    assert refused(fresh, fresh.claiming(1, 1), fresh.lenders[1]) == CODES["OverShare"]
+
+
+def test_an_account_is_closed_only_without_deposits(fresh: World) -> None:
+    fresh.deposit(0, 1)
+    closing = mining_pool.lender_close(fresh.lenders[0].pubkey(), fresh.payer.pubkey(), pool=fresh.pool)
+    assert refused(fresh, closing, fresh.lenders[0]) == CODES["StillNeeded"]
+    closing = mining_pool.lender_close(fresh.lenders[1].pubkey(), fresh.payer.pubkey(), pool=fresh.pool)
+    fresh.chain.send(closing, signers=[fresh.lenders[1]])
+    assert not fresh.chain.exists(fresh.lender_key(1))
+    assert fresh.read().lenders == 2
+
+
+AMOUNTS = st.one_of(st.integers(0, 50), st.integers(0, 2**60), st.sampled_from([0, 1, 2**32, 2**61]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(deposits=st.tuples(AMOUNTS, AMOUNTS, AMOUNTS), wins=st.lists(AMOUNTS, min_size=1, max_size=2), part=st.integers(0, 100))
+def test_everybody_gets_the_floor_of_its_share_in_whatever_order(
+    deposits: tuple[int, int, int], wins: list[int], part: int
+) -> None:
+    """Conservation of both tokens, floor shares, and the order of lenders makes no difference."""
+    outcomes = set()
+    for order in itertools.islice(itertools.permutations(range(3)), 0, None, 2):
+        world = World(funds=deposits)
+        for place, amount in enumerate(deposits):
+            world.deposit(place, amount)
+        extracted = sum(deposits) * part // 100
+        world.extract(extracted)
+        world.open_claims()
+        world.open_refunds()
+        left, total = sum(deposits) - extracted, sum(deposits)
+        pot = 0
+        for won in wins:
+            world.win(won)
+            pot += won
+            for place in order:
+                mine = mining_pool.share(pot, deposits[place], total) - world.lender(place).claimed
+                assert refused(world, world.claiming(place, mine + 1), world.lenders[place]) == CODES["OverShare"]
+                world.claim(place, mine)
+        for place in order:
+            mine = mining_pool.share(left, deposits[place], total)
+            assert refused(world, world.refunding(place, mine + 1), world.lenders[place]) == CODES["OverShare"]
+            world.refund(place, mine)
+        claimed = [world.chain.balance(account) for account in world.winnings]
+        refunds = [world.chain.balance(account) for account in world.purses]
+        assert claimed == [mining_pool.share(pot, mine, total) for mine in deposits]
+        assert sum(claimed) + world.chain.balance(world.pot) == pot
+        assert sum(refunds) + world.chain.balance(world.vault) + world.chain.balance(world.treasury) == total
+        assert (world.read().claimed, world.read().refunded) == (sum(claimed), sum(refunds))
+        assert world.chain.balance(world.pot) < 3 or total == 0
+        outcomes.add((*claimed, *refunds))
+    assert len(outcomes) == 1
+
+
+def happy(world: World) -> dict[str, tuple[Instruction, list[Keypair]]]:
+    """The instructions that succeed before the openings."""
+    payer, authority = world.payer, world.authority
+    keys = payer.pubkey(), authority.pubkey()
+    dave = Pubkey(b"dave ...........................")
+    closing = mining_pool.lender_close(world.lenders[1].pubkey(), payer.pubkey(), pool=world.pool)
+    return {
+        "pool_create": (mining_pool.pool_create(*keys, index=9, mint=world.collateral, metadata="x"), [payer, authority]),
+        "pool_update": (mining_pool.pool_update(authority.pubkey(), world.pool, cap=5, claims_frozen=True), [authority]),
+        "pool_extract": (world.extracting(10), [authority]),
+        "pool_claimable": (world.opening_claims(), [payer, authority]),
+        "pool_refundable": (mining_pool.pool_refundable(authority.pubkey(), world.pool), [authority]),
+        "lender_create": (mining_pool.lender_create(payer.pubkey(), dave, pool=world.pool), [payer]),
+        "lender_deposit": (world.depositing(0, 10), [world.lenders[0]]),
+        "lender_close": (closing, [world.lenders[1]]),
+    }
+
+
+def happy_after(world: World) -> dict[str, tuple[Instruction, list[Keypair]]]:
+    """Those that succeed once both pots are open."""
+    return {
+        "lender_claim": (world.claiming(0, 10), [world.lenders[0]]),
+        "lender_refund": (world.refunding(0, 10), [world.lenders[0]]),
+    }
+
+
+BEFORE = [
+    "pool_create",
+    "pool_update",
+    "pool_extract",
+    "pool_claimable",
+    "pool_refundable",
+    "lender_create",
+    "lender_deposit",
+    "lender_close",
+]
+AFTER = ["lender_claim", "lender_refund"]
+
+
+def purse(world: World, owner: Pubkey | None = None, mint: Pubkey | None = None) -> Pubkey:
+    return world.chain.tokens(owner or world.lenders[0].pubkey(), mint or world.collateral)
+
+
+def poked(world: World, account: Pubkey, offset: int, value: bytes) -> Pubkey:
+    """A copy of a token account or mint with some bytes changed."""
+    data = bytes(world.chain.account(account).data)
+    made = Pubkey.new_unique()
+    world.chain.put(made, data[:offset] + value + data[offset + len(value) :], TOKEN)
+    return made
+
+
+DELEGATED, CLOSABLE, FROZEN = (72, b"\1"), (129, b"\1"), (108, b"\2")
+Change = Callable[[World, Instruction], Instruction]
+REFUSALS: list[tuple[str, str, Change, str]] = [
+    ("pool_create", "payer signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("pool_create", "payer pays", lambda _, i: read_only(i, 0), "NotWritable"),
+    ("pool_create", "authority signs", lambda _, i: without_signer(i, 1), "MissingSigner"),
+    ("pool_create", "pool is written", lambda _, i: read_only(i, 2), "NotWritable"),
+    ("pool_create", "its own address", lambda w, i: exchanged(i, 2, w.payer.pubkey()), "WrongAddress"),
+    (
+        "pool_create",
+        "once",
+        lambda w, i: exchanged(with_data(i, b"\0" + INDEX.to_bytes(8, "little")), 2, w.pool),
+        "AlreadyExists",
+    ),
+    ("pool_create", "a mint", lambda w, i: exchanged(i, 4, w.payer.pubkey()), "WrongOwner"),
+    ("pool_create", "not a token account", lambda w, i: exchanged(i, 4, w.purses[0]), "WrongKind"),
+    ("pool_create", "a mint that is one", lambda w, i: exchanged(i, 4, poked(w, w.collateral, 45, b"\0")), "WrongKind"),
+    ("pool_create", "the token program", lambda w, i: exchanged(i, 5, w.collateral), "WrongAddress"),
+    ("pool_create", "the associated token program", lambda w, i: exchanged(i, 6, w.collateral), "WrongAddress"),
+    ("pool_create", "the system program", lambda w, i: exchanged(i, 7, w.collateral), "WrongAddress"),
+    ("pool_create", "all data", lambda _, i: with_data(i, bytes(8)), "BadInstruction"),
+    ("pool_create", "metadata of 400", lambda _, i: with_data(i, bytes(i.data)[:9] + b"x" * 401), "TooLong"),
+    ("pool_create", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ("pool_update", "authority signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("pool_update", "the authority", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
+    ("pool_update", "pool is written", lambda _, i: read_only(i, 1), "NotWritable"),
+    ("pool_update", "a pool", lambda w, i: exchanged(i, 1, w.purses[0]), "WrongOwner"),
+    ("pool_update", "not a lender", lambda w, i: exchanged(i, 1, w.lender_key(0)), "WrongSize"),
+    ("pool_update", "a known part", lambda _, i: with_data(i, b"\1\x20"), "BadInstruction"),
+    ("pool_update", "a flag is 0 or 1", lambda _, i: with_data(i, b"\1\4\2"), "BadInstruction"),
+    ("pool_update", "all data", lambda _, i: with_data(i, b"\1\1\0"), "BadInstruction"),
+    ("pool_update", "no more data", lambda _, i: with_data(i, b"\1\4\0\0"), "BadInstruction"),
+    ("pool_update", "metadata of 400", lambda _, i: with_data(i, b"\1\x10" + b"x" * 401), "TooLong"),
+    ("pool_update", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ("pool_extract", "authority signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("pool_extract", "the authority", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
+    ("pool_extract", "tokens are written", lambda _, i: read_only(i, 1), "NotWritable"),
+    ("pool_extract", "pool is written", lambda _, i: read_only(i, 2), "NotWritable"),
+    ("pool_extract", "vault is written", lambda _, i: read_only(i, 3), "NotWritable"),
+    ("pool_extract", "the authority's tokens", lambda w, i: exchanged(i, 1, purse(w)), "WrongTokenOwner"),
+    ("pool_extract", "no delegate", lambda w, i: exchanged(i, 1, poked(w, w.treasury, *DELEGATED)), "DelegatedTokens"),
+    ("pool_extract", "of the mint", lambda w, i: exchanged(i, 1, purse(w, w.authority.pubkey(), w.redeemable)), "WrongMint"),
+    ("pool_extract", "its own vault", lambda w, i: exchanged(i, 3, tokens.associated(w.other, w.collateral)), "WrongAddress"),
+    ("pool_extract", "a pool", lambda w, i: exchanged(i, 2, w.purses[0]), "WrongOwner"),
+    ("pool_extract", "the token program", lambda w, i: exchanged(i, 4, w.collateral), "WrongAddress"),
+    ("pool_extract", "all data", lambda _, i: with_data(i, bytes(i.data)[:-1]), "BadInstruction"),
+    ("pool_extract", "no more data", lambda _, i: with_data(i, bytes(i.data) + b"\0"), "BadInstruction"),
+    ("pool_extract", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ("pool_claimable", "payer signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("pool_claimable", "authority signs", lambda _, i: without_signer(i, 1), "MissingSigner"),
+    ("pool_claimable", "the authority", lambda w, i: exchanged(i, 1, w.chain.payer.pubkey()), "NotAuthority"),
+    ("pool_claimable", "pool is written", lambda _, i: read_only(i, 2), "NotWritable"),
+    ("pool_claimable", "a pool", lambda w, i: exchanged(i, 2, w.purses[0]), "WrongOwner"),
+    ("pool_claimable", "a mint", lambda w, i: exchanged(i, 4, w.payer.pubkey()), "WrongOwner"),
+    ("pool_claimable", "another token", lambda w, i: exchanged(exchanged(i, 4, w.collateral), 3, w.vault), "SameMint"),
+    ("pool_claimable", "the token program", lambda w, i: exchanged(i, 5, w.collateral), "WrongAddress"),
+    ("pool_claimable", "the associated token program", lambda w, i: exchanged(i, 6, w.collateral), "WrongAddress"),
+    ("pool_claimable", "the system program", lambda w, i: exchanged(i, 7, w.collateral), "WrongAddress"),
+    ("pool_claimable", "no data", lambda _, i: with_data(i, b"\3\0"), "BadInstruction"),
+    ("pool_claimable", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ("pool_refundable", "authority signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("pool_refundable", "the authority", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
+    ("pool_refundable", "pool is written", lambda _, i: read_only(i, 1), "NotWritable"),
+    ("pool_refundable", "a pool", lambda w, i: exchanged(i, 1, w.purses[0]), "WrongOwner"),
+    ("pool_refundable", "no data", lambda _, i: with_data(i, b"\4\0"), "BadInstruction"),
+    ("pool_refundable", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ("lender_create", "payer signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("lender_create", "payer pays", lambda _, i: read_only(i, 0), "NotWritable"),
+    ("lender_create", "pool is written", lambda _, i: read_only(i, 2), "NotWritable"),
+    ("lender_create", "account is written", lambda _, i: read_only(i, 3), "NotWritable"),
+    ("lender_create", "of this pool", lambda w, i: exchanged(i, 2, w.other), "WrongAddress"),
+    ("lender_create", "of this user", lambda w, i: exchanged(i, 1, w.lenders[0].pubkey()), "WrongAddress"),
+    (
+        "lender_create",
+        "once",
+        lambda w, _: mining_pool.lender_create(w.payer.pubkey(), w.lenders[0].pubkey(), pool=w.pool),
+        "AlreadyExists",
+    ),
+    ("lender_create", "a pool", lambda w, i: exchanged(i, 2, w.purses[0]), "WrongOwner"),
+    ("lender_create", "the system program", lambda w, i: exchanged(i, 4, w.collateral), "WrongAddress"),
+    ("lender_create", "no data", lambda _, i: with_data(i, b"\5\0"), "BadInstruction"),
+    ("lender_create", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ("lender_deposit", "user signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("lender_deposit", "the user", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
+    ("lender_deposit", "tokens are written", lambda _, i: read_only(i, 1), "NotWritable"),
+    ("lender_deposit", "pool is written", lambda _, i: read_only(i, 2), "NotWritable"),
+    ("lender_deposit", "lender is written", lambda _, i: read_only(i, 3), "NotWritable"),
+    ("lender_deposit", "vault is written", lambda _, i: read_only(i, 4), "NotWritable"),
+    ("lender_deposit", "the user's tokens", lambda w, i: exchanged(i, 1, purse(w, w.payer.pubkey())), "WrongTokenOwner"),
+    ("lender_deposit", "of the mint", lambda w, i: exchanged(i, 1, w.winnings[0]), "WrongMint"),
+    ("lender_deposit", "no delegate", lambda w, i: exchanged(i, 1, poked(w, w.purses[0], *DELEGATED)), "DelegatedTokens"),
+    (
+        "lender_deposit",
+        "nobody else closes it",
+        lambda w, i: exchanged(i, 1, poked(w, w.purses[0], *CLOSABLE)),
+        "DelegatedTokens",
+    ),
+    ("lender_deposit", "not frozen", lambda w, i: exchanged(i, 1, poked(w, w.purses[0], *FROZEN)), "WrongKind"),
+    ("lender_deposit", "a pool", lambda w, i: exchanged(i, 2, w.purses[0]), "WrongOwner"),
+    ("lender_deposit", "of this pool", lambda w, i: exchanged(i, 2, w.other), "OtherPool"),
+    ("lender_deposit", "a lender", lambda w, i: exchanged(i, 3, w.purses[0]), "WrongOwner"),
+    ("lender_deposit", "of this user", lambda w, i: exchanged(i, 3, w.lender_key(1)), "NotAuthority"),
+    ("lender_deposit", "its own vault", lambda w, i: exchanged(i, 4, tokens.associated(w.other, w.collateral)), "WrongAddress"),
+    ("lender_deposit", "the token program", lambda w, i: exchanged(i, 5, w.collateral), "WrongAddress"),
+    ("lender_deposit", "within 64 bits", lambda w, _: w.depositing(0, U64), "Overflow"),
+    ("lender_deposit", "all data", lambda _, i: with_data(i, bytes(i.data)[:-1]), "BadInstruction"),
+    ("lender_deposit", "no more data", lambda _, i: with_data(i, bytes(i.data) + b"\0"), "BadInstruction"),
+    ("lender_deposit", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ("lender_deposit", "claims are open", lambda w, _: w.claiming(0, 0), "ClaimsClosed"),
+    ("lender_deposit", "refunds are open", lambda w, _: w.refunding(0, 0), "RefundsClosed"),
+    ("lender_close", "user signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("lender_close", "spill is written", lambda _, i: read_only(i, 1), "NotWritable"),
+    ("lender_close", "pool is written", lambda _, i: read_only(i, 2), "NotWritable"),
+    ("lender_close", "lender is written", lambda _, i: read_only(i, 3), "NotWritable"),
+    ("lender_close", "the user", lambda w, i: exchanged(i, 3, w.lender_key(2)), "NotAuthority"),
+    ("lender_close", "of this pool", lambda w, i: exchanged(i, 2, w.other), "OtherPool"),
+    ("lender_close", "a lender", lambda w, i: exchanged(i, 3, w.purses[0]), "WrongOwner"),
+    ("lender_close", "a pool", lambda w, i: exchanged(i, 2, w.purses[0]), "WrongOwner"),
+    ("lender_close", "not into itself", lambda w, i: exchanged(i, 1, w.lender_key(1)), "SameAccount"),
+    ("lender_close", "no data", lambda _, i: with_data(i, b"\x09\0"), "BadInstruction"),
+    ("lender_close", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ("lender_close", "a known instruction", lambda _, i: with_data(i, b"\x0a"), "BadInstruction"),
+    ("lender_close", "an instruction", lambda _, i: with_data(i, b""), "BadInstruction"),
+]
+PAYMENTS: list[tuple[str, Change, str]] = [
+    ("user signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("the user", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
+    ("tokens are written", lambda _, i: read_only(i, 1), "NotWritable"),
+    ("pool is written", lambda _, i: read_only(i, 2), "NotWritable"),
+    ("lender is written", lambda _, i: read_only(i, 3), "NotWritable"),
+    ("vault is written", lambda _, i: read_only(i, 4), "NotWritable"),
+    ("a token account", lambda w, i: exchanged(i, 1, w.payer.pubkey()), "WrongOwner"),
+    ("a pool", lambda w, i: exchanged(i, 2, w.purses[0]), "WrongOwner"),
+    ("of this pool", lambda w, i: exchanged(i, 2, w.other), "OtherPool"),
+    ("a lender", lambda w, i: exchanged(i, 3, w.purses[0]), "WrongOwner"),
+    ("of this user", lambda w, i: exchanged(i, 3, w.lender_key(1)), "NotAuthority"),
+    ("its own vault", lambda w, i: exchanged(i, 4, tokens.associated(w.other, w.collateral)), "WrongAddress"),
+    ("the token program", lambda w, i: exchanged(i, 5, w.collateral), "WrongAddress"),
+    ("all data", lambda _, i: with_data(i, bytes(i.data)[:-1]), "BadInstruction"),
+    ("no more data", lambda _, i: with_data(i, bytes(i.data) + b"\0"), "BadInstruction"),
+    ("all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ("no more than everything", lambda _, i: with_data(i, bytes(i.data)[:1] + b"\xff" * 8), "OverShare"),
+]
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_without_a_change_each_succeeds(world: World, name: str) -> None:
+    instruction, signers = happy(world)[name]
+    world.chain.rehearse(instruction, signers=signers)
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_without_a_change_each_payment_succeeds(opened: World, name: str) -> None:
+    instruction, signers = happy_after(opened)[name]
+    opened.chain.rehearse(instruction, signers=signers)
+
+
+@pytest.mark.parametrize(("name", "what", "change", "error"), REFUSALS, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_check_refuses(world: World, name: str, what: str, change: Change, error: str) -> None:
+    instruction, signers = happy(world)[name]
+    with pytest.raises(Refused) as found:
+        world.chain.rehearse(change(world, instruction), signers=signers)
+    assert found.value.code == CODES[error], found.value
+
+
+@pytest.mark.parametrize("name", AFTER)
+@pytest.mark.parametrize(("what", "change", "error"), PAYMENTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_check_of_a_payment_refuses(opened: World, name: str, what: str, change: Change, error: str) -> None:
+    instruction, signers = happy_after(opened)[name]
+    with pytest.raises(Refused) as found:
+        opened.chain.rehearse(change(opened, instruction), signers=signers)
+    assert found.value.code == CODES[error], found.value
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "poke", "error"),
+    [
+        (name, owner, poke, error)
+        for name in AFTER
+        for owner, poke, error in (
+            (1, None, "WrongTokenOwner"),
+            (0, DELEGATED, "DelegatedTokens"),
+            (0, CLOSABLE, "DelegatedTokens"),
+            (0, FROZEN, "WrongKind"),
+            (0, "mint", "WrongMint"),
+        )
+    ],
+)
+def test_payments_go_to_the_lenders_own_free_tokens(
+    opened: World, name: str, owner: int, poke: tuple[int, bytes] | str | None, error: str
+) -> None:
+    instruction, signers = happy_after(opened)[name]
+    mine, wrong = (opened.redeemable, opened.collateral) if name == "lender_claim" else (opened.collateral, opened.redeemable)
+    made = opened.chain.tokens(opened.lenders[owner].pubkey(), wrong if poke == "mint" else mine)
+    if isinstance(poke, tuple):
+        made = poked(opened, made, *poke)
+    assert refused(opened, exchanged(instruction, 1, made), *signers) == CODES[error]
+
+
+@pytest.mark.parametrize("name", ["pool_claimable", "pool_refundable"])
+def test_each_pot_opens_once(opened: World, name: str) -> None:
+    instruction, signers = happy(opened)[name]
+    assert refused(opened, instruction, *signers) == CODES["AlreadyOpen"]
+
+
+def test_claims_open_for_one_vault_only(fresh: World) -> None:
+    wrong = exchanged(fresh.opening_claims(), 3, tokens.associated(fresh.other, fresh.redeemable))
+    with pytest.raises(Refused, match="does not match seed derivation"):
+        fresh.chain.rehearse(wrong, signers=[fresh.payer, fresh.authority])
+
+
+def byte(offset: int, value: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: data[:offset] + value + data[offset + len(value) :]
+
+
+@pytest.mark.parametrize("name", [*BEFORE[1:], *AFTER])
+@pytest.mark.parametrize(
+    ("damage", "error"), [(byte(0, b"X"), "WrongKind"), (byte(8, b"\2"), "WrongVersion"), (lambda d: d[:-8], "WrongSize")]
+)
+def test_pools_of_another_kind_or_version_are_refused(name: str, damage: Callable[[bytes], bytes], error: str) -> None:
+    world = settled() if name in AFTER else World()
+    instruction, signers = (happy_after if name in AFTER else happy)(world)[name]
+    world.chain.put(world.pool, damage(bytes(world.chain.account(world.pool).data)), MINING_POOL)
+    assert refused(world, instruction, *signers) == CODES[error]
+
+
+@pytest.mark.parametrize("name", ["lender_deposit", "lender_close", *AFTER])
+@pytest.mark.parametrize(
+    ("damage", "error"), [(byte(0, b"X"), "WrongKind"), (byte(8, b"\2"), "WrongVersion"), (lambda d: d[:-8], "WrongSize")]
+)
+def test_lenders_of_another_kind_or_version_are_refused(name: str, damage: Callable[[bytes], bytes], error: str) -> None:
+    world = settled() if name in AFTER else World()
+    instruction, signers = (happy_after if name in AFTER else happy)(world)[name]
+    key = world.lender_key(1 if name == "lender_close" else 0)
+    world.chain.put(key, damage(bytes(world.chain.account(key).data)), MINING_POOL)
+    assert refused(world, instruction, *signers) == CODES[error]
+
+
+def test_a_vault_somebody_could_spend_from_is_refused(fresh: World) -> None:
+    fresh.chain.put(fresh.vault, byte(72, b"\1")(bytes(fresh.chain.account(fresh.vault).data)), TOKEN)
+    assert refused(fresh, fresh.depositing(0, 1), fresh.lenders[0]) == CODES["DelegatedTokens"]
+
+
+def test_readers_refuse_other_accounts(world: World) -> None:
+    with pytest.raises(WireError):
+        mining_pool.parse_pool(world.chain.account(world.lender_key(0)))
+    with pytest.raises(WireError):
+        mining_pool.parse_lender(world.chain.account(world.pool))
+    with pytest.raises(WireError):
+        tokens.parse(world.chain.account(world.collateral))
+    with pytest.raises(WireError):
+        tokens.parse_mint(world.chain.account(world.vault))
+    assert tokens.parse_mint(world.chain.account(world.collateral)) == tokens.Mint(U64, 6)

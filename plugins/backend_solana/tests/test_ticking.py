@@ -1,0 +1,110 @@
+"""Whose turn it is to let time pass."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psyche_backend_solana import ticking
+from psyche_backend_solana.chain_clock import ChainClock
+from psyche_backend_solana.member_commands import wants_tick
+from psyche_core.coordinator import apply
+from psyche_core.coordinator.commands import Join, Tick, WarmupWitness, Withdraw
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.testing.backend import small_state
+from psyche_core.types import ClientState, NodeIdentity, RunState
+
+
+def signer(number: int) -> bytes:
+    return hashlib.sha256(b"member %d" % number).digest()
+
+
+def joined(members: int) -> CoordinatorState:
+    state = small_state(clients=1)
+    for number in range(members):
+        state, _ = apply(state, Join(NodeIdentity(signer(number), signer(number))), state.since, 1)
+    return state
+
+
+def warming(members: int) -> CoordinatorState:
+    state = joined(members)
+    return apply(state, Tick(), state.since + 10, 1)[0]
+
+
+@given(st.integers(1, 40), st.integers(0, 2**63))
+def test_everybody_has_a_turn_and_one_is_first(members: int, nonce: int) -> None:
+    state = joined(members)
+    turns = ticking.order(state, nonce)
+    assert sorted(turns) == sorted(signer(number) for number in range(members))
+    waits = [ticking.patience(state, nonce, who) for who in turns]
+    assert waits[0] == 0.0
+    assert waits == sorted(waits)
+    assert len(waits) == 1 or waits[1] >= ticking.FIRST_TURN_SECONDS
+    assert ticking.patience(state, nonce, signer(999)) >= waits[-1]
+
+
+def test_turns_change_with_the_nonce() -> None:
+    state = joined(8)
+    assert len({ticking.order(state, nonce)[0] for nonce in range(60)}) > 4
+
+
+def test_the_healthy_come_before_the_others() -> None:
+    state = warming(5)
+    ill = {1, 3}
+    clients = tuple(
+        replace(client, state=ClientState.Dropped) if slot in ill else client for slot, client in enumerate(state.epoch.clients)
+    )
+    state = replace(state, epoch=replace(state.epoch, clients=clients))
+    for nonce in range(20):
+        assert set(ticking.order(state, nonce)[:3]) == {signer(0), signer(2), signer(4)}
+
+
+def test_due_only_when_something_would_change() -> None:
+    state = joined(2)
+    assert not ticking.due(state, state.since)
+    assert ticking.due(state, state.since + 10)
+    assert not ticking.due(replace(state, run_state=RunState.Paused), state.since + 10)
+
+
+def test_who_is_first_ticks_at_once_and_the_next_when_nothing_happens() -> None:
+    state = joined(2)
+    first, second = ticking.order(state, 5)
+    late = state.since + 10
+    one, other = ticking.Turn(), ticking.Turn()
+    assert one.comes(state, 5, signer=first, now=late, local=100.0)
+    assert not other.comes(state, 5, signer=second, now=late, local=100.0)
+    assert not other.comes(state, 5, signer=second, now=late + 1, local=101.0)
+    assert other.comes(state, 5, signer=second, now=late + 2, local=102.5)
+
+
+def test_waiting_begins_anew_with_every_change() -> None:
+    state = joined(2)
+    late = state.since + 10
+    turn = ticking.Turn()
+    turn.comes(state, 5, signer=b"x" * 32, now=late, local=0.0)
+    assert turn.since == 0.0
+    turn.comes(state, 6, signer=b"x" * 32, now=late, local=50.0)
+    assert turn.since == 50.0
+    turn.comes(state, 6, signer=b"x" * 32, now=state.since, local=60.0)
+    turn.comes(state, 6, signer=b"x" * 32, now=late, local=70.0)
+    assert turn.since == 70.0
+
+
+def test_a_command_that_leaves_something_to_do_takes_the_tick_along() -> None:
+    state = warming(1)
+    now = state.since + 1
+    (client,) = state.epoch.clients
+    assert wants_tick(state, Withdraw(client.id), now)  # nobody is left: the epoch is to be given up
+    assert not wants_tick(state, WarmupWitness(client.id, 0, 0, bytes(32)), now)  # starts the round by itself
+    assert not wants_tick(warming(2), Withdraw(client.id), now)
+    assert not wants_tick(state, WarmupWitness(client.id, 0, 3, bytes(32)), now)  # would be refused
+    assert not wants_tick(state, Withdraw(client.id), now + 10_000)  # a tick is due anyway, whoever's turn it is
+
+
+def test_the_chains_clock_goes_on_with_ours_and_never_back() -> None:
+    clock = ChainClock(1_000, at=50.0)
+    assert [clock.now(local) for local in (49.0, 50.0, 50.9, 51.0, 110.5)] == [1_000, 1_000, 1_000, 1_001, 1_060]
+    assert clock.age(60.0) == 10.0

@@ -1,0 +1,326 @@
+"""The treasurer together with the coordinator: a run made, commanded, paid out and closed, and every check refused once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.system_program import CreateAccountParams, create_account
+
+from psyche_backend_solana.layouts import coordinator, tokens, treasurer
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, RunInstance
+from psyche_backend_solana.layouts.errors import COMMON, COORDINATOR_CODES
+from psyche_backend_solana.program_chain import (
+    ProgramChain,
+    Refused,
+    exchanged,
+    fewer_accounts,
+    read_only,
+    with_data,
+    without_signer,
+)
+from psyche_backend_solana.programs.addresses import COORDINATOR
+from psyche_core.coordinator import image
+from psyche_core.coordinator.state import Account
+from psyche_core.testing.backend import small_state
+from psyche_core.types import RunState
+
+CODES = {name: code for code, name in COMMON.items()} | {name: code for code, (name, _) in treasurer.ERRORS.items()}
+RUN_ID = "paid run"
+INDEX = 7
+
+
+@dataclass
+class World:
+    """An owner with a token to pay in; `create` makes the run."""
+
+    chain: ProgramChain = field(default_factory=lambda: ProgramChain(["coordinator", "treasurer"]))
+
+    def __post_init__(self) -> None:
+        self.owner, self.payer, self.alice, self.bob = (self.chain.user() for _ in range(4))
+        self.mint = self.chain.mint(10**12)
+        self.account = self.room()
+        self.treasury = self.place(INDEX, RUN_ID, self.account)
+        self.purse = self.chain.tokens(self.owner.pubkey(), self.mint, 1000)
+        self.spill = self.chain.user().pubkey()
+
+    def room(self) -> Pubkey:
+        """An account of zeros for a coordinator's state."""
+        key = Keypair()
+        lamports = self.chain.svm.minimum_balance_for_rent_exemption(ACCOUNT_BYTES)
+        made = CreateAccountParams(
+            from_pubkey=self.payer.pubkey(), to_pubkey=key.pubkey(), lamports=lamports, space=ACCOUNT_BYTES, owner=COORDINATOR
+        )
+        self.chain.send(create_account(made), signers=[self.payer, key])
+        return key.pubkey()
+
+    def place(self, index: int, run_id: str, account: Pubkey) -> treasurer.Treasury:
+        instance = coordinator.instance_address(run_id)[0]
+        return treasurer.Treasury.of(index, mint=self.mint, instance=instance, coordinator=account)
+
+    def creating(
+        self, index: int = INDEX, run_id: str = RUN_ID, account: Pubkey | None = None, mint: Pubkey | None = None
+    ) -> Instruction:
+        treasury = self.place(index, run_id, account or self.account)
+        if mint is not None:
+            treasury = replace(treasury, mint=mint, vault=tokens.associated(treasury.run, mint))
+        return treasurer.run_create(
+            self.payer.pubkey(),
+            treasury,
+            index=index,
+            main_authority=self.owner.pubkey(),
+            join_authority=self.bob.pubkey(),
+            run_id=run_id,
+            client_version="v1",
+        )
+
+    def create(self) -> World:
+        self.chain.send(self.creating(), signers=[self.payer])
+        return self
+
+    @property
+    def run(self) -> coordinator.Run:
+        return coordinator.Run(self.treasury.instance, self.account)
+
+    def passing(self, command: Instruction) -> Instruction:
+        return treasurer.run_update(self.owner.pubkey(), self.treasury, command=command)
+
+    def command(self, command: Instruction) -> None:
+        self.chain.send(self.passing(command), signers=[self.owner])
+
+    def configure(self) -> None:
+        """As an owner does: configuration through the staging area."""
+        state = small_state(run_id=RUN_ID)
+        wanted = coordinator.Update(config=state.config, model=state.model)
+        for instruction in coordinator.staged_update(self.run, wanted, authority=self.treasury.run):
+            self.command(instruction)
+
+    def earn(self, points: Mapping[Keypair, tuple[int, int]], run_state: RunState = RunState.Paused) -> None:
+        """As if members had worked: only the points and the state of the image are changed."""
+        account = self.chain.account(self.account)
+        data = bytes(account.data)
+        state = image.decode(data[HEADER_BYTES : HEADER_BYTES + image.SIZE])
+        accounts = tuple(
+            Account(*entry) for entry in sorted((bytes(user.pubkey()), *amounts) for user, amounts in points.items())
+        )
+        changed = image.encode(replace(state, accounts=accounts, run_state=run_state))
+        self.chain.put(self.account, data[:HEADER_BYTES] + changed + data[HEADER_BYTES + image.SIZE :], account.owner)
+
+    def closing(self, *show: Keypair) -> Instruction:
+        shown = [treasurer.participant_address(self.treasury.run, user.pubkey()) for user in show]
+        return treasurer.run_close(self.owner.pubkey(), self.spill, destination=self.purse, treasury=self.treasury, show=shown)
+
+    def top_up(self, amount: int) -> None:
+        self.chain.send(
+            treasurer.top_up(self.owner.pubkey(), self.purse, treasury=self.treasury, amount=amount), signers=[self.owner]
+        )
+
+    def pay(self, user: Keypair, amount: int) -> None:
+        """The owner pays out to a user who does nothing: account, token account and claim."""
+        at = tokens.associated(user.pubkey(), self.mint)
+        self.chain.send(
+            treasurer.participant_create(self.payer.pubkey(), user.pubkey(), treasury=self.treasury),
+            tokens.create_associated(self.payer.pubkey(), user.pubkey(), mint=self.mint),
+            signers=[self.payer],
+        )
+        claim = treasurer.participant_claim(
+            self.owner.pubkey(), user.pubkey(), destination=at, treasury=self.treasury, amount=amount
+        )
+        self.chain.send(claim, signers=[self.owner])
+
+
+def refused(world: World, instruction: Instruction, *signers: Keypair) -> int | None:
+    with pytest.raises(Refused) as found:
+        world.chain.rehearse(instruction, signers=signers)
+    return found.value.code
+
+
+@pytest.fixture(scope="module")
+def empty() -> World:
+    """Without its run; only rehearsed upon."""
+    return World()
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """With its run, a slot old; only rehearsed upon."""
+    made = World().create()
+    made.configure()
+    made.other = made.place(8, "another", made.room())  # type: ignore[attr-defined]
+    made.chain.send(made.creating(8, "another", made.other.coordinator), signers=[made.payer])  # type: ignore[attr-defined]
+    made.chain.advance()
+    return made
+
+
+@pytest.fixture
+def fresh() -> World:
+    return World().create()
+
+
+def test_a_run_as_it_is_made(fresh: World) -> None:
+    found = treasurer.parse_run(fresh.chain.account(fresh.treasury.run))
+    assert (found.index, found.main_authority, found.join_authority) == (INDEX, fresh.owner.pubkey(), fresh.bob.pubkey())
+    assert (found.coordinator, found.instance, found.mint) == (fresh.account, fresh.treasury.instance, fresh.mint)
+    assert (found.claimed, found.participants, found.vault) == (0, 0, fresh.treasury.vault)
+    vault = tokens.parse(fresh.chain.account(found.vault))
+    assert (vault.owner, vault.mint, vault.amount, vault.restricted) == (fresh.treasury.run, fresh.mint, 0, False)
+    instance = RunInstance.parse(bytes(fresh.chain.account(fresh.treasury.instance).data))
+    assert (instance.main_authority, instance.join_authority) == (fresh.treasury.run, fresh.bob.pubkey())
+    assert (instance.account, instance.run_id) == (fresh.account, RUN_ID)
+
+
+def test_a_vault_somebody_made_before_does_not_stand_in_the_way(empty: World) -> None:
+    early = tokens.create_associated(empty.payer.pubkey(), empty.treasury.run, mint=empty.mint)
+    empty.chain.rehearse(early, empty.creating(), signers=[empty.payer])
+
+
+def test_the_owner_commands_through_the_treasurer(fresh: World) -> None:
+    fresh.configure()
+    rates = coordinator.set_future_epoch_rates(fresh.run, authority=fresh.treasury.run, earning_total_shared=600)
+    fresh.command(rates)
+    fresh.command(coordinator.set_paused(fresh.run, authority=fresh.treasury.run, paused=False))
+    data = bytes(fresh.chain.account(fresh.account).data)
+    state = image.decode(data[HEADER_BYTES : HEADER_BYTES + image.SIZE])
+    assert (state.run_state, state.future_rates.earning_total_shared) == (RunState.WaitingForMembers, 600)
+
+
+def test_the_coordinator_obeys_nobody_but_the_treasurer(fresh: World) -> None:
+    fresh.configure()
+    command = coordinator.set_paused(fresh.run, authority=fresh.owner.pubkey(), paused=False)
+    assert refused(fresh, command, fresh.owner) == COORDINATOR_CODES["NotAuthority"]
+
+
+def test_a_whole_life(fresh: World) -> None:
+    fresh.configure()
+    fresh.top_up(500)
+    fresh.earn({fresh.alice: (100, 0), fresh.bob: (50, 30)}, RunState.Finished)
+    fresh.chain.advance()
+    assert refused(fresh, fresh.closing(), fresh.owner) == CODES["StillOwed"]
+    fresh.pay(fresh.alice, 100)
+    assert refused(fresh, fresh.closing(), fresh.owner) == CODES["StillOwed"]
+    fresh.pay(fresh.bob, 20)
+    assert refused(fresh, fresh.closing(), fresh.owner) == CODES["StillOwed"], "bob's slashed points count until he is shown"
+    before = fresh.chain.account(fresh.spill).lamports
+    held = [fresh.treasury.run, fresh.treasury.vault, fresh.treasury.instance, fresh.account]
+    rent = sum(fresh.chain.account(key).lamports for key in held)
+    fresh.chain.send(fresh.closing(fresh.bob), signers=[fresh.owner])
+    assert not any(fresh.chain.exists(key) for key in held)
+    assert fresh.chain.account(fresh.spill).lamports == before + rent
+    assert fresh.chain.balance(fresh.purse) == 1000 - 120
+    closing = treasurer.participant_close(fresh.alice.pubkey(), fresh.spill, run=fresh.treasury.run)
+    fresh.chain.send(closing, signers=[fresh.alice])
+    # the same index and name once more: bob's account of before is not taken for one of now
+    fresh.account = fresh.room()
+    fresh.treasury = fresh.place(INDEX, RUN_ID, fresh.account)
+    fresh.create().configure()
+    fresh.top_up(200)
+    fresh.earn({fresh.bob: (50, 0)})
+    fresh.pay(fresh.bob, 50)
+    assert fresh.chain.balance(tokens.associated(fresh.bob.pubkey(), fresh.mint)) == 70
+
+
+def test_a_run_is_not_closed_in_its_first_slot(fresh: World) -> None:
+    assert refused(fresh, fresh.closing(), fresh.owner) == CODES["TooSoon"]
+    fresh.chain.advance()
+    fresh.chain.rehearse(fresh.closing(), signers=[fresh.owner])
+
+
+@pytest.mark.parametrize("run_state", [state for state in RunState if not state.halted])
+def test_a_run_that_goes_on_is_not_closed(fresh: World, run_state: RunState) -> None:
+    fresh.configure()
+    fresh.chain.advance()
+    fresh.earn({}, run_state)
+    assert refused(fresh, fresh.closing(), fresh.owner) == CODES["NotHalted"]
+
+
+def happy(world: World) -> dict[str, tuple[Instruction, list[Keypair]]]:
+    paused = coordinator.set_paused(world.run, authority=world.treasury.run, paused=False)
+    return {"run_update": (world.passing(paused), [world.owner]), "run_close": (world.closing(), [world.owner])}
+
+
+Change = Callable[[World, Instruction], Instruction]
+CREATION: list[tuple[str, Change, str]] = [
+    ("payer signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("payer pays", lambda _, i: read_only(i, 0), "NotWritable"),
+    ("run is written", lambda _, i: read_only(i, 1), "NotWritable"),
+    ("its own address", lambda w, i: exchanged(i, 1, w.spill), "WrongAddress"),
+    ("a mint", lambda w, i: exchanged(i, 3, w.spill), "WrongOwner"),
+    ("not a token account", lambda w, i: exchanged(i, 3, w.purse), "WrongKind"),
+    ("coordinator's account is written", lambda _, i: read_only(i, 5), "runtime"),
+    ("coordinator's account is its own", lambda w, i: exchanged(i, 5, w.spill), "WrongOwner"),
+    ("its instance", lambda w, i: exchanged(i, 4, w.spill), "WrongAddress"),
+    ("the coordinator", lambda w, i: exchanged(i, 6, w.mint), "WrongAddress"),
+    ("the token program", lambda w, i: exchanged(i, 7, w.mint), "WrongAddress"),
+    ("the associated token program", lambda w, i: exchanged(i, 8, w.mint), "WrongAddress"),
+    ("the system program", lambda w, i: exchanged(i, 9, w.mint), "WrongAddress"),
+    ("its own vault", lambda w, i: exchanged(i, 2, w.purse), "runtime"),
+    ("a name", lambda _, i: with_data(i, bytes(i.data)[:73] + b"\0" + bytes(i.data)[74:]), "BadInstruction"),
+    ("all data", lambda _, i: with_data(i, bytes(i.data)[:-1]), "BadInstruction"),
+    ("no more data", lambda _, i: with_data(i, bytes(i.data) + b"\0"), "BadInstruction"),
+    ("all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+]
+REFUSALS: list[tuple[str, str, Change, str]] = [
+    ("run_update", "owner signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("run_update", "the owner", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
+    ("run_update", "a run", lambda w, i: exchanged(i, 1, w.mint), "WrongOwner"),
+    ("run_update", "coordinator's account is written", lambda _, i: read_only(i, 3), "NotWritable"),
+    ("run_update", "this run's instance", lambda w, i: exchanged(i, 2, w.other.instance), "OtherRun"),
+    ("run_update", "this run's coordinator", lambda w, i: exchanged(i, 3, w.other.coordinator), "OtherRun"),
+    ("run_update", "the coordinator", lambda w, i: exchanged(i, 4, w.mint), "WrongAddress"),
+    ("run_update", "a command", lambda _, i: with_data(i, b"\1"), "BadInstruction"),
+    ("run_update", "not init", lambda _, i: with_data(i, b"\1\0"), "NotForOwners"),
+    ("run_update", "not free", lambda _, i: with_data(i, b"\1\1"), "NotForOwners"),
+    ("run_update", "not join", lambda _, i: with_data(i, b"\1\6"), "NotForOwners"),
+    ("run_update", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ("run_close", "owner signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("run_close", "the owner", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
+    ("run_close", "spill is written", lambda _, i: read_only(i, 1), "NotWritable"),
+    ("run_close", "not into the run", lambda w, i: exchanged(i, 1, w.treasury.run), "SameAccount"),
+    ("run_close", "tokens are written", lambda _, i: read_only(i, 2), "NotWritable"),
+    ("run_close", "the owner's tokens", lambda w, i: exchanged(i, 2, w.chain.tokens(w.bob.pubkey(), w.mint)), "WrongTokenOwner"),
+    ("run_close", "of the mint", lambda w, i: exchanged(i, 2, w.chain.tokens(w.owner.pubkey(), w.chain.mint())), "WrongMint"),
+    ("run_close", "run is written", lambda _, i: read_only(i, 3), "NotWritable"),
+    ("run_close", "a run", lambda w, i: exchanged(i, 3, w.mint), "WrongOwner"),
+    ("run_close", "vault is written", lambda _, i: read_only(i, 4), "NotWritable"),
+    ("run_close", "its own vault", lambda w, i: exchanged(i, 4, w.other.vault), "WrongAddress"),
+    ("run_close", "this run's instance", lambda w, i: exchanged(i, 5, w.other.instance), "OtherRun"),
+    ("run_close", "this run's coordinator", lambda w, i: exchanged(i, 6, w.other.coordinator), "OtherRun"),
+    ("run_close", "the coordinator", lambda w, i: exchanged(i, 7, w.mint), "WrongAddress"),
+    ("run_close", "the token program", lambda w, i: exchanged(i, 8, w.mint), "WrongAddress"),
+    ("run_close", "no data", lambda _, i: with_data(i, b"\6\0"), "BadInstruction"),
+    ("run_close", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+]
+
+
+def test_without_a_change_it_is_created(empty: World) -> None:
+    empty.chain.rehearse(empty.creating(), signers=[empty.payer])
+
+
+@pytest.mark.parametrize(("what", "change", "error"), CREATION, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_check_of_a_creation_refuses(empty: World, what: str, change: Change, error: str) -> None:
+    code = refused(empty, change(empty, empty.creating()), empty.payer)
+    assert code == (None if error == "runtime" else CODES[error])
+
+
+def test_neither_index_nor_name_nor_account_is_taken_twice(world: World) -> None:
+    room = world.room()
+    assert refused(world, world.creating(INDEX, "third", room), world.payer) == CODES["AlreadyExists"]
+    assert refused(world, world.creating(9, RUN_ID, room), world.payer) == CODES["AlreadyExists"]
+    assert refused(world, world.creating(9, "third", world.account), world.payer) == CODES["AlreadyExists"]
+    world.chain.rehearse(world.creating(9, "third", room), signers=[world.payer])
+
+
+@pytest.mark.parametrize("name", ["run_update", "run_close"])
+def test_without_a_change_each_succeeds(world: World, name: str) -> None:
+    instruction, signers = happy(world)[name]
+    world.chain.rehearse(instruction, signers=signers)
+
+
+@pytest.mark.parametrize(("name", "what", "change", "error"), REFUSALS, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_check_refuses(world: World, name: str, what: str, change: Change, error: str) -> None:
+    instruction, signers = happy(world)[name]
+    assert refused(world, change(world, instruction), *signers) == CODES[error]

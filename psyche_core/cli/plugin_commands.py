@@ -1,0 +1,79 @@
+"""Commands that plugins bring: `psyche NAME` for every entry point `command.NAME`.
+
+Decided: the list of names is read from entry points, which imports nothing; what a command is becomes known when it is called.
+Ours come first: a plugin cannot take the place of one of them. Refuses nothing by itself: a plugin that is broken says so, in one
+sentence, to who calls its command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+import click
+
+from psyche_core.cli.lazy import LazyGroup
+
+_GROUP, _KIND = "psyche.plugins", "command."
+"""As in psyche_core.hookspecs, which is too heavy for `psyche --help`; a test compares them."""
+
+FIRST_PARTY = {"run-manager": "solana", "solana": "solana"}
+"""Commands of our own plugins, with the extra that installs each."""
+
+
+def plugin_commands() -> dict[str, str]:
+    """Names of the commands that installed plugins bring, with the name of their distribution."""
+    found = {}
+    for entry in entry_points(group=_GROUP):
+        if entry.name.startswith(_KIND):
+            found[entry.name.removeprefix(_KIND)] = entry.dist.name if entry.dist is not None else "a plugin"
+    return found
+
+
+class PluginGroup(LazyGroup):
+    """A group over a table and over what plugins bring."""
+
+    def __init__(self, *args: Any, commands_by_path: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, commands_by_path=commands_by_path, **kwargs)
+        self.own = tuple(sorted(commands_by_path))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Our names, then the plugins', each sorted; imports nothing."""
+        own = super().list_commands(ctx)
+        return [*own, *sorted(set(plugin_commands()) - set(own))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command, None when there is no such name. Raises PluginError for one that cannot be used."""
+        if cmd_name in self.own:
+            return super().get_command(ctx, cmd_name)
+        if cmd_name not in plugin_commands():
+            return None
+
+        from psyche_core.errors import PluginError
+        from psyche_core.plugins import PluginRegistry
+
+        command: object = PluginRegistry.discover().load("command", cmd_name).load()  # somebody else's code
+        if not isinstance(command, click.Command):
+            message = f"the plugin command.{cmd_name} brings a {type(command).__name__} where a click command is expected"
+            raise PluginError(message)
+
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with a hint where an unknown name is a command of ours that is not installed."""
+        if args and args[0] in FIRST_PARTY and args[0] not in plugin_commands():
+            ctx.fail(f"{args[0]} is not installed; get it with: pip install 'psyche-core[{FIRST_PARTY[args[0]]}]'")
+
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's signature
+        """Write our commands from the table, and the plugins' names."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.summary(name)) for name in self.own])
+        brought = {name: origin for name, origin in sorted(plugin_commands().items()) if name not in self.own}
+        if brought:
+            with formatter.section("Commands of plugins"):
+                formatter.write_dl(
+                    [(name, f"from {origin}; psyche {name} --help tells more") for name, origin in brought.items()]
+                )

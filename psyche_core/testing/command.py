@@ -1,0 +1,79 @@
+"""Conformance of a plugin's command. A plugin's whole test is:
+
+    class TestMyCommand(CommandConformance):
+        registration = MY_REGISTRATION  # as its hook returns it
+        hooks = "my_plugin.hooks"
+
+Decided here: what people and pages rely on: every command says what it does and shows an example, nothing heavy is imported for
+help. What the commands do is the plugin's to test.
+"""
+
+# ruff: noqa: D102  # the names of the tests are the sentences
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import ClassVar
+
+import click
+
+from psyche_core.hookspecs import CommandRegistration
+
+HEAVY = ("torch", "transformers", "numpy", "jax")
+
+
+def leaves(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """A command, or all that stand under a group, with the words that lead there."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None, f"{' '.join(path)} lists {name}, and has no such command"
+        yield from leaves(inner, *path, name)
+
+
+class CommandConformance:
+    """Inherit and set `registration` and `hooks`."""
+
+    registration: ClassVar[CommandRegistration]
+    hooks: ClassVar[str]
+
+    def test_name_and_summary_fit_a_line_of_help(self) -> None:
+        name, summary = self.registration.name, self.registration.summary
+        assert name == name.strip().lower()
+        assert " " not in name
+        assert summary.strip()
+        assert "\n" not in summary
+
+    def test_it_loads_a_click_command_and_the_same_again(self) -> None:
+        command = self.registration.load()
+        assert isinstance(command, click.Command)
+        assert self.registration.load() is command
+
+    def test_every_command_and_option_is_explained(self) -> None:
+        for path, command in leaves(self.registration.load(), "psyche", self.registration.name):
+            assert command.help, f"{' '.join(path)} does not say what it does"
+            for parameter in command.params:
+                told = not isinstance(parameter, click.Option) or bool(parameter.help)
+                assert told, f"{' '.join(path)}: {parameter.name} has no help"
+
+    def test_every_command_shows_an_example_of_itself(self) -> None:
+        for path, command in leaves(self.registration.load(), "psyche", self.registration.name):
+            shown = click.Context(command).command.epilog or ""
+            assert " ".join(path) in shown, f"{' '.join(path)}: its epilog must show an example of it"
+
+    def test_registering_and_loading_import_nothing_heavy(self) -> None:
+        script = (
+            f"import sys, {self.hooks} as hooks\n"
+            f"found = [one for one in hooks.psyche_register_commands() if one.name == {self.registration.name!r}]\n"
+            f"found[0].load()\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+        )
+        done = subprocess.run(  # noqa: S603  # our own interpreter
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout.strip() == "[]"
