@@ -31,7 +31,7 @@ OWNER = Wallet(Keypair.from_seed(bytes([200]) * 32))
 def all_programs() -> dict[str, bytes]:
     """The programs for a local chain, as they were built last."""
     folder = files("psyche_backend_solana.programs")
-    return {str(PROGRAMS[name]): (folder / f"{name}.so").read_bytes() for name in ("coordinator", "authorizer", "treasurer")}
+    return {str(PROGRAMS[name]): (folder / f"{name}.so").read_bytes() for name in PROGRAMS}
 
 
 def wallet_of(key: SecretKey) -> Wallet:

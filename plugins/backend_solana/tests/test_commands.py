@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,23 @@ import anyio.from_thread
 import pytest
 from click.testing import CliRunner
 from model_runs import all_programs
+from solders.account import Account
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.owner import data_index_at, read_config
 from psyche_backend_solana.commands.rewards import units_of
 from psyche_backend_solana.hooks import psyche_register_commands
+from psyche_backend_solana.layouts import mining_pool as layout
+from psyche_backend_solana.layouts import tokens
+from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, CoordinatorAccount
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
+from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
+from psyche_core.coordinator import image
 from psyche_core.coordinator.schedule import batch_size
+from psyche_core.coordinator.state import Account as Balance
 from psyche_core.errors import ConfigError
 from psyche_core.testing.command import CommandConformance
 
@@ -302,3 +311,92 @@ def test_a_config_file_with_mistakes_names_them_all(shell: Shell, tmp_path: Path
     said = shell("update-config", "-r", "mistakes", "--config-path", str(path), wallet="owner", code=2)
     assert "warmup_tim" in said
     assert "epoch_tim" in said
+
+
+def a_token(shell: Shell, *, holder: str, amount: int) -> str:
+    """A new token of 6 decimals, of which a wallet has so many units."""
+    mint = Pubkey.new_unique()
+    content = struct.pack("<I32sQBBI32s", 0, bytes(32), amount, 6, 1, 0, bytes(32))
+    owner = shell.wallet(holder).pubkey
+    held = struct.pack("<32s32sQI32sBIQQI32s", bytes(mint), bytes(owner), amount, 0, bytes(32), 1, 0, 0, 0, 0, bytes(32))
+    for at, data in ((mint, content), (tokens.associated(owner, mint), held)):
+        shell.portal.call(shell.chain.set_account, str(at), Account(10**9, data, TOKEN))
+    return str(mint)
+
+
+def units(shell: Shell, wallet: str, mint: str) -> int:
+    at = tokens.associated(shell.wallet(wallet).pubkey, Pubkey.from_string(mint))
+    found = shell.portal.call(shell.chain.account, str(at))
+    return 0 if found is None else tokens.parse(found).amount
+
+
+def pay(shell: Shell, run: str, wallet: str, earned: int) -> None:
+    """Write into the run's state what a member has earned, as the end of an epoch would."""
+    address = shell.json("json-dump-run", "-r", run)["account"]
+    account = shell.portal.call(shell.chain.account, address)
+    assert account is not None
+    data = bytes(account.data)
+    state = CoordinatorAccount.parse(data).state
+    assert state is not None
+    state = replace(state, accounts=(Balance(bytes(shell.wallet(wallet).pubkey), earned),))
+    data = data[:HEADER_BYTES] + image.encode(state) + data[HEADER_BYTES + image.SIZE :]
+    shell.portal.call(shell.chain.set_account, address, Account(account.lamports, data, account.owner))
+
+
+def test_a_run_that_is_paid_for_by_a_treasurer(shell: Shell) -> None:
+    mint = a_token(shell, holder="owner", amount=10_000_000)
+    assert "give --treasurer-collateral-mint" in shell(
+        "create-run", "-r", "paid", "--treasurer-index", "1", wallet="owner", code=2
+    )
+    made = shell.json("create-run", "-r", "paid", "--treasurer-collateral-mint", mint, wallet="owner")
+    assert made["treasurer_run"] == shell.json("json-dump-run", "-r", "paid")["main_authority"]
+    shell("update-config", "-r", "paid", "--config-path", str(shell.config), wallet="owner")
+    shell("set-future-epoch-rates", "-r", "paid", "--earning-rate-total-shared", "1000", wallet="owner")
+    shell("set-paused", "-r", "paid", "--resume", wallet="owner")
+    assert "belongs to" in shell("set-paused", "-r", "paid", wallet="member", code=2)
+
+    pay(shell, "paid", "member", 2_500_000)
+    assert "the vault is empty" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=2)
+    shell("treasurer-top-up-rewards", "-r", "paid", "--collateral-amount", "2", wallet="owner")
+    treasury = shell.json("json-dump-run", "-r", "paid")["treasurer"]
+    assert (treasury["held"], treasury["owed"], treasury["missing"]) == (2_000_000, 2_500_000, 500_000)
+    assert "500000 more are owed" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member")
+    assert units(shell, "member", mint) == 2_000_000
+    shell("treasurer-top-up-rewards", "-r", "paid", "--collateral-amount", "1.5", wallet="owner")
+    shell("treasurer-claim-rewards", "-r", "paid", wallet="member")
+    assert units(shell, "member", mint) == 2_500_000
+    assert "nothing is owed" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=2)
+    user = shell.json("json-dump-user", "-r", "paid", "--address", str(shell.wallet("member").pubkey))
+    assert user["treasurer"] == {"claimed": 2_500_000, "claimable": 0}
+
+    shell("set-paused", "-r", "paid", wallet="owner")
+    shell.pass_time(1)
+    shell("close-run", "-r", "paid", wallet="owner")
+    assert units(shell, "owner", mint) == 10_000_000 - 2_500_000
+    assert "no treasurer pays" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=2)
+
+
+def test_a_mining_pool(shell: Shell) -> None:
+    mint, prize = a_token(shell, holder="member", amount=5_000_000), a_token(shell, holder="owner", amount=900)
+    pool = "mining-pool"
+    shell(pool, "create", "--index", "7", "--mint", mint, wallet="owner")
+    assert "OverCap" in shell(pool, "deposit", "--index", "7", "--amount", "1", wallet="member", code=1)
+    shell(pool, "update", "--index", "7", "--cap", "4", "--lender-cap", "4", wallet="owner")
+    shell(pool, "deposit", "--index", "7", "--amount", "3", wallet="member")
+    assert units(shell, "member", mint) == 2_000_000
+    shell(pool, "extract", "--index", "7", "--amount", "1", wallet="owner")
+    assert units(shell, "owner", mint) == 1_000_000
+    assert "not open yet" in shell(pool, "claim", "--index", "7", wallet="member", code=2)
+    vault = Pubkey.from_string(shell.json(pool, "open-claims", "--index", "7", "--mint", prize, wallet="owner")["vault"])
+    holder = struct.pack("<32s32s", bytes(Pubkey.from_string(prize)), bytes(layout.pool_address(7)))
+    filled = holder + struct.pack("<QI32sBIQQI32s", 900, 0, bytes(32), 1, 0, 0, 0, 0, bytes(32))
+    shell.portal.call(shell.chain.set_account, str(vault), Account(10**9, filled, TOKEN))
+    shell(pool, "claim", "--index", "7", wallet="member")
+    assert units(shell, "member", prize) == 900
+    assert "nothing to take out" in shell(pool, "claim", "--index", "7", wallet="member", code=2)
+    shell(pool, "open-refunds", "--index", "7", wallet="owner")
+    shell(pool, "refund", "--index", "7", wallet="member")
+    assert units(shell, "member", mint) == 4_000_000
+    shown = shell.json(pool, "show", "--index", "7", "--address", str(shell.wallet("member").pubkey))
+    assert (shown["deposited"], shown["lender"]["refunded"]) == (3_000_000, 2_000_000)
+    assert "there is no pool 8" in shell(pool, "show", "--index", "8", code=2)

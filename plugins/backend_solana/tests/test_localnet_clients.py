@@ -12,6 +12,7 @@ from solana.exceptions import SolanaRpcException
 from solana.rpc.async_api import AsyncClient
 from solana.rpc.commitment import Processed
 from solana.rpc.core import RPCException
+from solana.rpc.jsonrpc import SolanaJsonRpcError
 from solana.rpc.models import DataSliceOpts, MemcmpOpts, TokenAccountOpts, TxOpts
 from solana.rpc.websocket_api import SolanaWsClient, Subscription
 from solders.account import Account
@@ -136,6 +137,10 @@ async def test_what_one_node_cannot_know_is_refused_clearly() -> None:
         for method in refused:
             with pytest.raises((RPCException, SolanaRpcException), match="Method not found"):
                 await method()
+    async with LocalChain(MANUAL) as chain, SolanaWsClient(chain.ws_url) as ws:
+        for subscribe in (ws.block_subscribe, ws.vote_subscribe, ws.slots_updates_subscribe):
+            with pytest.raises(SolanaJsonRpcError, match="Method not found"):
+                await subscribe()
 
 
 async def test_solana_py_subscribes_to_everything_served() -> None:

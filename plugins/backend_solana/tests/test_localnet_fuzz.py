@@ -154,6 +154,12 @@ def test_any_body(body: bytes) -> None:
             check(reply)
 
 
+def test_an_id_that_is_none_is_answered_with_null() -> None:
+    for identifier in ("1e999", "[]", "true", "1.5", "{}"):
+        answer = NODE.answer(f'{{"jsonrpc":"2.0","id":{identifier},"method":"getHealth"}}'.encode(), FaultSwitch())
+        assert answer == b'{"jsonrpc":"2.0","result":"ok","id":null}'
+
+
 def test_batches_are_answered_in_order_and_bounded() -> None:
     def batch(count: int) -> Any:
         requests = [json.loads(request("getSlot", number=number)) for number in range(count)]

@@ -27,9 +27,13 @@ from localnet_parts import (
     token_account,
     upload,
 )
+from solders.account import Account
+from solders.address_lookup_table_account import AddressLookupTableAccount
 from solders.compute_budget import set_compute_unit_limit, set_compute_unit_price
+from solders.hash import Hash
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
+from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
@@ -39,6 +43,7 @@ from psyche_backend_solana.programs import load
 from psyche_backend_solana.programs.addresses import AUTHORIZER
 
 CLOCK = str(SYSVARS[1])
+TABLES = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
 
 
 @pytest.fixture
@@ -141,6 +146,39 @@ async def test_failures_are_worded_as_by_a_real_validator() -> None:
         with pytest.raises(RpcFailure) as caught:
             await rpc.send(signed([Instruction(Pubkey.default(), b"\xff", [])], blockhash, payer))
         assert caught.value.data["err"] == {"InstructionError": [0, "InvalidInstructionData"]}
+
+
+async def test_version_0_and_addresses_from_a_lookup_table(tmp_path: Path) -> None:
+    settings = replace(MANUAL, state=tmp_path / "chain")
+    async with LocalChain(settings) as chain, Rpc(chain.rpc_url) as rpc:
+        payer, to, table = await funded(chain), Keypair().pubkey(), Keypair().pubkey()
+        header = struct.pack("<IQQBB", 1, 2**64 - 1, 0, 0, 1) + bytes(payer.pubkey()) + bytes(2)
+        data = header + bytes(Keypair().pubkey()) + bytes(to)
+        await chain.set_account(str(table), Account(10**9, data, TABLES))
+        await chain.advance_slots(2)
+        pay = transfer(TransferParams(from_pubkey=payer.pubkey(), to_pubkey=to, lamports=10**6))
+
+        def compiled(addresses: list[Pubkey], blockhash: Hash) -> VersionedTransaction:
+            lookup = AddressLookupTableAccount(table, addresses)
+            return VersionedTransaction(MessageV0.try_compile(payer.pubkey(), [pay], [lookup], blockhash), [payer])
+
+        transaction = compiled([Keypair().pubkey(), to], await rpc.blockhash())
+        assert to not in transaction.message.account_keys
+        signature = await rpc.send(transaction)
+        with pytest.raises(RpcFailure, match="maxSupportedTransactionVersion") as caught:
+            await rpc("getTransaction", signature)
+        assert caught.value.code == -32015
+        found = await rpc("getTransaction", signature, {"maxSupportedTransactionVersion": 0})
+        assert found["version"] == 0
+        assert found["meta"]["loadedAddresses"] == {"writable": [str(to)], "readonly": []}
+        assert found["meta"]["postBalances"][-1] - found["meta"]["preBalances"][-1] == 10**6
+        parsed = await rpc("getTransaction", signature, {"maxSupportedTransactionVersion": 0, "encoding": "jsonParsed"})
+        loaded = [key for key in parsed["transaction"]["message"]["accountKeys"] if key["source"] == "lookupTable"]
+        assert loaded == [{"pubkey": str(to), "signer": False, "writable": True, "source": "lookupTable"}]
+        with pytest.raises(RpcFailure, match="has 2 addresses, the transaction names 3"):
+            await rpc.send(compiled([Keypair().pubkey()] * 3 + [to], await rpc.blockhash()))
+    async with LocalChain(settings) as chain, Rpc(chain.rpc_url) as rpc:
+        assert await rpc.balance(to) == 10**6
 
 
 async def test_simulation_changes_nothing_and_takes_any_blockhash_on_request() -> None:

@@ -55,7 +55,7 @@ def main() -> None:
     """The command."""
     try:
         run(parse(sys.argv[1:]))
-    except LinkError as error:
+    except (LinkError, OSError) as error:  # OSError: a file, or libLLVM, is not there
         sys.exit(f"sbf_ld: error: {error}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import click
@@ -58,6 +59,34 @@ class TableGroup(click.Group):
             formatter.write_dl([(name, self._table[name][1]) for name in self.list_commands(ctx)])
 
 
-@click.group(cls=TableGroup, table=_TABLE, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-def run_manager() -> None:
-    """Make, configure, watch and close runs on Solana, and say who may join them."""
+@click.group(
+    cls=TableGroup,
+    table=_TABLE,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="\b\nExample:\n  psyche run-manager list-runs\n  psyche run-manager --env-file run.env",
+)
+@click.option(
+    "--env-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with WALLET_PRIVATE_KEY_PATH, RPC, WS_RPC and, if wanted, RUN_ID and AUTHORIZER: take part in a run.",
+)
+@click.option("--any-version", is_flag=True, help="Take part although the run asks for another version of the client.")
+@click.option(
+    "--client-option", "more", multiple=True, metavar="OPTION", help="Passed on to `psyche client train`; may be repeated."
+)
+@click.pass_context
+def run_manager(ctx: click.Context, env_file: Path | None, any_version: bool, more: tuple[str, ...]) -> int | None:
+    """Make, configure, watch and close runs on Solana, and say who may join them.
+
+    With --env-file and no command: find the run, or one that would let this wallet in, and take part in it.
+    """
+    if ctx.invoked_subcommand is not None:
+        return None
+    if env_file is None:
+        click.echo(ctx.get_help())
+        return 0
+
+    from psyche_backend_solana.commands.start import start
+
+    return start(env_file, any_version=any_version, more=more)

@@ -77,6 +77,7 @@ async def airdrop(desk: Desk, address: Pubkey, sol: float) -> Outcome:
     table={
         "airdrop": ("psyche_backend_solana.commands.solana:airdrop", "Ask a test chain for free SOL."),
         "balance": ("psyche_backend_solana.commands.solana:balance", "Print what an account holds."),
+        "create-token": ("psyche_backend_solana.commands.token:create_token", "Make a token to pay a run's members with."),
         "keygen": ("psyche_backend_solana.commands.solana:keygen", "Make a wallet."),
         "localnet": ("psyche_backend_solana.localnet.program:localnet", "Run a Solana chain on this machine."),
         "programs": ("psyche_backend_solana.commands.solana:programs", "List the on-chain programs, or write them to files."),

@@ -77,3 +77,14 @@ def transfer(source: Pubkey, destination: Pubkey, *, owner: Pubkey, amount: int)
     """Moves units from one token account to another. Signer: owner."""
     accounts = [AccountMeta(source, False, True), AccountMeta(destination, False, True), AccountMeta(owner, True, False)]
     return Instruction(TOKEN, b"\3" + amount.to_bytes(8, "little"), accounts)
+
+
+def initialize_mint(mint: Pubkey, *, authority: Pubkey, decimals: int) -> Instruction:
+    """Makes a mint of a new account of the token program; authority may mint, nobody may freeze."""
+    return Instruction(TOKEN, bytes([20, decimals]) + bytes(authority) + b"\0", [AccountMeta(mint, False, True)])
+
+
+def mint_to(mint: Pubkey, destination: Pubkey, *, authority: Pubkey, amount: int) -> Instruction:
+    """Makes units of a token. Signer: authority."""
+    accounts = [AccountMeta(mint, False, True), AccountMeta(destination, False, True), AccountMeta(authority, True, False)]
+    return Instruction(TOKEN, b"\7" + amount.to_bytes(8, "little"), accounts)

@@ -132,7 +132,7 @@ class Node:
 
     def _single(self, request: Any, dispatch: Dispatch) -> Any:
         identifier = request.get("id") if isinstance(request, dict) else None
-        if isinstance(identifier, bool | list | dict):
+        if isinstance(identifier, bool) or not isinstance(identifier, str | int):
             identifier = None
         try:
             result = dispatch(*_read_request(request))

@@ -59,10 +59,6 @@ def decode_transaction(data: bytes) -> VersionedTransaction:
         message = f"failed to deserialize a transaction of {len(data)} bytes: {error}"
         raise invalid(message) from error
 
-    if bytes(transaction) != data:
-        message = f"{len(data)} bytes are more than the transaction in them"
-        raise invalid(message)
-
     if not isinstance(transaction.message, Message | MessageV0):
         message = "transactions of version 1 are not supported; send a legacy or version 0 one"
         raise invalid(message)

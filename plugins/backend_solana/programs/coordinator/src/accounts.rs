@@ -1,7 +1,10 @@
 //! The program's accounts and the checks before anything is done with them.
+use crate::counted;
 use crate::elections::Memory;
 use crate::image::{Image, Key};
+use crate::refusal::{Outcome, Refusal, HALTED};
 use crate::run::Run;
+use core::mem::MaybeUninit;
 use psyche_common::platform::{clock, is_address, same, sha256};
 use psyche_common::record::{open_exact, Header, Record};
 use psyche_common::{Account, Error, Input, Pubkey, Res};
@@ -84,24 +87,58 @@ pub fn must_belong(instance: &Instance, instance_key: &Pubkey, account: &Account
     if same(&instance.account, account.key()) && same(of, instance_key) { Ok(()) } else { Err(Error::WRONG_ADDRESS) }
 }
 
-/// The accounts of an owner's instruction, all checks done: the owner's signature, the instance, the account of the state.
-#[inline(always)]
-pub fn owned(input: &Input, authority: &Account, instance: &Account, account: &Account) -> Res<&'static mut Coordinator> {
+/// The account of the state for an owner's instruction, all checks done: the owner's signature, the instance, the account. (Functions
+/// that return a reference or an error are copied into their callers by the linker; this one is not.)
+#[inline(never)]
+pub fn open_owned(input: &Input, authority: &Account, instance: &Account, account: &Account, out: &mut *mut Coordinator) -> Outcome {
     authority.must_sign()?;
     let found = instance_of(instance, input)?;
     let coordinator = coordinator_of(account, input)?;
     must_belong(found, instance.key(), account, &coordinator.instance)?;
-    if !same(&found.main_authority, authority.key()) { Err(Error::NOT_AUTHORITY) } else { Ok(coordinator) }
+    if !same(&found.main_authority, authority.key()) {
+        return Err(Error::NOT_AUTHORITY.into());
+    }
+    *out = coordinator;
+    Ok(())
 }
 
-/// What a command works on, at the clock's time and with the round seed of this slot.
+/// The same as a reference.
 #[inline(always)]
-pub fn run_of(coordinator: &'static mut Coordinator) -> Run {
+pub fn owned(input: &Input, authority: &Account, instance: &Account, account: &Account) -> Result<&'static mut Coordinator, Refusal> {
+    let mut found = core::ptr::null_mut();
+    open_owned(input, authority, instance, account, &mut found)?;
+    Ok(unsafe { &mut *found })
+}
+
+/// The clock's time in unix seconds, and the round seed of this slot.
+#[inline(never)]
+fn read_clock(out: &mut [u64; 2]) {
     let clock = clock();
     let hash = sha256(&[&clock.unix.to_le_bytes(), &clock.slot.to_le_bytes()]);
     let mut seed = [0; 8];
     seed.copy_from_slice(&hash[..8]);
-    Run { image: &mut coordinator.image, memory: &mut coordinator.memory, now: clock.unix.max(0) as u64, seed: u64::from_le_bytes(seed) }
+    *out = [clock.unix.max(0) as u64, u64::from_le_bytes(seed)];
+}
+
+/// What a command works on. Refuses (Halted) where there is no run yet. Counts the instruction; a refusal after this undoes that.
+#[inline(always)]
+pub fn run_of(coordinator: &'static mut Coordinator) -> Result<Run, Refusal> {
+    if !coordinator.image.exists() {
+        return Err(HALTED);
+    }
+    counted(coordinator);
+    let mut time = [0; 2];
+    read_clock(&mut time);
+    Ok(Run { image: &mut coordinator.image, memory: &mut coordinator.memory, now: time[0], seed: time[1] })
+}
+
+/// What a member's command works on, all checks done: the signature and the account.
+#[inline(never)]
+pub fn open_run(input: &Input, user: &Account, account: &Account, out: &mut MaybeUninit<Run>) -> Outcome {
+    user.must_sign()?;
+    let coordinator = coordinator_of(account, input)?;
+    out.write(run_of(coordinator)?);
+    Ok(())
 }
 
 /// A key as the image holds it.

@@ -26,20 +26,25 @@ mod statements;
 mod text;
 
 use accounts::Coordinator;
-use psyche_common::{Error, Input, Reader, Res};
+use psyche_common::{Error, Input, Reader};
+use refusal::Outcome;
 
 /// # Safety
 /// Called by the loader only.
 #[no_mangle]
 pub unsafe extern "C" fn entrypoint(buffer: *mut u8) -> u64 {
-    match Input::parse(buffer).and_then(|input| dispatch(&input)) {
+    let input = match Input::parse(buffer) {
+        Ok(input) => input,
+        Err(error) => return u64::from(error.0),
+    };
+    match dispatch(&input) {
         Ok(()) => 0,
-        Err(error) => error.0 as u64,
+        Err(refusal) => u64::from(Error::from(refusal).0),
     }
 }
 
-fn dispatch(input: &Input) -> Res {
-    let Some((number, data)) = input.data.split_first() else { return Err(Error::BAD_INSTRUCTION) };
+fn dispatch(input: &Input) -> Outcome {
+    let Some((number, data)) = input.data.split_first() else { return Err(Error::BAD_INSTRUCTION.into()) };
     let reader = Reader(data);
     match number {
         0 => owner::init(input, reader),
@@ -57,7 +62,7 @@ fn dispatch(input: &Input) -> Res {
         12 => member::checkpoint(input, reader),
         13 => member::equivocation(input, reader),
         14 => owner::migrate(input, reader),
-        _ => Err(Error::BAD_INSTRUCTION),
+        _ => Err(Error::BAD_INSTRUCTION.into()),
     }
 }
 

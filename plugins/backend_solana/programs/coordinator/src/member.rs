@@ -1,38 +1,34 @@
 //! The members' instructions: who signs is the signer half of the identity that commands.
-use crate::accounts::{coordinator_of, instance_of, key_of, must_belong, run_of};
+use crate::accounts::{coordinator_of, instance_of, key_of, must_belong, open_run, run_of};
 use crate::checkpoints::{self, Location};
 use crate::equivocation::{self, Report};
 use crate::evidence::SignedResult;
 use crate::image::{Identity, Statement};
-use crate::refusal::HALTED;
+use crate::refusal::{Outcome, Refusal};
 use crate::run::Run;
-use crate::{counted, epochs, members, statements};
+use crate::{epochs, members, statements};
+use core::mem::MaybeUninit;
 use psyche_common::authorization::{must_allow, JOIN_SCOPE};
 use psyche_common::platform::log_data;
-use psyche_common::{Account, Error, Input, Reader, Res};
+use psyche_common::{Account, Error, Input, Reader};
 
 const MAX_ADDRESS_BYTES: usize = 512;
 const MAX_METADATA_BYTES: usize = 256;
 const STATEMENT_BYTES: usize = core::mem::size_of::<Statement>();
 
-/// What a member's command works on.
 #[inline(always)]
-fn begin(input: &Input, user: &Account, account: &Account) -> Res<Run> {
-    user.must_sign()?;
-    let coordinator = coordinator_of(account, input)?;
-    if !coordinator.image.exists() {
-        return Err(HALTED.into());
-    }
-    counted(coordinator);
-    Ok(run_of(coordinator))
+fn begin(input: &Input, user: &Account, account: &Account) -> Result<Run, Refusal> {
+    let mut run = MaybeUninit::uninit();
+    open_run(input, user, account, &mut run)?;
+    Ok(unsafe { run.assume_init() })
 }
 
-pub fn join(input: &Input, mut reader: Reader) -> Res {
+pub fn join(input: &Input, mut reader: Reader) -> Outcome {
     let [user, authorization, instance, account] = input.accounts::<4>()?;
     let p2p = reader.array::<32>()?;
     let len = reader.u16()? as usize;
     if len > MAX_ADDRESS_BYTES {
-        return Err(Error::TOO_LONG);
+        return Err(Error::TOO_LONG.into());
     }
     let address = reader.bytes(len)?;
     reader.end()?;
@@ -41,11 +37,7 @@ pub fn join(input: &Input, mut reader: Reader) -> Res {
     let coordinator = coordinator_of(account, input)?;
     must_belong(found, instance.key(), account, &coordinator.instance)?;
     must_allow(authorization, &found.join_authority, user.key(), JOIN_SCOPE)?;
-    if !coordinator.image.exists() {
-        return Err(HALTED.into());
-    }
-    counted(coordinator);
-    let mut run = run_of(coordinator);
+    let mut run = run_of(coordinator)?;
     members::join(&mut run, &Identity { signer: key_of(user.key()), p2p: key_of(p2p) })?;
     if !address.is_empty() {
         log_data(&[b"join", user.key(), p2p, address]);
@@ -53,34 +45,34 @@ pub fn join(input: &Input, mut reader: Reader) -> Res {
     Ok(())
 }
 
-pub fn withdraw(input: &Input, reader: Reader) -> Res {
+pub fn withdraw(input: &Input, reader: Reader) -> Outcome {
     let [user, account] = input.accounts::<2>()?;
     reader.end()?;
     let mut run = begin(input, user, account)?;
-    Ok(members::withdraw(&mut run, &key_of(user.key()))?)
+    members::withdraw(&mut run, &key_of(user.key()))
 }
 
-pub fn tick(input: &Input, reader: Reader) -> Res {
+pub fn tick(input: &Input, reader: Reader) -> Outcome {
     let [user, account] = input.accounts::<2>()?;
     reader.end()?;
     let mut run = begin(input, user, account)?;
-    Ok(epochs::tick(&mut run)?)
+    epochs::tick(&mut run)
 }
 
-pub fn witness(input: &Input, mut reader: Reader) -> Res {
+pub fn witness(input: &Input, mut reader: Reader) -> Outcome {
     let [user, account] = input.accounts::<2>()?;
     let bytes = reader.array::<STATEMENT_BYTES>()?;
     let metadata = reader.0;
     if metadata.len() > MAX_METADATA_BYTES {
-        return Err(Error::TOO_LONG);
+        return Err(Error::TOO_LONG.into());
     }
-    let mut place = core::mem::MaybeUninit::<Statement>::uninit();
+    let mut place = MaybeUninit::<Statement>::uninit();
     let statement = unsafe {
         core::ptr::copy_nonoverlapping(bytes.as_ptr(), place.as_mut_ptr() as *mut u8, STATEMENT_BYTES);
         &*place.as_ptr()
     };
     if statement.zero != [0; 2] {
-        return Err(Error::BAD_INSTRUCTION);
+        return Err(Error::BAD_INSTRUCTION.into());
     }
     let mut run = begin(input, user, account)?;
     statements::witness(&mut run, &key_of(user.key()), statement)?;
@@ -90,38 +82,38 @@ pub fn witness(input: &Input, mut reader: Reader) -> Res {
     Ok(())
 }
 
-pub fn warmup_witness(input: &Input, mut reader: Reader) -> Res {
+pub fn warmup_witness(input: &Input, mut reader: Reader) -> Outcome {
     let [user, account] = input.accounts::<2>()?;
     let (epoch, index) = (reader.u32()?, reader.u16()?);
     reader.bytes(32)?; // the digest is for those who read transactions
     reader.end()?;
     let mut run = begin(input, user, account)?;
-    Ok(statements::warmup_witness(&mut run, &key_of(user.key()), epoch, index)?)
+    statements::warmup_witness(&mut run, &key_of(user.key()), epoch, index)
 }
 
-pub fn health_check(input: &Input, mut reader: Reader) -> Res {
+pub fn health_check(input: &Input, mut reader: Reader) -> Outcome {
     let [user, account] = input.accounts::<2>()?;
     let count = reader.u16()? as usize;
     let slots = reader.bytes(2 * count)?;
     reader.end()?;
     let mut run = begin(input, user, account)?;
-    Ok(members::health_check(&mut run, &key_of(user.key()), slots)?)
+    members::health_check(&mut run, &key_of(user.key()), slots)
 }
 
-pub fn checkpoint(input: &Input, mut reader: Reader) -> Res {
+pub fn checkpoint(input: &Input, mut reader: Reader) -> Outcome {
     let [user, account] = input.accounts::<2>()?;
     let location = Location { kind: reader.u8()?, first: reader.array()?, present: reader.flag()?, second: reader.array()? };
     reader.end()?;
     let mut run = begin(input, user, account)?;
-    Ok(checkpoints::checkpoint(&mut run, &key_of(user.key()), &location)?)
+    checkpoints::checkpoint(&mut run, &key_of(user.key()), &location)
 }
 
-pub fn equivocation(input: &Input, mut reader: Reader) -> Res {
+pub fn equivocation(input: &Input, mut reader: Reader) -> Outcome {
     let [user, account, sysvar] = input.accounts::<3>()?;
     let (epoch, height, index) = (reader.u32()?, reader.u32()?, reader.u16()? as usize);
     let first = SignedResult { payload_hash: reader.array()?, signature: reader.array()? };
     let second = SignedResult { payload_hash: reader.array()?, signature: reader.array()? };
     reader.end()?;
     let mut run = begin(input, user, account)?;
-    Ok(equivocation::equivocation(&mut run, &key_of(user.key()), &Report { epoch, height, index, results: [first, second] }, sysvar)?)
+    equivocation::equivocation(&mut run, &key_of(user.key()), &Report { epoch, height, index, results: [first, second] }, sysvar)
 }

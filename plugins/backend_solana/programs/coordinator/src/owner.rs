@@ -12,7 +12,7 @@ use crate::{counted, epochs};
 use psyche_common::platform::{find_address, rent_exempt, same};
 use psyche_common::record::{begin, Header, Record};
 use psyche_common::runtime::sol_memcmp_;
-use psyche_common::{cpi, ids, Error, Input, Reader, Res};
+use psyche_common::{cpi, ids, Error, Input, Reader};
 
 const CONFIG: u8 = 1;
 const MODEL: u8 = 2;
@@ -25,7 +25,7 @@ const STAGED: u8 = 128;
 const MAX_FIRST_SAMPLE: u64 = 1 << 62;
 const MAX_EPOCH: u32 = 1 << 31;
 
-pub fn init(input: &Input, mut reader: Reader) -> Res {
+pub fn init(input: &Input, mut reader: Reader) -> Outcome {
     let [payer, instance, account, system] = input.accounts::<4>()?;
     let len = reader.u8()? as usize;
     let run_id = reader.array::<32>()?;
@@ -34,19 +34,19 @@ pub fn init(input: &Input, mut reader: Reader) -> Res {
     let client_version = reader.array::<CLIENT_VERSION_BYTES>()?;
     reader.end()?;
     if len == 0 || len != run_id_len(run_id) || !is_text(run_id) || !is_text(client_version) {
-        return Err(Error::BAD_INSTRUCTION);
+        return Err(Error::BAD_INSTRUCTION.into());
     }
     account.must_be_writable()?;
     account.must_be_owned_by(input.program)?;
     if account.len() != BYTES {
-        return Err(Error::WRONG_SIZE);
+        return Err(Error::WRONG_SIZE.into());
     }
     // all zero: the first word is, and each byte is the one eight bytes before it
     let data = account.ptr();
     let mut differs = 1;
     unsafe { sol_memcmp_(data, data.add(8), BYTES as u64 - 8, &mut differs) };
     if unsafe { *(data as *const u64) } != 0 || differs != 0 {
-        return Err(Error::ALREADY_EXISTS);
+        return Err(Error::ALREADY_EXISTS.into());
     }
     let mut key = [0; 32];
     let name = &run_id[..len];
@@ -67,43 +67,44 @@ pub fn init(input: &Input, mut reader: Reader) -> Res {
     Ok(())
 }
 
-pub fn free(input: &Input, reader: Reader) -> Res {
+pub fn free(input: &Input, reader: Reader) -> Outcome {
     let [authority, spill, instance, account] = input.accounts::<4>()?;
     reader.end()?;
     spill.must_be_writable()?;
     instance.must_be_writable()?;
     let coordinator = owned(input, authority, instance, account)?;
     if coordinator.image.exists() && !coordinator.image.halted() {
-        return Err(INVALID_RUN_STATE.into());
+        return Err(INVALID_RUN_STATE);
     }
     instance.close(spill)?;
-    account.close(spill)
+    account.close(spill)?;
+    Ok(())
 }
 
-pub fn stage(input: &Input, mut reader: Reader) -> Res {
+pub fn stage(input: &Input, mut reader: Reader) -> Outcome {
     let [authority, instance, account] = input.accounts::<3>()?;
     let offset = reader.u16()? as usize;
     let content = reader.0;
     let coordinator = owned(input, authority, instance, account)?;
     if offset + content.len() > STAGING_BYTES {
-        return Err(Error::TOO_LONG);
+        return Err(Error::TOO_LONG.into());
     }
     coordinator.staging[offset..offset + content.len()].copy_from_slice(content);
     counted(coordinator);
     Ok(())
 }
 
-pub fn set_future_epoch_rates(input: &Input, mut reader: Reader) -> Res {
+pub fn set_future_epoch_rates(input: &Input, mut reader: Reader) -> Outcome {
     let [authority, instance, account] = input.accounts::<3>()?;
     let mask = reader.u8()?;
     let (earning, slashing) = (reader.u64()?, reader.u64()?);
     reader.end()?;
     if mask > 3 {
-        return Err(Error::BAD_INSTRUCTION);
+        return Err(Error::BAD_INSTRUCTION.into());
     }
     let coordinator = owned(input, authority, instance, account)?;
     if !coordinator.image.exists() {
-        return Err(HALTED.into());
+        return Err(HALTED);
     }
     let rates = &mut coordinator.image.future_rates;
     if mask & 1 != 0 {
@@ -116,25 +117,20 @@ pub fn set_future_epoch_rates(input: &Input, mut reader: Reader) -> Res {
     Ok(())
 }
 
-pub fn set_paused(input: &Input, mut reader: Reader) -> Res {
+pub fn set_paused(input: &Input, mut reader: Reader) -> Outcome {
     let [authority, instance, account] = input.accounts::<3>()?;
     let paused = reader.flag()?;
     reader.end()?;
     let coordinator = owned(input, authority, instance, account)?;
-    if !coordinator.image.exists() {
-        return Err(HALTED.into());
-    }
-    counted(coordinator);
-    let mut run = run_of(coordinator);
-    if paused { epochs::pause(&mut run)? } else { epochs::resume(&mut run)? }
-    Ok(())
+    let mut run = run_of(coordinator)?;
+    if paused { epochs::pause(&mut run) } else { epochs::resume(&mut run) }
 }
 
-pub fn update(input: &Input, mut reader: Reader) -> Res {
+pub fn update(input: &Input, mut reader: Reader) -> Outcome {
     let [authority, instance, account] = input.accounts::<3>()?;
     let mask = reader.u8()?;
     if mask & !(CONFIG | MODEL | PROGRESS | METADATA | CLIENT_VERSION | STAGED) != 0 {
-        return Err(Error::BAD_INSTRUCTION);
+        return Err(Error::BAD_INSTRUCTION.into());
     }
     let coordinator = owned(input, authority, instance, account)?;
     if mask & STAGED != 0 {
@@ -161,13 +157,13 @@ pub fn update(input: &Input, mut reader: Reader) -> Res {
     if mask & METADATA != 0 {
         coordinator.metadata = *reader.array::<METADATA_BYTES>()?;
         if !is_text(&coordinator.metadata[..64]) || !is_text(&coordinator.metadata[64..344]) {
-            return Err(Error::BAD_INSTRUCTION);
+            return Err(Error::BAD_INSTRUCTION.into());
         }
     }
     if mask & CLIENT_VERSION != 0 {
         coordinator.client_version = *reader.array::<CLIENT_VERSION_BYTES>()?;
         if !is_text(&coordinator.client_version) {
-            return Err(Error::BAD_INSTRUCTION);
+            return Err(Error::BAD_INSTRUCTION.into());
         }
     }
     if mask & STAGED == 0 {
@@ -181,18 +177,18 @@ pub fn update(input: &Input, mut reader: Reader) -> Res {
 }
 
 /// Refuses while the run is not halted; with nothing there yet, begins the image of an uninitialized run. Forgets what was derived.
-fn begin_update(coordinator: &mut Coordinator, mask: u8, run_id: &[u8; 32]) -> Res {
+fn begin_update(coordinator: &mut Coordinator, mask: u8, run_id: &[u8; 32]) -> Outcome {
     let image = &mut coordinator.image;
     if image.exists() {
         if image.run_state == state::FINISHED {
-            return Err(UPDATE_CONFIG_FINISHED.into());
+            return Err(UPDATE_CONFIG_FINISHED);
         }
         if !image.halted() {
-            return Err(UPDATE_CONFIG_NOT_HALTED.into());
+            return Err(UPDATE_CONFIG_NOT_HALTED);
         }
     } else {
         if mask & (CONFIG | MODEL) != CONFIG | MODEL {
-            return Err(if mask & CONFIG == 0 { CONFIG_SANITY } else { MODEL_SANITY }.into());
+            return Err(if mask & CONFIG == 0 { CONFIG_SANITY } else { MODEL_SANITY });
         }
         image.magic = image::MAGIC;
         image.version = image::VERSION;
@@ -204,17 +200,17 @@ fn begin_update(coordinator: &mut Coordinator, mask: u8, run_id: &[u8; 32]) -> R
     Ok(())
 }
 
-fn read_model(reader: &mut Reader, model: &mut Model) -> Res {
+fn read_model(reader: &mut Reader, model: &mut Model) -> Outcome {
     model.max_seq_len = reader.u32()?;
     model.cold_start_warmup_steps = reader.u32()?;
     let location = Location { kind: reader.u8()?, first: reader.array()?, present: reader.flag()?, second: reader.array()? };
     if location.kind > kind::P2P_GCS || !location.is_sound() {
-        return Err(Error::BAD_INSTRUCTION);
+        return Err(Error::BAD_INSTRUCTION.into());
     }
     location.write(&mut model.checkpoint, location.kind);
     let len = reader.u16()? as usize;
     if len > MAX_TABLES_BYTES {
-        return Err(Error::TOO_LONG);
+        return Err(Error::TOO_LONG.into());
     }
     let tables = reader.bytes(len)?;
     unsafe { core::ptr::write_bytes(&mut model.tables, 0, 1) };
@@ -276,7 +272,7 @@ fn check_config(config: &Config) -> Outcome {
 }
 
 /// Makes an account of version 1 one of version 2: it grows by the staging area, and what was derived is derived again.
-pub fn migrate(input: &Input, reader: Reader) -> Res {
+pub fn migrate(input: &Input, reader: Reader) -> Outcome {
     let [authority, instance, account, system] = input.accounts::<4>()?;
     reader.end()?;
     authority.must_sign()?;
@@ -287,22 +283,22 @@ pub fn migrate(input: &Input, reader: Reader) -> Res {
     account.must_be_owned_by(input.program)?;
     if account.len() == BYTES {
         coordinator_of(account, input)?;
-        return Err(Error::ALREADY_EXISTS);
+        return Err(Error::ALREADY_EXISTS.into());
     }
     if account.len() != FIRST_BYTES {
-        return Err(Error::WRONG_SIZE);
+        return Err(Error::WRONG_SIZE.into());
     }
     let header = unsafe { &mut *(account.ptr() as *mut Header) };
     if header.magic != Coordinator::MAGIC {
-        return Err(Error::WRONG_KIND);
+        return Err(Error::WRONG_KIND.into());
     }
     if header.version != 1 {
-        return Err(Error::WRONG_VERSION);
+        return Err(Error::WRONG_VERSION.into());
     }
     let of = unsafe { &*(account.ptr().add(core::mem::offset_of!(Coordinator, instance)) as *const [u8; 32]) };
     must_belong(found, instance.key(), account, of)?;
     if !same(&found.main_authority, authority.key()) {
-        return Err(Error::NOT_AUTHORITY);
+        return Err(Error::NOT_AUTHORITY.into());
     }
     let rent = rent_exempt(BYTES as u64);
     if account.lamports() < rent {

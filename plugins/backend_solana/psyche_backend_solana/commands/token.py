@@ -1,0 +1,40 @@
+"""`psyche solana create-token`: a token to pay a run's members with, where there is none yet."""
+
+from __future__ import annotations
+
+import click
+from solders.keypair import Keypair
+from solders.system_program import CreateAccountParams, create_account
+
+from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.rewards import units_of
+from psyche_backend_solana.layouts import tokens
+from psyche_backend_solana.programs.addresses import TOKEN
+from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.wallet import Wallet
+
+MOST_DECIMALS = 9
+
+
+@click.command("create-token", epilog=example("solana create-token", "--supply 1000000 --decimals 6 -w owner.json"))
+@click.option("--supply", default="1000000", show_default=True, help="Tokens to make, with decimals as people write them.")
+@click.option("--decimals", type=click.IntRange(0, MOST_DECIMALS), default=6, show_default=True, help="Decimals of a token.")
+@command()
+async def create_token(desk: Desk, supply: str, decimals: int) -> Outcome:
+    """Make a token of SPL Token and give all of it to this wallet, who may make more of it later."""
+    units = units_of(supply, decimals)
+    mint = Wallet(Keypair())
+    rent = await methods.rent_exempt(desk.rpc, tokens.MINT_BYTES, timeout=CALL_SECONDS)
+    space = CreateAccountParams(
+        from_pubkey=desk.payer, to_pubkey=mint.pubkey, lamports=rent, space=tokens.MINT_BYTES, owner=TOKEN
+    )
+    account = tokens.associated(desk.payer, mint.pubkey)
+    sent = await desk.send(
+        create_account(space),
+        tokens.initialize_mint(mint.pubkey, authority=desk.payer, decimals=decimals),
+        tokens.create_associated(desk.payer, desk.payer, mint=mint.pubkey),
+        tokens.mint_to(mint.pubkey, account, authority=desk.payer, amount=units),
+        signers=(mint,),
+    )
+    sentence = f"made the token {mint.pubkey}; {supply} of it are in {account}"
+    return Outcome(sentence, {"mint": mint.pubkey, "account": account, "units": units, "signature": sent.signature})

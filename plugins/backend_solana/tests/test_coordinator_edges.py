@@ -1,0 +1,234 @@
+"""Limits that random commands meet rarely: each on both sides, compared with `apply` byte for byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psyche_backend_solana.svm.chain import CoordinatorSvm, member
+from psyche_backend_solana.svm.largest import NOW, Case, Largest, measured
+from psyche_core.coordinator import commands
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.state import Account, CoordinatorState, EpochRates, Progress
+from psyche_core.types import BatchId, ClientState, RunState
+
+
+@pytest.fixture(scope="module")
+def chain() -> CoordinatorSvm:
+    return CoordinatorSvm(members=257)
+
+
+@pytest.fixture
+def largest() -> Largest:
+    return Largest(torn=True, percent=0)
+
+
+def check(chain: CoordinatorSvm, state: CoordinatorState, command: commands.Command) -> str | None:
+    return measured(chain, Case("edge", state, command)).refusal
+
+
+def with_client(state: CoordinatorState, slot: int, /, **fields: Any) -> CoordinatorState:
+    clients = list(state.epoch.clients)
+    clients[slot] = replace(clients[slot], **fields)
+    return replace(state, epoch=replace(state.epoch, clients=tuple(clients)))
+
+
+@pytest.mark.parametrize("since", [-1, 0, 1])
+@pytest.mark.parametrize("rejoins", [0, 1])
+def test_who_came_back_since_is_forgiven(chain: CoordinatorSvm, largest: Largest, since: int, rejoins: int) -> None:
+    state = largest.playing(0)
+    judged, judging = state.epoch.rounds[1], state.epoch.rounds[2]
+    unseen = [slot for slot in shares(state, judged) if not slot % 2]
+    state = with_client(state, unseen[0], exited_height=judged.height + since, rejoins=rejoins)
+    reporter = member(witness_slots(state, judging)[0])
+    assert check(chain, state, commands.HealthCheck(reporter, tuple(unseen[:2]))) is None
+
+
+@pytest.mark.parametrize(("rejoins", "refusal"), [(2, None), (3, "RejoinsExhausted")])
+@pytest.mark.parametrize("phase", [RunState.Warmup, RunState.RoundTrain])
+def test_who_may_come_back(chain: CoordinatorSvm, largest: Largest, rejoins: int, refusal: str | None, phase: RunState) -> None:
+    state = with_client(replace(largest.playing(0), run_state=phase), 9, state=ClientState.Withdrawn, rejoins=rejoins)
+    ready = commands.WarmupWitness(member(9), 3, 9, bytes(32))
+    assert check(chain, state, ready) == refusal
+
+
+def test_who_may_not_come_back(chain: CoordinatorSvm, largest: Largest) -> None:
+    state = largest.playing(0)
+    ready = commands.WarmupWitness(member(9), 3, 9, bytes(32))
+    assert check(chain, with_client(state, 9, state=ClientState.Ejected), ready) == "InvalidWitness"
+    dropped = with_client(state, 9, state=ClientState.Dropped)
+    others = tuple(waiting for waiting in state.pending if waiting != member(9))
+    assert check(chain, replace(dropped, pending=others), ready) == "InvalidWitness"
+    assert check(chain, replace(dropped, pending=(*others, member(9, 1))), ready) == "InvalidWitness"
+
+
+@pytest.mark.parametrize("health", list(ClientState))
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("phase", "statements"),
+    [(RunState.RoundTrain, 20), (RunState.RoundWitness, 20), (RunState.RoundWitness, 30), (RunState.Cooldown, 30)],
+)
+def test_evidence_about_every_stored_round(
+    chain: CoordinatorSvm, largest: Largest, health: ClientState, place: int, phase: RunState, statements: int
+) -> None:
+    state = largest.playing(statements, phase)
+    slot = [slot for slot in shares(state, state.epoch.rounds[place]) if slot % 2 and slot != 0][-1]
+    state = with_client(state, slot, state=health, exited_height=2)
+    refusal = check(chain, state, largest.evidence(state, place, slot))
+    assert refusal in (None, "InvalidEvidence")
+    assert refusal is None or health is ClientState.Ejected
+
+
+@pytest.mark.parametrize("earned", [0, 2**64 - 2, 2**64 - 1])
+@pytest.mark.parametrize("pool", [1, 10**15, 2**64 - 1])
+def test_balances_end_at_64_bits(chain: CoordinatorSvm, largest: Largest, earned: int, pool: int) -> None:
+    state = largest.playing(32, RunState.Cooldown, drain=True)
+    accounts = {member(slot).signer: Account(member(slot).signer, earned, earned) for slot in (0, 5, 250)}
+    state = replace(
+        state,
+        accounts=tuple(accounts[signer] for signer in sorted(accounts)),
+        epoch=replace(state.epoch, rates=EpochRates(pool, pool)),
+    )
+    state = with_client(with_client(state, 5, state=ClientState.Ejected), 250, accepted_rounds=2**32 - 1)
+    assert check(chain, state, commands.Tick()) is None
+
+
+@pytest.mark.parametrize("rounds", [1, 2**32 - 1])
+def test_portions_of_many_rounds(chain: CoordinatorSvm, largest: Largest, rounds: int) -> None:
+    """Where the sum of all rounds needs more than 32 bits."""
+    state = largest.playing(32, RunState.Cooldown, drain=True)
+    clients = tuple(replace(client, accepted_rounds=rounds) for client in state.epoch.clients)
+    state = replace(state, epoch=replace(state.epoch, clients=clients, rates=EpochRates(2**64 - 1, 0)))
+    assert check(chain, state, commands.Tick()) is None
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 49, 50, 51, 99, 100, 2**62])
+@pytest.mark.parametrize("ramp", [0, 1, 4, 100, 2**64 - 1])
+@pytest.mark.parametrize(("start", "end"), [(1, 3), (1, 65535), (65535, 65535)])
+def test_batch_sizes(chain: CoordinatorSvm, first: int, ramp: int, start: int, end: int) -> None:
+    largest = Largest(torn=False, percent=0)
+    keys = {"global_batch_size_start": start, "global_batch_size_end": end, "global_batch_size_warmup_tokens": ramp}
+    llm = largest.state.model.LLM.model_copy(update={"max_seq_len": 1 if first < 2**32 else 2**32 - 1})
+    state = replace(
+        largest.state,
+        run_state=RunState.Warmup,
+        config=largest.state.config.model_copy(update=keys),
+        model=largest.state.model.model_copy(update={"LLM": llm}),
+        progress=Progress(3, 100, first),
+        epoch=replace(largest.state.epoch, ready=tuple(range(256)), unplayed=True),
+    )
+    assert check(chain, state, commands.Tick()) is None
+
+
+@pytest.mark.parametrize("intervals", [0, 1, 2, 510, 511, 512])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_round_takes_from_the_queue(chain: CoordinatorSvm, intervals: int, size: int) -> None:
+    """More, as much as, and less than a round wants; and joined with fresh samples where they meet."""
+    largest = Largest(torn=False, percent=0)
+    queue = tuple(BatchId(10 * place, 10 * place + size - 1) for place in range(intervals))
+    for wanted in (1, 2, 510 * size, 511 * size, 512 * size, 512 * size + 1):
+        for gap in (0, 1):
+            config = largest.state.config.model_copy(update={"global_batch_size_start": wanted, "global_batch_size_end": wanted})
+            data_index = (queue[-1].last + 1 if queue else 0) + gap
+            state = replace(
+                largest.state,
+                run_state=RunState.Warmup,
+                config=config,
+                requeue=queue,
+                progress=Progress(3, 100, data_index),
+                epoch=replace(largest.state.epoch, ready=tuple(range(256)), unplayed=True),
+            )
+            assert check(chain, state, commands.Tick()) is None
+
+
+@pytest.mark.parametrize("spare", [0, 1, 300, 512])
+@pytest.mark.parametrize("first", [0, 45_000, 50_001, 10**6])
+@pytest.mark.parametrize("step", [2, 3])
+def test_samples_return_to_a_queue(chain: CoordinatorSvm, largest: Largest, spare: int, first: int, step: int) -> None:
+    """Before, between, beside and behind those in it; the lowest are lost when there are too many."""
+    state = largest.playing(0, RunState.RoundWitness)
+    queue = tuple(BatchId(first + step * place, first + step * place) for place in range(512 - spare))
+    taken = {
+        sample for stored in state.epoch.rounds[-2:] for batch in stored.batches for sample in range(batch.first, batch.last + 1)
+    }
+    state = replace(state, requeue=tuple(batch for batch in queue if batch.first not in taken))
+    assert check(chain, state, commands.Tick()) is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "refusal"),
+    [
+        ({"init_min_clients": 256}, None),
+        ({"init_min_clients": 257}, "ConfigSanityCheckFailed"),
+        ({"witness_nodes": 32}, None),
+        ({"witness_nodes": 33}, "ConfigSanityCheckFailed"),
+        ({"verification_percent": 100}, None),
+        ({"verification_percent": 101}, "ConfigSanityCheckFailed"),
+        ({"warmup_time": 99_999}, None),
+        ({"warmup_time": 100_000}, "ConfigSanityCheckFailed"),
+        ({"max_round_train_time": 99_999}, None),
+        ({"max_round_train_time": 100_000}, "ConfigSanityCheckFailed"),
+        ({"global_batch_size_end": 2000}, None),
+        ({"global_batch_size_end": 1999}, "ConfigSanityCheckFailed"),
+        ({"checkpointers": tuple(f"{number:064x}" for number in range(16))}, None),
+        ({"checkpointers": (*(f"{number:064x}" for number in range(15)), f"{0:064x}")}, "ConfigSanityCheckFailed"),
+    ],
+)
+def test_configuration(chain: CoordinatorSvm, keys: dict[str, Any], refusal: str | None) -> None:
+    largest = Largest(torn=False, percent=0)
+    config = largest.state.config.model_copy(update=keys)
+    paused = replace(largest.state, run_state=RunState.Paused)
+    assert check(chain, paused, commands.UpdateConfig(config=config)) == refusal
+
+
+@pytest.mark.parametrize(("steps", "refusal"), [(19_999, None), (20_000, "ConfigSanityCheckFailed")])
+def test_a_cold_start_fits_an_epoch(chain: CoordinatorSvm, steps: int, refusal: str | None) -> None:
+    largest = Largest(torn=False, percent=0)
+    llm = largest.state.model.LLM.model_copy(update={"cold_start_warmup_steps": steps})
+    command = commands.UpdateConfig(model=largest.state.model.model_copy(update={"LLM": llm}))
+    assert check(chain, replace(largest.state, run_state=RunState.Paused), command) == refusal
+
+
+@pytest.mark.parametrize(
+    ("progress", "refusal"),
+    [
+        (Progress(2**31, 2**31 + 1, 2**62), None),
+        (Progress(2**31 + 1, 1, 0), "ProgressSanityCheckFailed"),
+        (Progress(0, 2**31 + 2, 0), "ProgressSanityCheckFailed"),
+        (Progress(0, 1, 2**62 + 1), "ProgressSanityCheckFailed"),
+        (Progress(0, 0, 0), "ProgressSanityCheckFailed"),
+    ],
+)
+def test_progress(chain: CoordinatorSvm, progress: Progress, refusal: str | None) -> None:
+    paused = replace(Largest(torn=True, percent=0).state, run_state=RunState.Paused)
+    assert check(chain, paused, commands.UpdateConfig(progress=progress)) == refusal
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("phase", [RunState.WaitingForMembers, RunState.RoundTrain, RunState.RoundWitness, RunState.Cooldown])
+def test_what_is_due(chain: CoordinatorSvm, phase: RunState, late: int) -> None:
+    """One second early, in time, one late; and at no time at once."""
+    largest = Largest(torn=False, percent=0)
+    state = largest.playing(3, phase)
+    config = state.config
+    waits = (
+        config.waiting_for_members_extra_time,
+        0,
+        0,
+        config.max_round_train_time,
+        config.round_witness_time,
+        config.cooldown_time,
+    )
+    since = NOW - waits[phase] + 1 - late
+    assert check(chain, replace(state, since=since, minimum_since=since), commands.Tick()) is None
+
+
+@pytest.mark.parametrize("seconds", [2**64 - 1, 2**63])
+def test_what_is_never_due(chain: CoordinatorSvm, seconds: int) -> None:
+    largest = Largest(torn=False, percent=0)
+    state = largest.playing(3)
+    config = state.config.model_copy(update={"max_round_train_time": seconds, "epoch_time": seconds})
+    assert check(chain, replace(state, config=config), commands.Tick()) is None

@@ -1,0 +1,172 @@
+"""Commands and client options that plugins bring, with throw-away distributions on sys.path."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from psyche_core import hookspecs
+from psyche_core.cli import plugin_commands
+
+Install = Callable[[str, dict[str, str], str], None]
+
+COMMAND = """
+import click
+from psyche_core.hookspecs import CommandRegistration, hookimpl
+
+PSYCHE_PLUGIN_API = "1.0"
+
+@click.command(epilog="psyche throwaway")
+def throwaway():
+    "Say hello."
+    click.echo("hello")
+
+@hookimpl
+def psyche_register_commands():
+    return [CommandRegistration(name="throwaway", summary="says hello", load=lambda: {loaded})]
+"""
+
+BACKEND = """
+from pathlib import Path
+from pydantic import ConfigDict, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from psyche_core.errors import BackendError
+from psyche_core.hookspecs import BackendRegistration, hookimpl
+from psyche_core.wire.signing import SecretKey
+
+PSYCHE_PLUGIN_API = "1.0"
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="PSYCHE_", extra="forbid")
+    seat: int = Field(default=3, ge=1, description="Where to sit.", json_schema_extra={"short": "-q"})
+    hat: str | None = Field(default=None, description="What to wear.")
+    secret: str = Field(default="", description="Never shown.", json_schema_extra={"option": False})
+
+def create(context):
+    raise BackendError(f"made with {context.settings!r}, address {context.address!r}, key {context.key.public.hex()[:8]}")
+
+@hookimpl
+def psyche_register_backends():
+    return [BackendRegistration(
+        name="throwaway", summary="a chair", create=create, settings=Settings, needs_address=False,
+        transport_key=lambda run_id, settings: SecretKey(bytes([settings.seat]) * 32), route=lambda settings: "127.0.0.1:9",
+    )]
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Iterator[Install]:
+    """Write a distribution (metadata, entry points, one module) where importlib.metadata and import find it."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    sys.path.insert(0, str(folder))
+
+    def write(distribution: str, entry_points: dict[str, str], code: str) -> None:
+        info = folder / f"{distribution}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        lines = "\n".join(f"{name} = {value}" for name, value in entry_points.items())
+        (info / "entry_points.txt").write_text(f"[{hookspecs.GROUP}]\n{lines}\n")
+        (folder / f"{next(iter(entry_points.values()))}.py").write_text(code)
+        importlib.invalidate_caches()
+
+    yield write
+    sys.path.remove(str(folder))
+    for name in ("throwaway_command", "throwaway_backend"):
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+
+
+def test_the_group_and_the_kind_are_those_of_the_hooks() -> None:
+    assert plugin_commands._GROUP == hookspecs.GROUP
+    assert plugin_commands._KIND.removesuffix(".") in hookspecs.KINDS
+
+
+def test_a_plugins_command_is_listed_without_importing_it_and_run_by_its_name(install: Install, psyche) -> None:
+    install("throwaway", {"command.throwaway": "throwaway_command"}, COMMAND.format(loaded="throwaway"))
+    assert "throwaway from throwaway; psyche throwaway --help" in " ".join(psyche("--help").out.split())
+    assert "throwaway_command" not in sys.modules
+    assert psyche("throwaway").out == "hello\n"
+
+
+def test_a_plugin_cannot_take_the_place_of_our_command(install: Install, psyche) -> None:
+    install("throwaway", {"command.plugins": "throwaway_command"}, COMMAND.format(loaded="throwaway"))
+    help_text = psyche("--help").out
+    assert help_text.count("\n  plugins ") == 1
+    assert "See which plugins are installed" in psyche("plugins", "--help").out
+
+
+def test_a_broken_plugins_command_says_why_in_a_sentence(install: Install, psyche) -> None:
+    install("throwaway", {"command.throwaway": "throwaway_command"}, "raise OSError('out of paper')")
+    result = psyche("throwaway")
+    assert result.code == 2
+    assert "out of paper" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_what_is_no_command_is_refused(install: Install, psyche) -> None:
+    install("throwaway", {"command.throwaway": "throwaway_command"}, COMMAND.format(loaded="'hello'"))
+    result = psyche("throwaway")
+    assert (result.code, "brings a str where a click command is expected" in result.err) == (2, True)
+
+
+def test_our_own_command_that_is_not_installed_says_what_to_install(psyche, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin_commands, "plugin_commands", dict)
+    result = psyche("run-manager", "list-runs")
+    assert (result.code, "pip install 'psyche-core[solana]'" in result.err) == (2, True)
+
+
+def test_a_backends_options_stand_in_the_help_only_when_it_is_chosen(
+    install: Install, psyche, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("throwaway", {"backend.throwaway": "throwaway_backend"}, BACKEND)
+    assert "--seat" not in psyche("client", "train", "--help").out
+    told = psyche("client", "train", "--backend", "throwaway", "--help").out
+    assert "-q, --seat" in told
+    assert "--hat" in told
+    assert "--secret" not in told
+    assert "-q, --seat" in psyche("client", "train", "--backend=throwaway", "--help").out
+    monkeypatch.setenv("PSYCHE_BACKEND", "throwaway")
+    assert "-q, --seat" in psyche("client", "train", "--help").out
+
+
+def test_a_backends_options_reach_it(install: Install, psyche, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("throwaway", {"backend.throwaway": "throwaway_backend"}, BACKEND)
+    monkeypatch.setenv("PSYCHE_SEAT", "9")
+    monkeypatch.setenv("PSYCHE_HAT", "red")
+    words = ("client", "train", "--run-id", "r", "--backend", "throwaway", "--logs", "none")
+    said = psyche(*words, "-q", "5").err
+    assert "made with Settings(seat=5, hat='red', secret=''), address ''" in said
+    assert "key 6e7a1cdd" in said  # public half of 05 05 05 …
+    assert "seat=9" in psyche(*words).err
+
+
+def test_a_backends_broken_rules_are_sentences(install: Install, psyche) -> None:
+    install("throwaway", {"backend.throwaway": "throwaway_backend"}, BACKEND)
+    words = ("client", "train", "--run-id", "r", "--backend", "throwaway", "--logs", "none")
+    result = psyche(*words, "--seat", "0")
+    assert (result.code, "--seat: got 0" in result.err) == (2, True)
+    result = psyche(*words, "--server-addr", "127.0.0.1:1")
+    assert (result.code, "--server-addr means nothing to the backend throwaway" in result.err) == (2, True)
+
+
+def test_another_backends_options_are_unknown(psyche) -> None:
+    result = psyche("client", "train", "--run-id", "r", "--server-addr", "127.0.0.1:1", "--seat", "5")
+    assert (result.code, "No such option" in result.err) == (2, True)
+
+
+def test_a_backend_that_needs_an_address_says_so(psyche) -> None:
+    result = psyche("client", "train", "--run-id", "r", "--logs", "none")
+    assert result.code == 2
+    assert "--server-addr is needed for tcp (or the environment variable PSYCHE_SERVER_ADDR)" in result.err
+
+
+def test_an_unknown_backend_is_a_sentence(psyche) -> None:
+    result = psyche("client", "train", "--run-id", "r", "--backend", "carrier-pigeon")
+    assert result.code == 2
+    assert "no backend plugin is named carrier-pigeon" in result.err
+    assert "Traceback" not in result.err
