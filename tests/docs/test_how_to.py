@@ -18,7 +18,11 @@ from psyche_core.run_config import Choice, parse_run_file
 from psyche_core.training import sidecar
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = {path.name: path.read_text() for path in sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))}
+PAGES = {
+    path.name: path.read_text()
+    for path in sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))
+    if not path.name.startswith("solana-")  # plugins/backend_solana/tests/test_how_to.py
+}
 COMMANDS = [
     line
     for page in PAGES.values()

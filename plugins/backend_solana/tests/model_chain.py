@@ -464,14 +464,14 @@ class Door:
         data = kept.data if cut is None else kept.data[cut["offset"] : cut["offset"] + cut["length"]]
         return {"lamports": kept.lamports, "owner": str(kept.owner), "data": [base64.b64encode(data).decode(), "base64"]}
 
-    def getAccountInfo(self, at: str, options: dict[str, Any]) -> Any:  # noqa: N802
+    def getAccountInfo(self, at: str, options: dict[str, Any]) -> Any:
         return self._context(self._json(self.chain.read(Pubkey.from_string(at)), options.get("dataSlice")))
 
-    def getMultipleAccounts(self, many: list[str], options: dict[str, Any]) -> Any:  # noqa: N802
+    def getMultipleAccounts(self, many: list[str], options: dict[str, Any]) -> Any:
         cut = options.get("dataSlice")
         return self._context([self._json(self.chain.read(Pubkey.from_string(at)), cut) for at in many])
 
-    def getProgramAccounts(self, owner: str, options: dict[str, Any]) -> Any:  # noqa: N802
+    def getProgramAccounts(self, owner: str, options: dict[str, Any]) -> Any:
         begins = base64.b64decode(options["filters"][0]["memcmp"]["bytes"])
         size = next((entry["dataSize"] for entry in options["filters"] if "dataSize" in entry), None)
         return self._context(
@@ -482,30 +482,30 @@ class Door:
             ]
         )
 
-    def getBalance(self, at: str, _: Any) -> Any:  # noqa: N802
+    def getBalance(self, at: str, _: Any) -> Any:
         kept = self.chain.read(Pubkey.from_string(at))
         return self._context(0 if kept is None else kept.lamports)
 
-    def getMinimumBalanceForRentExemption(self, size: int) -> int:  # noqa: N802
+    def getMinimumBalanceForRentExemption(self, size: int) -> int:
         return (128 + size) * 6960
 
-    def getLatestBlockhash(self, _: Any) -> Any:  # noqa: N802
+    def getLatestBlockhash(self, _: Any) -> Any:
         return self._context({"blockhash": self.chain.blockhash(), "lastValidBlockHeight": self.chain.slot + HASH_SLOTS})
 
-    def getBlockHeight(self, _: Any) -> int:  # noqa: N802
+    def getBlockHeight(self, _: Any) -> int:
         return self.chain.slot
 
-    def getSlot(self, *_: Any) -> int:  # noqa: N802
+    def getSlot(self, *_: Any) -> int:
         return self.chain.slot
 
-    def sendTransaction(self, raw: str, _: Any) -> str:  # noqa: N802
+    def sendTransaction(self, raw: str, _: Any) -> str:
         return self.chain.send(base64.b64decode(raw))
 
-    def simulateTransaction(self, raw: str, _: Any) -> Any:  # noqa: N802
+    def simulateTransaction(self, raw: str, _: Any) -> Any:
         error = self.chain.simulate(base64.b64decode(raw))
         return self._context({"err": error, "unitsConsumed": self.chain.units, "logs": []})
 
-    def getSignatureStatuses(self, many: list[str], _: Any) -> Any:  # noqa: N802
+    def getSignatureStatuses(self, many: list[str], _: Any) -> Any:
         by_name = {record.signature: record for record in self.chain.landed}
         return self._context(
             [
@@ -516,7 +516,7 @@ class Door:
             ]
         )
 
-    def getSignaturesForAddress(self, at: str, options: dict[str, Any]) -> Any:  # noqa: N802
+    def getSignaturesForAddress(self, at: str, options: dict[str, Any]) -> Any:
         address = Pubkey.from_string(at)
         records: Iterator[Landed] = iter(reversed([record for record in self.chain.landed if address in record.keys]))
         answer: list[dict[str, Any]] = []
@@ -526,7 +526,7 @@ class Door:
             answer.append({"signature": record.signature, "slot": record.slot, "err": record.error})
         return answer
 
-    def getTransaction(self, name: str, _: Any) -> Any:  # noqa: N802
+    def getTransaction(self, name: str, _: Any) -> Any:
         Signature.from_string(name)
         found = next((record for record in self.chain.landed if record.signature == name), None)
         return None if found is None else {"transaction": [base64.b64encode(found.raw).decode(), "base64"]}

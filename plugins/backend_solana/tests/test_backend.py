@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from command_lines import parse
 from model_chain import ModelChain, open_chain
 from model_runs import OWNER, QUICK, TIMEOUT, backend_of, make_run, wallet_of
 from solders.pubkey import Pubkey
@@ -113,7 +116,7 @@ async def test_an_outage_of_all_is_waited_for() -> None:
             door.shut()
             with pytest.raises(TimeoutError):
                 await backend.join(b"a", timeout=0.3)
-            while door.is_open:  # noqa: ASYNC110  # the sockets close by themselves
+            while door.is_open:  # the sockets close by themselves
                 await anyio.sleep(0.01)
             await group.start(door.run)
             await backend.join(b"a", timeout=TIMEOUT)
@@ -129,8 +132,7 @@ async def test_an_outage_without_end_closes_the_backend() -> None:
             await until(backend, pending(0))
             chain.doors[0].shut()
             with pytest.raises(BackendClosed, match="could not be read for"), anyio.fail_after(30):
-                while True:
-                    await backend.next_state()
+                await until(backend, lambda update: False)
 
 
 async def test_a_closed_run_closes_the_backend() -> None:
@@ -143,8 +145,7 @@ async def test_a_closed_run_closes_the_backend() -> None:
             await owner.send(program.set_paused(run, authority=OWNER.pubkey, paused=True), timeout=TIMEOUT)
             await owner.send(program.free(run, authority=OWNER.pubkey, spill=OWNER.pubkey), timeout=TIMEOUT)
             with pytest.raises(BackendClosed, match="closed the run"), anyio.fail_after(TIMEOUT):
-                while True:
-                    await backend.next_state()
+                await until(backend, lambda update: False)
 
 
 async def test_a_run_that_is_not_there() -> None:
@@ -264,7 +265,7 @@ async def test_a_clock_that_stands_still_on_the_chain_costs_no_fees() -> None:
             await until(backend, pending(1))
             reads = chain.doors[0].calls["getMultipleAccounts"]
             with anyio.fail_after(TIMEOUT):
-                while chain.doors[0].calls["getMultipleAccounts"] == reads:  # noqa: ASYNC110  # our own seconds pass
+                while chain.doors[0].calls["getMultipleAccounts"] == reads:  # our own seconds pass
                     await anyio.sleep(0.05)
             assert ticks(chain) == []
 
@@ -282,3 +283,30 @@ async def test_who_leaves_last_gives_the_epoch_up_in_the_same_transaction() -> N
             await until(backend, in_phase(RunState.WaitingForMembers))
             assert len(ticks(chain)) == 2
             assert len(Transaction.from_bytes(chain.landed[-1].raw).message.instructions) == 3
+
+
+def at(signer: bytes, address: bytes) -> Any:
+    return lambda update: update.addresses.get(signer) == address
+
+
+async def test_a_renewed_address_is_looked_for_at_once() -> None:
+    """The state does not say that an address is new; a command that changed nothing may have been a join."""
+    state = small_state(clients=3)
+    patient = Rhythm(tick=QUICK.tick, addresses=3600.0, pace=QUICK.pace)
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        async with backend_of(chain, KEYS[0]) as mover, backend_of(chain, KEYS[1], rhythm=patient) as watching:
+            for address in (b"old", b"new", b"newer"):
+                await mover.join(address, timeout=TIMEOUT)
+                await until(watching, at(mover.identity.signer, address))
+
+
+async def test_the_documented_commands_can_be_typed() -> None:
+    """Every `psyche` line of the README is one the program knows."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    lines = [line.strip() for line in readme.splitlines() if line.startswith("    psyche ")]
+    assert len(lines) > 6
+    for line in lines:
+        words = shlex.split(line.removesuffix(" &"))[1:]
+        address = str(OWNER.pubkey)
+        parse([address if word == "ADDRESS" else word for word in words])

@@ -15,6 +15,7 @@ import anyio.from_thread
 import pytest
 from click.testing import CliRunner
 from model_runs import all_programs
+from reference_bytes import account as reference_account
 from solders.account import Account
 from solders.pubkey import Pubkey
 
@@ -22,7 +23,7 @@ from psyche_backend_solana.commands.owner import data_index_at, read_config
 from psyche_backend_solana.commands.rewards import units_of
 from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.layouts import mining_pool as layout
-from psyche_backend_solana.layouts import tokens
+from psyche_backend_solana.layouts import reference, tokens
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, CoordinatorAccount
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
@@ -163,7 +164,7 @@ def test_a_runs_life(shell: Shell) -> None:
 
     assert "is now WaitingForMembers" in shell("set-paused", "-r", "life", "--resume", wallet="owner")
     dump = shell.json("json-dump-run", "-r", "life")
-    config, model = read_config(shell.config)
+    config, _ = read_config(shell.config)
     assert dump["config"] == json.loads(json.dumps(config.model_dump()))
     assert (dump["name"], dump["num_parameters"], dump["model"]["LLM"]["architecture"]) == ("First light", 135_000_000, "HfLlama")
 
@@ -400,3 +401,14 @@ def test_a_mining_pool(shell: Shell) -> None:
     shown = shell.json(pool, "show", "--index", "7", "--address", str(shell.wallet("member").pubkey))
     assert (shown["deposited"], shown["lender"]["refunded"]) == (3_000_000, 2_000_000)
     assert "there is no pool 8" in shell(pool, "show", "--index", "8", code=2)
+
+
+def test_a_run_of_the_other_implementation_can_be_looked_at(shell: Shell) -> None:
+    big = Pubkey.new_unique()
+    at = Pubkey.find_program_address([b"coordinator", b"consilience-40b"], reference.PROGRAM_ID)[0]
+    content = reference.INSTANCE_MAGIC + b"\xff" + b"m" * 32 + b"j" * 32 + bytes(big) + struct.pack("<I", 15) + b"consilience-40b"
+    for key, data in ((at, content.ljust(reference.INSTANCE_BYTES, b"\0")), (big, bytes(reference_account()))):
+        shell.portal.call(shell.chain.set_account, str(key), Account(10**9, data, reference.PROGRAM_ID))
+    dump = shell.json("json-dump-run", "-r", "consilience-40b", "--program", "reference")
+    assert (dump["nonce"], dump["run_state"], dump["account"]) == (777, "RoundTrain", str(big))
+    assert "has no run 'other'" in shell("json-dump-run", "-r", "other", "--program", "reference", code=1)

@@ -27,11 +27,13 @@ class TestSolanaBackend(BackendConformance):
             chain = await stack.enter_async_context(LocalChain(settings))
             endpoint = Endpoint(chain.rpc_url, chain.ws_url)
             await make_run_at(endpoint, state)
-            backends = [
-                await stack.enter_async_context(backend_at((endpoint,), key, run_id=state.run_id)) for key in keys[:2]
-            ]
+            backends = [await stack.enter_async_context(backend_at((endpoint,), key, run_id=state.run_id)) for key in keys[:2]]
             group = await stack.enter_async_context(anyio.create_task_group())
-            yield BackendArena(backends, lambda seconds: group.start_soon(chain.advance, seconds))
+
+            def pass_time(seconds: int) -> None:
+                group.start_soon(chain.advance, seconds)
+
+            yield BackendArena(backends, pass_time)
             group.cancel_scope.cancel()
 
 

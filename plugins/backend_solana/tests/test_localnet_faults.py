@@ -168,6 +168,15 @@ async def test_faults_over_json_rpc_only_where_allowed() -> None:
         assert chain.faults.now == Faults()
 
 
+def test_faults_add_up_until_they_are_cleared() -> None:
+    switch, heard = FaultSwitch(), list[Faults]()
+    switch.watch(heard.append)
+    switch.set(latency_ms=3)
+    assert switch.set(drop_share=0.5) == switch.now == Faults(latency_ms=3, drop_share=0.5)
+    switch.clear()
+    assert heard == [Faults(latency_ms=3), Faults(latency_ms=3, drop_share=0.5), Faults()]
+
+
 @pytest.mark.parametrize(
     ("fault", "value"),
     [

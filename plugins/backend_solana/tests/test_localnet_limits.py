@@ -86,19 +86,29 @@ async def test_history_is_bounded() -> None:
         assert [one["signature"] for one in found] == [sent[6], sent[5]]
 
 
-async def test_connections_are_bounded_and_silent_ones_closed() -> None:
-    limits = Limits(connections=2, idle_seconds=0.2)
-    async with LocalChain(replace(MANUAL, limits=limits)) as chain, asyncio.timeout(20):
-        host, _, port = chain.rpc_url.removeprefix("http://").rpartition(":")
-        opened = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-        one_more, writer = await asyncio.open_connection(host, int(port))
-        assert await ended(one_more)
-        opened.append((one_more, writer))
-        for reader, writer in opened:
-            assert await ended(reader)
+async def connections(chain: LocalChain, count: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = chain.rpc_url.removeprefix("http://").rpartition(":")
+    return [await asyncio.open_connection(host, int(port)) for _ in range(count)]
+
+
+async def test_connections_are_bounded() -> None:
+    async with LocalChain(replace(MANUAL, limits=Limits(connections=2))) as chain, asyncio.timeout(10):
+        opened = await connections(chain, 3)
+        assert await ended(opened[2][0])
+        for reader, writer in opened[:2]:
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        for _, writer in opened:
             writer.close()
         async with Rpc(chain.rpc_url) as rpc:
             assert await rpc("getSlot") == 1
+
+
+async def test_connections_that_say_nothing_are_closed() -> None:
+    async with LocalChain(replace(MANUAL, limits=Limits(idle_seconds=0.2))) as chain, asyncio.timeout(10):
+        for reader, writer in await connections(chain, 2):
+            assert await ended(reader)
+            writer.close()
 
 
 async def test_an_account_that_does_not_exist_holds_nothing() -> None:

@@ -139,6 +139,11 @@ async def test_failures_are_worded_as_by_a_real_validator() -> None:
         await rpc.send(forged, skipPreflight=True)
         assert await rpc.balance(to) == 0
 
+        unsigned = VersionedTransaction.populate(paying(payer, to, 5, blockhash).message, [])
+        with pytest.raises(RpcFailure, match="invalid transaction") as caught:
+            await rpc.send(unsigned, skipPreflight=True)
+        assert caught.value.code == -32602
+
         poor = Keypair()
         with pytest.raises(RpcFailure) as caught:
             await rpc.send(paying(poor, to, 5, blockhash))

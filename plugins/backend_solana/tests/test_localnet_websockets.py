@@ -125,7 +125,12 @@ async def test_limits_of_a_connection() -> None:
 
 async def test_a_client_that_does_not_read_is_cut_off() -> None:
     settings = replace(MANUAL, limits=Limits(unsent=50))
-    async with LocalChain(settings) as chain, connect(chain.ws_url) as slow, connect(chain.ws_url) as other, asyncio.timeout(60):
+    async with (
+        LocalChain(settings) as chain,
+        connect(chain.ws_url, ping_interval=None) as slow,  # no ping of its own may end it
+        connect(chain.ws_url) as other,
+        asyncio.timeout(15),
+    ):
         address = str(Keypair().pubkey())
         await ask(slow, "accountSubscribe", address, {"encoding": "base64"})
         await ask(other, "rootSubscribe")
@@ -135,6 +140,19 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
         await chain.advance_slots(1)
         assert (await hear(other))["result"] == 2
         slow.transport.abort()
+
+
+async def test_who_leaves_is_forgotten() -> None:
+    async with LocalChain(MANUAL) as chain, asyncio.timeout(20):
+        node = chain._engine.node
+        async with connect(chain.ws_url) as staying:
+            await ask(staying, "slotSubscribe")
+            async with connect(chain.ws_url) as leaving:
+                for _ in range(5):
+                    await ask(leaving, "accountSubscribe", str(Pubkey.default()))
+                assert node.subscriptions == 6
+            while node.subscriptions != 1:
+                await asyncio.sleep(0.01)
 
 
 async def test_what_is_no_websocket_disturbs_nobody() -> None:

@@ -83,6 +83,6 @@ async def test_the_first_has_its_place_back_when_it_is_well(monkeypatch: pytest.
 
 async def test_an_answer_of_another_shape_is_an_error_and_no_value() -> None:
     async with open_chain(unix=1) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
-        chain.doors[0].getSlot = lambda *_: {"no": "number"}  # type: ignore[method-assign]  # a lying provider
+        chain.doors[0].getSlot = lambda *_: {"no": "number"}  # type: ignore[assignment,method-assign]  # a lying provider
         with pytest.raises(RpcError, match="unexpected shape"):
             await methods.slot(rpc, timeout=5)

@@ -105,8 +105,8 @@ async def test_a_refusal_behind_the_simulation_has_its_name_too(
 
 async def test_another_programs_refusal_has_its_own_name(chain: ModelChain, run: program.Run, rpc: Rpc) -> None:
     at = authorizer.address(OWNER.pubkey, authorizer.EVERYBODY)
+    close = authorizer.close(OWNER.pubkey, OWNER.pubkey, authorization=at)
     with pytest.raises(CommandRefused, match="StillActive"):
-        close = authorizer.close(OWNER.pubkey, OWNER.pubkey, authorization=at)
         await Sender(rpc, OWNER).send(program.tick(run, user=OWNER.pubkey), close, timeout=TIMEOUT)
 
 
@@ -190,6 +190,6 @@ async def test_an_endpoint_that_says_it_knows_the_transaction_already_is_believe
         original(raw, options)
         raise RpcProblem(-32002, "Transaction simulation failed", {"err": "AlreadyProcessed"})
 
-    chain.doors[0].sendTransaction = twice  # type: ignore[method-assign]
+    chain.doors[0].sendTransaction = twice  # type: ignore[assignment,method-assign]
     sent = await Sender(rpc, OWNER).send(program.tick(run, user=OWNER.pubkey), timeout=TIMEOUT)
     assert str(sent.signature) == chain.landed[-1].signature

@@ -21,9 +21,10 @@ from psyche_backend_solana.commands.desk import (
     run_id_option,
     treasurer_index_option,
 )
-from psyche_backend_solana.layouts import tokens, treasurer
+from psyche_backend_solana.layouts import reference, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import INSTANCE_BYTES, INSTANCE_MAGIC, CoordinatorAccount
+from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account, find_authorization, read_coordinator, read_instance
 from psyche_backend_solana.settings import ChainSettings
@@ -35,12 +36,24 @@ from psyche_core.types import RunState
 _HIDDEN = (RunState.Finished, RunState.Paused)
 
 
-@click.command("json-dump-run", epilog=example("run-manager json-dump-run", "-r first-light"))
+@click.command(
+    "json-dump-run", epilog=example("run-manager json-dump-run", "-r first-light", "-r consilience-40b --program reference")
+)
 @run_id_option
 @treasurer_index_option
+@click.option(
+    "--program",
+    type=click.Choice(["psyche", "reference"]),
+    default="psyche",
+    show_default=True,
+    help="Whose program made the run: ours, or the other implementation's, whose runs can be looked at and nothing else.",
+)
 @command(ChainSettings)
-async def json_dump_run(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
+async def json_dump_run(desk: Desk, run_id: str, treasurer_index: int | None, program: str) -> Outcome:
     """Print all that the chain knows of a run, as JSON."""
+    if program == "reference":
+        return _as_json(await reference_run(desk, run_id))
+
     found = await desk.run(run_id)
     account = await coordinator_account(desk.rpc, found.run)
     facts: dict[str, Any] = {
@@ -119,6 +132,27 @@ async def can_join(desk: Desk, run_id: str, authorizer: Pubkey | None, address: 
 
 def _as_json(facts: dict[str, Any]) -> Outcome:
     return Outcome(json.dumps(plain(facts), indent=2), facts)
+
+
+async def reference_run(desk: Desk, run_id: str) -> dict[str, Any]:
+    """A run of the other implementation. Raises CommandRefused (WrongRun), BackendError."""
+    program = reference.PROGRAM_ID if desk.programs.coordinator == COORDINATOR else desk.programs.coordinator
+    address = Pubkey.find_program_address([b"coordinator", run_id.encode()[:64]], program)[0]
+    try:
+        read = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
+        if read is None or read.owner != program:
+            message = f"the program {program} has no run {run_id!r} at {desk.rpc.current.name}"
+            raise CommandRefused("WrongRun", message)
+
+        instance = reference.parse_instance(read.data)
+        kept = await methods.account(desk.rpc, instance["account"], timeout=CALL_SECONDS)
+        if kept is None or kept.owner != program:
+            message = f"the account {instance['account']} of the run {run_id!r} is gone"
+            raise BackendError(message)
+
+        return {**instance, "instance": address, **reference.parse_account(kept.data)}
+    except WireError as error:
+        raise BackendError(str(error)) from error
 
 
 def described(account: CoordinatorAccount) -> dict[str, Any]:

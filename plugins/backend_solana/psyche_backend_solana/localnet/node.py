@@ -91,6 +91,11 @@ class Node:
         self.ledger.begin_slot(instant)
         self._fan_out()
 
+    @property
+    def subscriptions(self) -> int:
+        """Subscriptions of all connections."""
+        return len(self._subscriptions)
+
     def act(self, action: Callable[[Ledger], T]) -> T:
         """Change the ledger from outside, and let subscribers know."""
         try:

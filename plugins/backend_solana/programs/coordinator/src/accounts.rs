@@ -4,6 +4,7 @@ use crate::elections::Memory;
 use crate::image::{Image, Key};
 use crate::refusal::{Outcome, Refusal, HALTED};
 use crate::run::Run;
+use crate::text::copy;
 use core::mem::MaybeUninit;
 use psyche_common::platform::{clock, is_address, same, sha256};
 use psyche_common::record::{open_exact, Header, Record};
@@ -145,6 +146,6 @@ pub fn open_run(input: &Input, user: &Account, account: &Account, out: &mut Mayb
 #[inline(always)]
 pub fn key_of(key: &Pubkey) -> Key {
     let mut words = [0u32; 8];
-    unsafe { core::ptr::copy_nonoverlapping(key.as_ptr(), words.as_mut_ptr() as *mut u8, 32) };
+    copy(&mut words, key);
     words
 }

@@ -4,7 +4,7 @@ use crate::refusal::{Outcome, INVALID_CHECKPOINT, INVALID_RUN_STATE, NO_ACTIVE_R
 use crate::run::Run;
 use crate::set;
 use crate::shuffle::{draw, Draw, Moved};
-use crate::text::is_text;
+use crate::text::{copy, is_text};
 
 /// After an epoch, members of it share what they trained.
 pub fn loaded_from_peers(image: &mut Image) {
@@ -52,9 +52,9 @@ impl Location<'_> {
 
     pub fn write(&self, checkpoint: &mut Checkpoint, kind: u8) {
         checkpoint.kind = kind;
-        checkpoint.first = *self.first;
+        copy(&mut checkpoint.first, self.first);
         checkpoint.present = u8::from(self.present);
-        checkpoint.second = *self.second;
+        copy(&mut checkpoint.second, self.second);
     }
 }
 

@@ -6,6 +6,7 @@ use crate::evidence::SignedResult;
 use crate::image::{Identity, Statement};
 use crate::refusal::{Outcome, Refusal};
 use crate::run::Run;
+use crate::text::copy;
 use crate::{epochs, members, statements};
 use core::mem::MaybeUninit;
 use psyche_common::authorization::{must_allow, JOIN_SCOPE};
@@ -67,10 +68,8 @@ pub fn witness(input: &Input, mut reader: Reader) -> Outcome {
         return Err(Error::TOO_LONG.into());
     }
     let mut place = MaybeUninit::<Statement>::uninit();
-    let statement = unsafe {
-        core::ptr::copy_nonoverlapping(bytes.as_ptr(), place.as_mut_ptr() as *mut u8, STATEMENT_BYTES);
-        &*place.as_ptr()
-    };
+    copy(&mut place, bytes);
+    let statement = unsafe { &*place.as_ptr() };
     if statement.zero != [0; 2] {
         return Err(Error::BAD_INSTRUCTION.into());
     }

@@ -7,7 +7,7 @@ use crate::accounts::{
 use crate::checkpoints::Location;
 use crate::image::{self, kind, state, Config, Image, Model, MAX_CHECKPOINTERS, MAX_CLIENTS, MAX_TABLES_BYTES, MAX_WITNESSES};
 use crate::refusal::{Outcome, CONFIG_SANITY, HALTED, INVALID_RUN_STATE, MODEL_SANITY, PROGRESS_SANITY, UPDATE_CONFIG_FINISHED, UPDATE_CONFIG_NOT_HALTED};
-use crate::text::is_text;
+use crate::text::{copy, is_text};
 use crate::{counted, epochs};
 use psyche_common::platform::{find_address, rent_exempt, same};
 use psyche_common::record::{begin, Header, Record};
@@ -55,15 +55,15 @@ pub fn init(input: &Input, mut reader: Reader) -> Outcome {
     cpi::create(payer, instance, system, input.program, INSTANCE_BYTES as u64, &[SEED, name, &[bump]])?;
     let made: &mut Instance = begin(instance)?;
     made.bump = bump;
-    made.main_authority = *main_authority;
-    made.join_authority = *join_authority;
-    made.account = *account.key();
-    made.run_id = *run_id;
+    copy(&mut made.main_authority, main_authority);
+    copy(&mut made.join_authority, join_authority);
+    copy(&mut made.account, account.key());
+    copy(&mut made.run_id, run_id);
     let coordinator: &mut Coordinator = begin(account)?;
     coordinator.run_id_len = len as u32;
     coordinator.nonce = 1;
-    coordinator.instance = *instance.key();
-    coordinator.client_version = *client_version;
+    copy(&mut coordinator.instance, instance.key());
+    copy(&mut coordinator.client_version, client_version);
     Ok(())
 }
 
@@ -142,8 +142,7 @@ pub fn update(input: &Input, mut reader: Reader) -> Outcome {
         begin_update(coordinator, mask, name)?;
     }
     if mask & CONFIG != 0 {
-        let bytes = reader.bytes(core::mem::size_of::<Config>())?;
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), &mut coordinator.image.config as *mut Config as *mut u8, bytes.len()) };
+        copy(&mut coordinator.image.config, reader.array::<{ core::mem::size_of::<Config>() }>()?);
     }
     if mask & MODEL != 0 {
         read_model(&mut reader, &mut coordinator.image.model)?;
@@ -155,13 +154,13 @@ pub fn update(input: &Input, mut reader: Reader) -> Outcome {
         progress.epoch = reader.u32()?;
     }
     if mask & METADATA != 0 {
-        coordinator.metadata = *reader.array::<METADATA_BYTES>()?;
+        copy(&mut coordinator.metadata, reader.array::<METADATA_BYTES>()?);
         if !is_text(&coordinator.metadata[..64]) || !is_text(&coordinator.metadata[64..344]) {
             return Err(Error::BAD_INSTRUCTION.into());
         }
     }
     if mask & CLIENT_VERSION != 0 {
-        coordinator.client_version = *reader.array::<CLIENT_VERSION_BYTES>()?;
+        copy(&mut coordinator.client_version, reader.array::<CLIENT_VERSION_BYTES>()?);
         if !is_text(&coordinator.client_version) {
             return Err(Error::BAD_INSTRUCTION.into());
         }
@@ -193,7 +192,7 @@ fn begin_update(coordinator: &mut Coordinator, mask: u8, run_id: &[u8; 32]) -> O
         image.magic = image::MAGIC;
         image.version = image::VERSION;
         image.size = image::BYTES as u32;
-        image.run_id = *run_id;
+        copy(&mut image.run_id, run_id);
         image.progress.step = 1;
     }
     unsafe { core::ptr::write_bytes(&mut coordinator.memory, 0, 1) };

@@ -8,6 +8,7 @@ use crate::rounds::{everybody_stated, finish_round};
 use crate::run::Run;
 use crate::set;
 use crate::shares::{assigned, before};
+use crate::text::copy;
 
 /// Counts a client as ready; or brings a slot that was dropped or withdrew, and whose client joined again, back to health.
 pub fn warmup_witness(run: &mut Run, sender: &Key, epoch: u32, index: u16) -> Outcome {
@@ -57,7 +58,7 @@ pub fn witness(run: &mut Run, sender: &Key, statement: &Statement) -> Outcome {
         return Err(WITNESSES_FULL);
     }
     let statements = &mut run.image.epoch.rounds.items[current].statements;
-    unsafe { core::ptr::copy_nonoverlapping(statement, &mut statements.items[statements.count as usize], 1) };
+    copy(&mut statements.items[statements.count as usize], statement);
     statements.count += 1;
     let stated = statements.len();
     if run.image.run_state == state::TRAIN && stated >= needed(run, current) {

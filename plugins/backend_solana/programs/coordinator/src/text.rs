@@ -1,4 +1,12 @@
-//! Texts of the image: UTF-8 without NUL, zero-filled to their place.
+//! Bytes from outside: copied to their place, and judged as texts of the image, which are UTF-8 without NUL, zero-filled.
+use psyche_common::runtime::sol_memcpy_;
+
+/// Copies to a place of the same size. By syscall: what the compiler makes of bytes without alignment is one instruction for each.
+#[inline(always)]
+pub fn copy<T, U>(to: &mut T, from: &U) {
+    const { assert!(core::mem::size_of::<T>() == core::mem::size_of::<U>()) };
+    unsafe { sol_memcpy_(to as *mut T as *mut u8, from as *const U as *const u8, core::mem::size_of::<T>() as u64) };
+}
 
 /// Whether bytes are such a text; an empty one too.
 pub fn is_text(place: &[u8]) -> bool {

@@ -1,0 +1,51 @@
+"""The how-to pages about runs on Solana: their commands, one after the other, on a chain."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from psyche_backend_solana.localnet import ChainSettings, LocalChain
+
+REPOSITORY = Path(__file__).parents[3]
+PAGES = ("create-a-run", "join-a-run", "permissioned-runs", "many-machines", "rewards")
+"""In the order in which they are read."""
+
+
+def script() -> str:
+    pages = [(REPOSITORY / "docs" / "how-to" / f"solana-{name}.md").read_text() for name in PAGES]
+    return "\n".join(block for page in pages for block in re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL))
+
+
+def test_no_page_is_left_out() -> None:
+    assert {path.name for path in (REPOSITORY / "docs" / "how-to").glob("solana-*.md")} == {f"solana-{name}.md" for name in PAGES}
+
+
+@pytest.mark.slow
+async def test_the_commands_of_the_pages_do_what_they_say(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    (tmp_path / "psyche").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m psyche_core "$@"\n')
+    (tmp_path / "psyche").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PSYCHE_")}
+    async with LocalChain(ChainSettings(slot_ms=50)) as chain:
+        environment |= {"PSYCHE_RPC": chain.rpc_url, "PSYCHE_WS_RPC": chain.ws_url}
+        environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
+        with anyio.fail_after(110):
+            done = await anyio.run_process(
+                ["bash", "-euo", "pipefail", "-c", script()],
+                cwd=tmp_path,
+                env=environment,
+                check=False,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+    said = done.stdout.decode()
+    assert done.returncode == 0, said
+    assert "everybody may join now" in said
+    assert "300000000" in said

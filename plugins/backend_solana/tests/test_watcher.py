@@ -1,0 +1,60 @@
+"""The watcher alone: what is believed of what was read."""
+
+from __future__ import annotations
+
+import pytest
+from model_chain import open_chain
+from model_runs import OWNER, TIMEOUT, make_run
+
+from psyche_backend_solana.chain_clock import ChainClock
+from psyche_backend_solana.layouts import coordinator as program
+from psyche_backend_solana.rpc.client import Rpc
+from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.watcher import Sight, Watcher
+from psyche_core.errors import BackendClosed, WireError
+from psyche_core.testing.backend import START_TIME, small_state
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_only_a_newer_account_is_passed_on() -> None:
+    sights: list[Sight] = []
+    clocks: list[ChainClock] = []
+    async with open_chain(unix=START_TIME) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+        run = await make_run(chain, small_state())
+        watching = Watcher(rpc, run, on_sight=sights.append, on_clock=clocks.append)
+        assert await watching.read() == sights[0]
+        assert await watching.read() is None
+        stale = chain.accounts[run.account]
+        await Sender(rpc, OWNER).send(program.tick(run, user=OWNER.pubkey), timeout=TIMEOUT)
+        chain.unix += 5
+        newest = await watching.read()
+        assert newest is not None
+        assert newest.account.nonce == sights[0].account.nonce + 1
+        chain.accounts[run.account] = stale  # an endpoint that is behind
+        assert await watching.read() is None
+        assert [sight.account.nonce for sight in sights] == [newest.account.nonce - 1, newest.account.nonce]
+        assert [clock.unix for clock in clocks] == [START_TIME, START_TIME, START_TIME + 5, START_TIME + 5]
+
+
+async def test_another_programs_account_is_never_believed() -> None:
+    async with open_chain(unix=START_TIME) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+        run = await make_run(chain, small_state())
+        sights: list[Sight] = []
+        watching = Watcher(rpc, run, on_sight=sights.append, on_clock=lambda clock: None)
+        other = program.Run(program.instance_address("other")[0], run.account)
+        with pytest.raises(WireError, match="belongs to another run"):
+            await Watcher(rpc, other, on_sight=sights.append, on_clock=lambda clock: None).read()
+        kept = chain.accounts[run.account]
+        chain.accounts[run.account] = type(kept)(kept.lamports, OWNER.pubkey, kept.data)
+        with pytest.raises(WireError, match="this is no coordinator account"):
+            await watching.read()
+        del chain.accounts[run.account]
+        with pytest.raises(BackendClosed, match="closed the run"):
+            await watching.read()
+        assert sights == []
