@@ -116,7 +116,7 @@ def test_a_wrong_key_file(client, tmp_path: Path, content: bytes | None, said: s
     ("option", "name", "said"),
     [
         ("transport", "quik", "did you mean quic?"),
-        ("backend", "solana", "installed backend plugins: memory, tcp"),
+        ("backend", "ethereum", "no backend plugin is named ethereum"),
         ("backend", "tpc", "did you mean tcp?"),
     ],
 )

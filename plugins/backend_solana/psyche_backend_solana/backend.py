@@ -51,10 +51,14 @@ TICK_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """Seconds between looks. tick: at whether a tick is due; addresses: at the history of joins; pace: of the watcher."""
+    """Seconds between looks. tick: at whether a tick is due; addresses: at the history of joins; pace: of the watcher.
+
+    authorization: how long one that is not there is looked for again, since an endpoint may be behind the owner who made it.
+    """
 
     tick: float = 0.5
     addresses: float = 20.0
+    authorization: float = 10.0
     pace: Pace = field(default_factory=Pace)
 
 
@@ -157,18 +161,7 @@ class SolanaBackend(Backend):
             return
 
         with anyio.fail_after(timeout):
-            try:
-                authorization = await find_authorization(
-                    self._rpc,
-                    self._found.instance.join_authority,
-                    self._wallet.pubkey,
-                    grantees=self._grantees,
-                    programs=self._programs,
-                    timeout=timeout,
-                )
-            except RpcUnavailable as error:
-                raise TimeoutError(str(error)) from error
-
+            authorization = await self._authorization(timeout)
             for piece in pieces:
                 instruction = coordinator.join(
                     self._run, user=self._wallet.pubkey, authorization=authorization, p2p=self._identity.p2p, address=piece
@@ -202,7 +195,10 @@ class SolanaBackend(Backend):
                 except OutOfUnits:
                     logger.info("no room for a tick beside %s", type(command).__name__)
 
-        await self._submit(*instructions, timeout=timeout)
+        try:
+            await self._submit(*instructions, timeout=timeout)
+        except OutOfUnits as error:
+            raise CommandRefused("NotSent", str(error)) from error
 
     async def aclose(self) -> None:
         """Close; idempotent."""
@@ -216,14 +212,41 @@ class SolanaBackend(Backend):
 
     # ------------------------------------------------------------ sending
 
+    async def _authorization(self, timeout: float) -> Pubkey:
+        """The authorization to join with. Raises CommandRefused when there still is none after a while, TimeoutError."""
+        give_up = anyio.current_time() + self._rhythm.authorization
+        while True:
+            try:
+                return await find_authorization(
+                    self._rpc,
+                    self._found.instance.join_authority,
+                    self._wallet.pubkey,
+                    grantees=self._grantees,
+                    programs=self._programs,
+                    timeout=timeout,
+                )
+            except RpcUnavailable as error:
+                raise TimeoutError(str(error)) from error
+            except CommandRefused:
+                if anyio.current_time() >= give_up:
+                    raise
+                await anyio.sleep(self._rhythm.authorization / 10)
+
     async def _submit(self, *instructions: Instruction, timeout: float) -> None:
-        """Send, unless the backend is closed before there is an answer."""
+        """Send, unless the backend is closed before there is an answer.
+
+        Raises CommandRefused also for what no trying again would mend (`NotSent`: an empty wallet, say), and OutOfUnits.
+        """
         self._expect_open()
         try:
             await self._sender.send(*instructions, timeout=timeout)
-        except BackendError:
+        except (CommandRefused, OutOfUnits):
             self._expect_open()
             raise
+        except BackendError as error:
+            self._expect_open()
+            logger.warning("a command was not sent: %s", error)
+            raise CommandRefused("NotSent", str(error)) from error
         self._watcher.poke()
 
     def _expect_open(self) -> None:
@@ -286,12 +309,14 @@ class SolanaBackend(Backend):
 
     async def _keep_book(self) -> None:
         """Read the history of joins when somebody is new, and now and then; a provider's history may lag behind its state."""
+        await self._joins_wanted.wait()  # the first state says whose joins to look for
         lag = 0
         while True:
             wanted = self._joins_wanted.is_set()
             self._joins_wanted = anyio.Event()
             try:
-                changed = await self._history.read()
+                members = frozenset() if self._state is None else _members(self._state)
+                changed = await self._history.read({(member.signer, member.p2p) for member in members})
             except (RpcError, RpcUnavailable, WireError, ValueError) as error:
                 logger.info("reading the history of joins failed: %s", error)
                 changed = False

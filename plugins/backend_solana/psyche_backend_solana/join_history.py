@@ -7,7 +7,8 @@ member signed, not from log lines, which any program can print. Refuses to ask t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import anyio
@@ -22,7 +23,11 @@ from psyche_backend_solana.rpc.failures import RpcError
 
 CALL_SECONDS = 15.0
 AT_ONCE = 8
+CHUNK = 64
+"""Transactions read before it is looked whether older ones are needed."""
 MAX_PAGES = 5
+TRIES = 4
+"""How often a transaction that is listed and not served is asked for: a provider may be late, or have thrown it away."""
 _JOIN_HEAD = 1 + 32 + 2
 
 
@@ -58,39 +63,62 @@ class JoinHistory:
         self._run = run
         self._book = book
         self._newest: Signature | None = None
+        self._unserved: Counter[Signature] = Counter()
 
-    async def read(self) -> bool:
-        """Read what is new. Whether the book has changed. Raises RpcError, RpcUnavailable; nothing is lost then."""
+    async def read(self, wanted: Collection[tuple[bytes, bytes]]) -> bool:
+        """Read what is new. Whether the book has changed. Raises RpcError, RpcUnavailable; nothing is lost then.
+
+        wanted: signer and transport key of every member. The first reading goes back only until the joins of all are found.
+        """
         entries = await self._new_entries()
-        found: dict[Signature, bytes | None] = {}
-        limit = anyio.CapacityLimiter(AT_ONCE)
+        found: dict[Signature, tuple[JoinSeen, ...] | None] = {}
+        missing = set(wanted)
+        read = 0
+        for start in range(0, len(entries), CHUNK):
+            chunk = entries[start : start + CHUNK]
+            found |= await self._joins_of([entry.signature for entry in chunk if not entry.failed])
+            read = start + len(chunk)
+            missing -= {(seen.signer, seen.p2p) for joins in found.values() for seen in joins or () if seen.part[:1] == b"\0"}
+            if self._newest is None and not missing:
+                break  # what is older is about addresses nobody has any more
+
+        changed = False
+        for entry in reversed(entries[:read]):  # oldest first
+            joins = () if entry.failed else found[entry.signature]
+            if joins is None:
+                self._unserved[entry.signature] += 1
+                if self._unserved[entry.signature] < TRIES:
+                    return changed  # listed, but not served yet: everything from here on is read again
+                joins = ()
+
+            for seen in joins:
+                changed |= self._book.note(seen.signer, seen.p2p, seen.part)
+            self._newest = entry.signature
+        self._unserved.clear()
+        return changed
+
+    async def _joins_of(self, signatures: Collection[Signature]) -> dict[Signature, tuple[JoinSeen, ...] | None]:
+        """The joins in transactions, several asked for at a time; None for one that is not served. Raises what a call raises."""
+        found: dict[Signature, tuple[JoinSeen, ...] | None] = {}
         errors: list[RpcError | RpcUnavailable] = []
+        limit = anyio.CapacityLimiter(AT_ONCE)
 
         async def fetch(signature: Signature) -> None:
             async with limit:
                 try:
-                    found[signature] = await methods.transaction(self._rpc, signature, timeout=CALL_SECONDS)
+                    content = await methods.transaction(self._rpc, signature, timeout=CALL_SECONDS)
                 except (RpcError, RpcUnavailable) as error:
                     errors.append(error)
+                else:
+                    found[signature] = None if content is None else tuple(joins_in(content, self._run))
 
         async with anyio.create_task_group() as group:
-            for entry in entries:
-                if not entry.failed:
-                    group.start_soon(fetch, entry.signature)
-
+            for signature in signatures:
+                group.start_soon(fetch, signature)
         if errors:
             raise errors[0]
 
-        changed = False
-        for entry in reversed(entries):  # oldest first
-            content = found.get(entry.signature)
-            if content is None and not entry.failed:
-                return changed  # listed, but not served yet: everything from here on is read again
-
-            for seen in joins_in(content, self._run) if content is not None else ():
-                changed |= self._book.note(seen.signer, seen.p2p, seen.part)
-            self._newest = entry.signature
-        return changed
+        return found
 
     async def _new_entries(self) -> list[methods.HistoryEntry]:
         """Newest first. The first reading goes back MAX_PAGES pages at most: who joined before them will have joined again."""

@@ -108,16 +108,17 @@ class Watcher:
             message = f"the run's account {self._run.account} is gone: its owner has closed the run"
             raise BackendClosed(message)
 
-        self._answered = anyio.current_time()
         found = read_coordinator(account, self._run)
         reading = ChainClock(unix_time(clock.data) if clock is not None else 0, at)
         self._on_clock(reading)
         if found.nonce <= self._seen:
+            self._answered = anyio.current_time()
             return None
 
-        self._seen = found.nonce
         sight = Sight(found, reading)
         self._on_sight(sight)
+        self._seen = found.nonce
+        self._answered = anyio.current_time()
         return sight
 
     async def read_clock(self) -> ChainClock:
@@ -134,11 +135,12 @@ class Watcher:
             message = f"the run's account {self._run.account} is gone: its owner has closed the run"
             raise BackendClosed(message)
 
-        self._answered = anyio.current_time()
         reading = ChainClock(unix_time(bytes(NONCE_OFFSET) + clock.data), at)
         self._on_clock(reading)
         nonce = int.from_bytes(account.data[:8], "little")
         self._polled = max(self._polled, nonce)
+        if nonce <= self._seen:
+            self._answered = anyio.current_time()
         if nonce > self._seen:
             self._wake.set()
             if nonce > self._heard and self.listening and self._untold is None:

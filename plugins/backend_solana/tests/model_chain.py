@@ -420,7 +420,11 @@ class Door:
             while b"\r\n\r\n" not in buffer:
                 buffer += await stream.receive()
             head, _, buffer = buffer.partition(b"\r\n\r\n")
-            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            lengths = [int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            if not lengths:
+                await stream.send(b"HTTP/1.1 400 X\r\ncontent-length: 0\r\n\r\n")
+                return
+            length = lengths[0]
             while len(buffer) < length:
                 buffer += await stream.receive()
             request, buffer = json.loads(buffer[:length]), buffer[length:]

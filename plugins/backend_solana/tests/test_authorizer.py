@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from solders.instruction import Instruction
+from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
@@ -235,6 +235,19 @@ def test_each_check_refuses(world: World, name: str, what: str, change: Change, 
     with pytest.raises(Refused) as refused:
         world.chain.rehearse(change(world, instruction), signers=signers)
     assert refused.value.code == CODES[error], refused.value
+
+
+def test_more_accounts_than_any_instruction_has_are_refused(world: World) -> None:
+    instruction, signers = happy(world)["grantor_update"]
+    for count, code in ((24, None), (25, CODES["TooManyAccounts"])):
+        more = [AccountMeta(Pubkey(bytes([number]) * 32), False, False) for number in range(100, 100 + count - 2)]
+        longer = Instruction(instruction.program_id, bytes(instruction.data), [*instruction.accounts, *more])
+        if code is None:
+            world.chain.rehearse(longer, signers=signers)
+        else:
+            with pytest.raises(Refused) as refused:
+                world.chain.rehearse(longer, signers=signers)
+            assert refused.value.code == code
 
 
 DAMAGES = {

@@ -15,7 +15,7 @@ from model_runs import OWNER, QUICK, TIMEOUT, backend_of, make_run, wallet_of
 from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
-from psyche_backend_solana import watcher
+from psyche_backend_solana import join_history, watcher
 from psyche_backend_solana.backend import Rhythm
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
@@ -310,3 +310,83 @@ async def test_the_documented_commands_can_be_typed() -> None:
         words = shlex.split(line.removesuffix(" &"))[1:]
         address = str(OWNER.pubkey)
         parse([address if word == "ADDRESS" else word for word in words])
+
+
+async def test_an_authorization_that_comes_late_is_waited_for() -> None:
+    state = small_state()
+    patient = Rhythm(tick=QUICK.tick, addresses=1.0, authorization=30.0, pace=QUICK.pace)
+    async with open_chain(unix=state.since) as chain, Rpc([chain.doors[0].endpoint]) as rpc, anyio.create_task_group() as group:
+        await make_run(chain, state, members=[])
+        async with backend_of(chain, KEYS[0], rhythm=patient) as backend:
+            await until(backend, pending(0))
+
+            async def grant() -> None:
+                grantee = wallet_of(KEYS[0]).pubkey
+                made = authorizer.create(OWNER.pubkey, OWNER.pubkey, grantee=grantee)
+                active = authorizer.grantor_update(OWNER.pubkey, authorizer.address(OWNER.pubkey, grantee), active=True)
+                await anyio.sleep(0.5)  # after the first look
+                await Sender(rpc, OWNER).send(made, active, timeout=TIMEOUT)
+
+            group.start_soon(grant)
+            await backend.join(b"a", timeout=TIMEOUT)
+            await until(backend, pending(1))
+
+
+async def test_an_empty_wallet_hears_why_it_cannot_join() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        async with backend_of(chain, KEYS[0]) as backend:
+            del chain.accounts[wallet_of(KEYS[0]).pubkey]
+            with pytest.raises(CommandRefused, match="NotSent: the wallet cannot pay"):
+                await backend.join(b"a", timeout=TIMEOUT)
+
+
+async def test_an_account_that_cannot_be_read_any_more_closes_the_backend_with_the_reason() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        run = await make_run(chain, state)
+        async with backend_of(chain, KEYS[0], retry_seconds=0.5) as backend:
+            await until(backend, pending(0))
+            kept = chain.accounts[run.account]
+            newer = kept.data[:16] + b"\xff" + kept.data[17:1344] + b"nonsense" + kept.data[1352:]
+            chain.accounts[run.account] = type(kept)(kept.lamports, kept.owner, newer)
+            with pytest.raises(BackendClosed, match="could not be read"), anyio.fail_after(30):
+                await until(backend, lambda update: False)
+
+
+async def test_only_as_much_of_the_history_is_read_as_members_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join_history, "CHUNK", 4)
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        async with backend_of(chain, KEYS[0]) as mover:
+            for number in range(12):
+                await mover.join(b"%d" % number, timeout=TIMEOUT)
+            await mover.join(b"x" * 1024, timeout=TIMEOUT)
+            asked = chain.doors[0].calls["getTransaction"]
+            async with backend_of(chain, KEYS[1]) as late:
+                await until(late, at(mover.identity.signer, b"x" * 1024))
+            assert chain.doors[0].calls["getTransaction"] <= asked + 8
+        async with backend_of(chain, KEYS[1]) as newest:
+            for number in range(12):
+                await newest.join(b"%d" % number, timeout=TIMEOUT)
+        async with backend_of(chain, KEYS[2]) as late:  # an old join that is still needed is found
+            await until(late, at(mover.identity.signer, b"x" * 1024))
+
+
+async def test_a_transaction_that_no_provider_has_any_more_holds_nobody_up() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        async with backend_of(chain, KEYS[0]) as mover, backend_of(chain, KEYS[1]) as other:
+            await other.join(b"gone", timeout=TIMEOUT)
+            lost = chain.landed[-1].signature
+            original = chain.doors[0].getTransaction
+            chain.doors[0].getTransaction = (  # type: ignore[method-assign]  # a provider that prunes
+                lambda name, options: None if name == lost else original(name, options)
+            )
+            await mover.join(b"here", timeout=TIMEOUT)
+            async with backend_of(chain, KEYS[2]) as late:
+                update = await until(late, at(mover.identity.signer, b"here"))
+            assert other.identity.signer not in update.addresses

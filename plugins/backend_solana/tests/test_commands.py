@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import threading
@@ -412,3 +413,20 @@ def test_a_run_of_the_other_implementation_can_be_looked_at(shell: Shell) -> Non
     dump = shell.json("json-dump-run", "-r", "consilience-40b", "--program", "reference")
     assert (dump["nonce"], dump["run_state"], dump["account"]) == (777, "RoundTrain", str(big))
     assert "has no run 'other'" in shell("json-dump-run", "-r", "other", "--program", "reference", code=1)
+
+
+def test_wallets_are_made_and_filled(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "new.json"
+    env = {"PSYCHE_RPC": shell.chain.rpc_url}
+
+    def solana(*words: str) -> str:
+        return CliRunner(env=env).invoke(SOLANA.load(), list(words), catch_exceptions=False).output.strip()
+
+    address = solana("keygen", str(file))
+    assert solana("address", str(file)) == address
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert solana("balance", "--address", address) == "0.000000000 SOL"
+    solana("airdrop", "--address", address, "--sol", "2.5")
+    assert solana("balance", "--address", address) == "2.500000000 SOL"
+    listed = json.loads(solana("programs", "--json", "--out", str(tmp_path / "so")))
+    assert hashlib.sha256((tmp_path / "so" / "authorizer.so").read_bytes()).hexdigest() == listed["authorizer"]["sha256"]

@@ -13,6 +13,7 @@ from psyche_core.coordinator import commands
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.state import Account, CoordinatorState, EpochRates, Progress
+from psyche_core.run_config import Choice
 from psyche_core.types import BatchId, ClientState, RunState
 
 
@@ -232,3 +233,31 @@ def test_what_is_never_due(chain: CoordinatorSvm, seconds: int) -> None:
     state = largest.playing(3)
     config = state.config.model_copy(update={"max_round_train_time": seconds, "epoch_time": seconds})
     assert check(chain, replace(state, config=config), commands.Tick()) is None
+
+
+@pytest.mark.parametrize("health", list(ClientState))
+@pytest.mark.parametrize("kind", ["Hub", "P2P", "Gcs", "P2PGcs", "Dummy"])
+@pytest.mark.parametrize("stays", [True, False])
+def test_where_the_next_members_load_from(chain: CoordinatorSvm, health: ClientState, kind: str, stays: bool) -> None:
+    """From peers only where somebody who was healthy to the end is still there."""
+    largest = Largest(torn=False, percent=0)
+    settings = {"bucket": "b"} if kind.endswith("Gcs") else {"repo_id": "r"}
+    llm = largest.state.model.LLM.model_copy(update={"checkpoint": Choice(kind, settings)})
+    old = tuple(replace(client, state=ClientState.Dropped) for client in largest.state.epoch.clients[:20])
+    last = replace(old[7], state=health, id=member(7) if stays else member(256))
+    state = replace(
+        largest.state,
+        run_state=RunState.WaitingForMembers,
+        model=largest.state.model.model_copy(update={"LLM": llm}),
+        epoch=replace(largest.state.epoch, clients=(*old[:7], last, *old[8:])),
+    )
+    assert check(chain, state, commands.Tick()) is None
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_no_time_is_due_at_once(chain: CoordinatorSvm, late: int) -> None:
+    largest = Largest(torn=False, percent=0)
+    config = largest.state.config.model_copy(update={"warmup_time": 0})
+    epoch = replace(largest.state.epoch, ready=tuple(range(200)), unplayed=True)
+    state = replace(largest.state, run_state=RunState.Warmup, config=config, epoch=epoch, since=NOW - late)
+    assert check(chain, state, commands.Tick()) is None

@@ -111,6 +111,20 @@ def test_they_are_about_this_run_and_share(trial: Trial) -> None:
         assert trial.sent(verified, trial.of(replace(trial.command, first=results[0], second=results[1]))) == "InvalidEvidence"
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_true_signature_is_not_enough(trial: Trial, place: int) -> None:
+    """The other result is one that the accused signed for something else."""
+    item = b"\3" * 32
+    signed = list(trial.signed)
+    signed[place] = (item, sign_commitment(transport_key(SLOT), trial.chain.run_id, item))
+    results = [
+        replace(result, signature=signature)
+        for result, (_, signature) in zip((trial.command.first, trial.command.second), signed, strict=True)
+    ]
+    verified = layout.signatures_verified(trial.chain.run_id, p2p=trial.key, signed=tuple(signed))
+    assert trial.sent(verified, trial.of(replace(trial.command, first=results[0], second=results[1]))) == "InvalidEvidence"
+
+
 def test_the_message_lies_in_the_instruction_itself(trial: Trial) -> None:
     """What the program would compare must be what was verified: no message from another instruction, none of another length."""
     data = bytearray(trial.verified.data)
@@ -120,10 +134,10 @@ def test_the_message_lies_in_the_instruction_itself(trial: Trial) -> None:
         changed = Instruction(trial.verified.program_id, bytes(wrong), [])
         assert trial.sent(changed, trial.proof) is not None, place
     elsewhere = bytearray(data)
-    elsewhere[14:16] = (1).to_bytes(2, "little")  # the first message from instruction 1, which is the same one again
+    elsewhere[14:16] = (1).to_bytes(2, "little")  # the first message from the transaction's instruction 1: 0 asks for units
     same = Instruction(trial.verified.program_id, bytes(elsewhere), [])
-    assert trial.sent(same, trial.verified, trial.proof) is None
-    assert trial.sent(tick(trial), trial.verified, same, trial.proof) == "InvalidEvidence"
+    assert trial.sent(trial.verified, same, trial.proof) == "InvalidEvidence"
+    assert trial.sent(trial.verified, same, trial.verified, trial.proof) is None
 
 
 def test_another_program_verifies_nothing(trial: Trial) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from solders.litesvm import FeatureSet, LiteSVM
 
 from psyche_backend_solana.svm.chain import CoordinatorSvm, member
 from psyche_backend_solana.svm.differential import Comparison
@@ -119,6 +120,15 @@ def test_every_number_of_clients_elects_the_same(chain: CoordinatorSvm, cut: int
     for slot in range(0, cut, max(cut // 5, 1)):
         command = commands.Witness(member(slot), largest.statement(slot, rounds[-1], seen=[slot]))
         measured(chain, Case(f"witness {slot}", state, command))
+
+
+@pytest.mark.parametrize("features", [LiteSVM.mainnet_feature_set(), FeatureSet.all_enabled()], ids=["mainnet", "all"])
+def test_other_features_of_the_chain_change_nothing(features: FeatureSet) -> None:
+    """Those of mainnet today, and those that are to come: rules for a program's memory among them."""
+    chain = CoordinatorSvm(members=257, features=features)
+    for torn in (False, True):
+        for case in Largest(torn=torn, percent=0).cases():
+            measured(chain, case)
 
 
 def test_forty_clients_play() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import httpx2
 import pytest
-from localnet_parts import MANUAL, Rpc, RpcFailure, funded, paying
+from localnet_parts import MANUAL, Rpc, RpcFailure, funded, paying, request
 from solders.account import Account
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.localnet import LAMPORTS_PER_SOL, Limits, LocalChain
+from psyche_backend_solana.localnet import LAMPORTS_PER_SOL, FaultSwitch, Limits, LocalChain
+from psyche_backend_solana.localnet.ledger import Ledger
+from psyche_backend_solana.localnet.methods import METHODS
+from psyche_backend_solana.localnet.node import Node
 
 
 @pytest.fixture
@@ -100,8 +104,6 @@ async def test_connections_are_bounded() -> None:
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         for _, writer in opened:
             writer.close()
-        async with Rpc(chain.rpc_url) as rpc:
-            assert await rpc("getSlot") == 1
 
 
 async def test_connections_that_say_nothing_are_closed() -> None:
@@ -109,6 +111,23 @@ async def test_connections_that_say_nothing_are_closed() -> None:
         for reader, writer in await connections(chain, 2):
             assert await ended(reader)
             writer.close()
+
+
+def test_a_defect_costs_one_answer_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """solders panics with what is no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    def broken(_: object) -> None:
+        raise Panic
+
+    node = Node(Ledger(unix=1), Limits())
+    node._methods = {**METHODS, "getHealth": broken}
+    answer = json.loads(node.answer(f"[{request('getHealth')},{request('getSlot', number=2)}]".encode(), FaultSwitch()))
+    assert answer[0] == {"jsonrpc": "2.0", "error": {"code": -32603, "message": "Internal error"}, "id": 1}
+    assert answer[1]["result"] == 1
+    assert "a request could not be answered" in caplog.text
 
 
 async def test_an_account_that_does_not_exist_holds_nothing() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from solders.litesvm import LiteSVM
@@ -39,6 +41,7 @@ FRAME_ENTRY = ENTRY + "{ let mut a = [*p; %d]; g(&mut a); a[*p as usize] }"
 
 REFUSED = {
     "a mutable static": ("static mut C: u64 = 0; " + ENTRY + "{ C += *p; C }", "has no mutable statics"),
+    "a mutable static with a value": ("static mut C: u64 = 5; " + ENTRY + "{ C += *p; C }", "has no mutable statics"),
     "an atomic static": (
         "use core::sync::atomic::*; static A: AtomicU64 = AtomicU64::new(0); "
         + ENTRY
@@ -95,6 +98,41 @@ def test_refused_with_a_reason(toolchain, tmp_path: Path, what: str) -> None:
         build(toolchain, tmp_path, source)
     assert reason in str(refused.value)
     assert not list(tmp_path.glob("example.so*")), "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "reason"),
+    [
+        ((0x04, 1, 0, 5), "32-bit addition"),
+        ((0x2C, 0x21, 0, 0), "32-bit addition"),
+        ((0x3F, 0x21, 1, 0), "signed division"),
+        ((0xBF, 0x21, 8, 0), "sign-extending move"),
+        ((0xB7, 10, 0, 0), "writes the stack register"),
+        ((0x7B, 0x1A, -4104, 0), "stack frame over 4096"),
+        ((0x79, 0xA1, -4104, 0), "stack frame over 4096"),
+        ((0xDB, 0x21, 0, 0), "opcode 0xdb is not in sBPF"),
+        ((0x06, 0, 0, 0), "opcode 0x06 is not in sBPF"),
+    ],
+)
+def test_instructions_that_sbpf_has_not_are_refused(
+    monkeypatch: pytest.MonkeyPatch, instruction: tuple[int, int, int, int], reason: str
+) -> None:
+    monkeypatch.syspath_prepend(str(SOURCES / "toolchain"))
+    link = importlib.import_module("shared_object").link
+    address = struct.pack("<BBhiBBhi", 0x18, 1, 0, 4, 0, 0, 0, 0)  # its second half is no instruction
+    last = struct.pack("<BBhi", 0x95, 0, 0, 0)
+
+    def program(*code: bytes) -> SimpleNamespace:
+        text = b"".join(code)
+        functions = {"entrypoint": (0, len(text))}
+        return SimpleNamespace(
+            text=text, data=b"", relocations=[], functions=functions, undefined=list, where=lambda offset: f"at {offset}"
+        )
+
+    LiteSVM().add_program(Pubkey.new_unique(), link(program(address, last), 0))
+    for version in (0, 3):
+        with pytest.raises(Exception, match=f"at 16: .*{reason}"):
+            link(program(address, struct.pack("<BBhi", *instruction), last), version)
 
 
 @pytest.mark.parametrize("what", ACCEPTED)

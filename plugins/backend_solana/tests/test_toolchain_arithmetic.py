@@ -19,6 +19,12 @@ RUST = Path(__file__).parent / "rust"
 U64, U128, NONE = 2**64 - 1, 2**128 - 1, 1 << 100
 OPERATIONS = 21
 PAIRS, BATCHES = 28, 12
+SPECIAL = [
+    (0x5555555555555555_FFFFFFFFFFFFFFFF, 3),  # the middle sum of the 128-bit product wraps, and nothing else does
+    (3, 0x5555555555555555_FFFFFFFFFFFFFFFF),
+    (1 << 63, U64),  # the smallest number divided by -1
+    (1 << 64 | 1 << 63, 1 << 64 | U64),
+]
 CORNERS = [
     0,
     1,
@@ -107,8 +113,8 @@ def test_results_equal_those_of_python(toolchain, tmp_path: Path, sbpf: int) -> 
     chain, program, account = ProgramChain([]), Pubkey.new_unique(), Pubkey.new_unique()
     chain.svm.add_program(program, built.read_bytes())
     source = random.Random(20261122 + sbpf)
-    for _ in range(BATCHES):
-        pairs = [(operand(source), operand(source)) for _ in range(PAIRS)]
+    batches = [[(operand(source), operand(source)) for _ in range(PAIRS)] for _ in range(BATCHES)]
+    for pairs in (SPECIAL * (PAIRS // len(SPECIAL)), *batches):
         operands = b"".join(value.to_bytes(16, "little") for pair in pairs for value in pair)
         chain.put(account, operands + bytes(16 * OPERATIONS * PAIRS), program)
         chain.send(Instruction(program, b"", [AccountMeta(account, False, True)]))

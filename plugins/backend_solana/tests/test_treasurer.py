@@ -71,7 +71,8 @@ class World:
         self.other = self.run(43, Pubkey.new_unique(), 1000)
         self.earn({self.alice.pubkey(): (100, 0), self.bob.pubkey(): (50, 20)})
         for user in self.users:
-            self.send(treasurer.participant_create(self.payer.pubkey(), user.pubkey(), treasury=self.treasury), self.payer)
+            for treasury in (self.treasury, self.other):
+                self.send(treasurer.participant_create(self.payer.pubkey(), user.pubkey(), treasury=treasury), self.payer)
         self.purse = {user.pubkey(): self.chain.tokens(user.pubkey(), self.mint) for user in (*self.users, self.owner)}
         self.purse[self.payer.pubkey()] = self.chain.tokens(self.payer.pubkey(), self.mint, 500)
 
@@ -109,6 +110,9 @@ class World:
 
     def participant(self, user: Keypair) -> Pubkey:
         return treasurer.participant_address(self.treasury.run, user.pubkey())
+
+    def elsewhere(self, user: Keypair) -> Pubkey:
+        return treasurer.participant_address(self.other.run, user.pubkey())
 
     def balance(self, user: Keypair) -> int:
         return self.chain.balance(self.purse[user.pubkey()])
@@ -244,6 +248,7 @@ def test_an_index_used_again_remembers_no_payments_of_before(fresh: World) -> No
     fresh.chain.put(fresh.treasury.run, run_account(bump, 42, keys, created=8), TREASURER)
     assert refused(fresh, fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OtherRun"]
     again = treasurer.participant_create(fresh.payer.pubkey(), fresh.alice.pubkey(), treasury=fresh.treasury)
+    assert refused(fresh, read_only(again, 3), fresh.payer) == CODES["NotWritable"]
     fresh.send(again, fresh.payer)
     fresh.claim(fresh.alice, 100)
     assert refused(fresh, again, fresh.payer) == CODES["AlreadyExists"]
@@ -377,6 +382,7 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
     ("participant_claim", "this run", lambda w, i: exchanged(i, 2, w.other.run), "OtherRun"),
     ("participant_claim", "a participant", lambda w, i: exchanged(i, 3, w.mint), "WrongOwner"),
     ("participant_claim", "no run for a participant", lambda w, i: exchanged(i, 3, w.other.run), "WrongSize"),
+    ("participant_claim", "a participant of this run", lambda w, i: exchanged(i, 3, w.elsewhere(w.alice)), "OtherRun"),
     ("participant_claim", "this user", lambda w, i: exchanged(i, 3, w.participant(w.bob)), "NotAuthority"),
     ("participant_claim", "its own vault", lambda w, i: exchanged(i, 4, w.other.vault), "WrongAddress"),
     ("participant_claim", "this run's coordinator", lambda w, i: exchanged(i, 5, w.other.coordinator), "OtherRun"),
@@ -395,6 +401,7 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
     ("run_withdraw_unused", "this run's coordinator", lambda w, i: exchanged(i, 4, w.other.coordinator), "OtherRun"),
     ("run_withdraw_unused", "the token program", lambda w, i: exchanged(i, 5, w.mint), "WrongAddress"),
     ("run_withdraw_unused", "a participant shown", lambda w, i: exchanged(i, 6, w.mint), "WrongOwner"),
+    ("run_withdraw_unused", "a participant of this run", lambda w, i: exchanged(i, 6, w.elsewhere(w.bob)), "OtherRun"),
     ("run_withdraw_unused", "each shown once", lambda w, _: w.withdrawing(w.bob, w.alice, w.bob), "SameAccount"),
     ("run_withdraw_unused", "no data", lambda _, i: with_data(i, b"\5\0"), "BadInstruction"),
     ("participant_close", "user signs", lambda _, i: without_signer(i, 0), "MissingSigner"),

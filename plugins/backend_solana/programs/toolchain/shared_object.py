@@ -93,7 +93,6 @@ class _Layout:
         """Put an address into the instruction at `at`, which takes two places."""
         struct.pack_into("<I", self.text, at + 4, value & 0xFFFFFFFF)
         struct.pack_into("<I", self.text, at + 12, value >> 32)
-        self.text[at + 1] &= 15
 
     def store_address(self, at: int, value: int) -> None:
         """Put an address into the data."""

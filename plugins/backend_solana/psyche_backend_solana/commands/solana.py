@@ -53,6 +53,13 @@ def keygen(file: Path) -> None:
     click.echo(str(wallet.pubkey))
 
 
+@click.command("address", epilog=example("solana address", "wallet.json"))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def address(file: Path) -> None:
+    """Print the address of the wallet in FILE. The secret half is never shown."""
+    click.echo(str(Wallet.load(file).pubkey))
+
+
 @click.command("balance", epilog=example("solana balance", "--address WALLET"))
 @click.option("--address", type=ADDRESS, required=True, help="The account.")
 @command(ChainSettings)
@@ -75,6 +82,7 @@ async def airdrop(desk: Desk, address: Pubkey, sol: float) -> Outcome:
 @click.group(
     cls=TableGroup,
     table={
+        "address": ("psyche_backend_solana.commands.solana:address", "Print a wallet's address."),
         "airdrop": ("psyche_backend_solana.commands.solana:airdrop", "Ask a test chain for free SOL."),
         "balance": ("psyche_backend_solana.commands.solana:balance", "Print what an account holds."),
         "create-token": ("psyche_backend_solana.commands.token:create_token", "Make a token to pay a run's members with."),

@@ -18,7 +18,7 @@ from solders.compute_budget import set_compute_unit_limit
 from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.keypair import Keypair
-from solders.litesvm import LiteSVM
+from solders.litesvm import FeatureSet, LiteSVM
 from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata
@@ -76,10 +76,21 @@ class Answer:
 
 
 class CoordinatorSvm:
-    """One run on a chain of its own. members: how many wallets there are. program: the shared object."""
+    """One run on a chain of its own.
 
-    def __init__(self, run_id: str = "test-run", *, members: int = 16, program: Path = PROGRAM_FILE) -> None:
-        self.svm = LiteSVM().with_sigverify(False).with_blockhash_check(False).with_transaction_history(0)
+    members: how many wallets there are. program: the shared object. features: of the chain, None for LiteSVM's own choice.
+    """
+
+    def __init__(
+        self,
+        run_id: str = "test-run",
+        *,
+        members: int = 16,
+        program: Path = PROGRAM_FILE,
+        features: FeatureSet | None = None,
+    ) -> None:
+        svm = LiteSVM() if features is None else LiteSVM().with_feature_set(features).with_builtins()
+        self.svm = svm.with_sigverify(False).with_blockhash_check(False).with_transaction_history(0)
         self.svm.add_program(layout.PROGRAM_ID, program.read_bytes())
         self.run_id = run_id
         self.owner = Keypair.from_seed(hashlib.sha256(b"owner").digest())

@@ -1,7 +1,7 @@
 //! Epochs: waiting for members, warmup, cooldown; pause and resume (psyche_core/coordinator/epochs.py, transitions.py).
 use crate::checkpoints::{loaded_from_hub, loaded_from_peers};
 use crate::image::{due, health, state, MAX_CLIENTS};
-use crate::members::{count_healthy, exit};
+use crate::members::exit;
 use crate::refusal::{Outcome, CANNOT_RESUME, HALTED};
 use crate::rewards::share_rewards;
 use crate::rounds::{start_round, tick_round};
@@ -85,7 +85,7 @@ fn tick_warmup(run: &mut Run) {
 pub fn start_if_ready(run: &mut Run) {
     let mut healthy = [0; 4];
     run.image.healthy(&mut healthy);
-    if count_healthy(&healthy) >= run.image.config.min_clients as usize && set::is_subset(&healthy, &run.image.epoch.ready) {
+    if set::count(&healthy) >= run.image.config.min_clients as usize && set::is_subset(&healthy, &run.image.epoch.ready) {
         start_round(run, false);
     }
 }

@@ -1,5 +1,5 @@
-//! Proof that the Ed25519 program verified two signatures of commitments, in the instruction just before (psyche_core/wire/messages.py,
-//! signing.py). That instruction has to be, byte for byte, the one that `layouts.coordinator.signatures_verified` makes.
+//! Proof that the Ed25519 program verified two signatures of commitments, in the instruction just before
+//! (psyche_core/wire/messages.py, signing.py). That instruction has to be, byte for byte, the one that `layouts.coordinator.signatures_verified` makes.
 use crate::image::{Interval, Key};
 use crate::refusal::{Outcome, INVALID_EVIDENCE};
 use crate::run::{heap, Run};
@@ -8,11 +8,13 @@ use psyche_common::{Account, Error};
 
 /// Ed25519SigVerify111111111111111111111111111
 const ED25519: [u8; 32] = [
-    3, 125, 70, 214, 124, 147, 251, 190, 18, 249, 66, 143, 131, 141, 64, 255, 5, 112, 116, 73, 39, 244, 138, 100, 252, 202, 112, 68, 128, 0, 0, 0,
+    3, 125, 70, 214, 124, 147, 251, 190, 18, 249, 66, 143, 131, 141, 64, 255, 5, 112, 116, 73, 39, 244, 138, 100, 252, 202, 112, 68, 128,
+    0, 0, 0,
 ];
 /// Sysvar1nstructions1111111111111111111111111
 const INSTRUCTIONS: [u8; 32] = [
-    6, 167, 213, 23, 24, 123, 209, 102, 53, 218, 212, 4, 85, 253, 194, 192, 193, 36, 198, 143, 33, 86, 117, 165, 219, 186, 203, 95, 8, 0, 0, 0,
+    6, 167, 213, 23, 24, 123, 209, 102, 53, 218, 212, 4, 85, 253, 194, 192, 193, 36, 198, 143, 33, 86, 117, 165, 219, 186, 203, 95, 8,
+    0, 0, 0,
 ];
 const DOMAIN: &[u8] = b"psyche/1\x0acommitment";
 const TAG: &[u8] = b"psyche/commitment/1";

@@ -1,13 +1,14 @@
 //! Members: joining, leaving, and being reported as unhealthy (psyche_core/coordinator/members.py).
 use crate::elections::{needed, witnesses};
 use crate::image::{health, same, state, Identity, Key, Set, MAX_CLIENTS, MAX_REJOINS, NONE};
-use crate::refusal::{Outcome, ACCOUNTS_FULL, CLIENTS_FULL, HALTED, INVALID_HEALTH_CHECK, INVALID_RUN_STATE, INVALID_WITHDRAW, INVALID_WITNESS, NO_ACTIVE_ROUND, REJOINS_EXHAUSTED};
+use crate::refusal::{
+    Outcome, ACCOUNTS_FULL, CLIENTS_FULL, HALTED, INVALID_HEALTH_CHECK, INVALID_RUN_STATE, INVALID_WITHDRAW, INVALID_WITNESS, NO_ACTIVE_ROUND,
+    REJOINS_EXHAUSTED,
+};
 use crate::rewards::has_account_for;
 use crate::run::{Run, Signers};
 use crate::set;
 use crate::shares::{accepted, assigned, before};
-
-pub fn count_healthy(healthy: &Set) -> usize { set::count(healthy) }
 
 /// Place of a signer among the pending members, NONE when it is not pending.
 fn pending_place(run: &Run, signer: &Key) -> usize {

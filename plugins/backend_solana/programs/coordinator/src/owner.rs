@@ -6,7 +6,9 @@ use crate::accounts::{
 };
 use crate::checkpoints::Location;
 use crate::image::{self, kind, state, Config, Image, Model, MAX_CHECKPOINTERS, MAX_CLIENTS, MAX_TABLES_BYTES, MAX_WITNESSES};
-use crate::refusal::{Outcome, CONFIG_SANITY, HALTED, INVALID_RUN_STATE, MODEL_SANITY, PROGRESS_SANITY, UPDATE_CONFIG_FINISHED, UPDATE_CONFIG_NOT_HALTED};
+use crate::refusal::{
+    Outcome, CONFIG_SANITY, HALTED, INVALID_RUN_STATE, MODEL_SANITY, PROGRESS_SANITY, UPDATE_CONFIG_FINISHED, UPDATE_CONFIG_NOT_HALTED,
+};
 use crate::text::{copy, is_text};
 use crate::{counted, epochs};
 use psyche_common::platform::{find_address, rent_exempt, same};

@@ -1,6 +1,6 @@
 //! Rounds: started, finished, settled; and how an epoch's rounds end (psyche_core/coordinator/rounds.py).
 use crate::elections::{needed, witnesses};
-use crate::image::{due, ending, state, Interval, Model, Config, Round, Set, NONE, STORED_ROUNDS};
+use crate::image::{due, ending, state, Config, Interval, Model, Round, Set, NONE, STORED_ROUNDS};
 use crate::requeue;
 use crate::run::{heap, Run};
 use crate::set;
@@ -16,7 +16,8 @@ fn batch_size(config: &Config, model: &Model, first: u64) -> u64 {
     }
     let (rise, tokens) = (end.wrapping_sub(start), tokens as u64);
     // tokens < ramp, so the quotient is at most `rise`; the rest follows modulo 2^64
-    let whole = if (rise as u128 * tokens as u128) >> 64 == 0 { rise.wrapping_mul(tokens) / ramp } else { mul_div(rise, tokens, ramp).unwrap_or(0) };
+    let fits = (rise as u128 * tokens as u128) >> 64 == 0;
+    let whole = if fits { rise.wrapping_mul(tokens) / ramp } else { mul_div(rise, tokens, ramp).unwrap_or(0) };
     let rest = rise.wrapping_mul(tokens).wrapping_sub(whole.wrapping_mul(ramp));
     start + whole + u64::from(rest >= ramp - rest)
 }

@@ -1,7 +1,6 @@
 //! What a command works on: the image, what was derived from it, the time and the seed.
 use crate::elections::Memory;
-use crate::image::{Image, Key};
-use crate::image;
+use crate::image::{self, Image, Key};
 
 pub struct Run {
     pub image: &'static mut Image,
@@ -32,8 +31,8 @@ pub mod heap {
 
 const PLACES: usize = 2048;
 
-/// Finds signers: open addressing over the heap, of keys that stay where they are. `seed` is unknown when keys are made, so nobody
-/// can make keys that collide.
+/// Finds signers: open addressing over the heap, of keys that stay where they are. `seed` is another in every slot of the chain, so
+/// keys that somebody made to collide do so once, and cost compute units then, nothing else.
 pub struct Signers {
     seed: u64,
     first: *const u8,

@@ -16,8 +16,7 @@ pub fn pool_create(input: &Input, data: &[u8]) -> Res {
     let [payer, authority, pool, vault, mint, token, associated, system] = input.accounts::<8>()?;
     let mut reader = Reader(data);
     let index = reader.u64()?;
-    let metadata = reader.bytes(data.len() - 8)?;
-    reader.end()?;
+    let metadata = reader.0;
     authority.must_sign()?;
     must_be_mint(mint)?;
     let mut key = [0; 32];
