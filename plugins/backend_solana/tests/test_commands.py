@@ -266,6 +266,8 @@ def test_a_members_view(shell: Shell, run: str) -> None:
     assert (user["pending"], user["slot"], user["earned"]) == (False, None, 0)
     assert user["lamports"] > 0
     assert "InvalidWithdraw" in shell("withdraw", "-r", run, wallet="member", code=1)
+    assert "InvalidWithdraw" in shell("expel", "-r", run, "--wallet", address, wallet="owner", code=1)
+    assert "NotAuthority" in shell("expel", "-r", run, "--wallet", address, wallet="member", code=1)
 
 
 BAD: list[tuple[list[str], str]] = [

@@ -21,7 +21,7 @@ from psyche_backend_solana.layouts.coordinator_accounts import (
 )
 from psyche_backend_solana.svm import runs
 from psyche_backend_solana.svm.chain import AUTHORIZER_ID, CoordinatorSvm, member, open_authorization, wallet
-from psyche_core.coordinator import commands, image
+from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import WireError
 from psyche_core.types import RunState, WitnessStatement
@@ -62,6 +62,7 @@ def owners(chain: CoordinatorSvm, authority: Pubkey) -> dict[str, Instruction]:
         "rates": layout.set_future_epoch_rates(run, authority=authority, earning_total_shared=1),
         "paused": layout.set_paused(run, authority=authority, paused=True),
         "migrate": layout.migrate(run, authority=authority),
+        "expel": layout.expel(run, authority=authority, user=wallet(0).pubkey()),
     }
 
 
@@ -86,7 +87,7 @@ def every(chain: CoordinatorSvm) -> dict[str, tuple[Instruction, Keypair]]:
     return by_owner | {name: (made, wallet(0)) for name, made in members(chain, wallet(0).pubkey()).items()}
 
 
-OWNERS = ("free", "stage", "update", "rates", "paused", "migrate")
+OWNERS = ("free", "stage", "update", "rates", "paused", "migrate", "expel")
 MEMBERS = ("join", "withdraw", "tick", "witness", "warmup_witness", "health_check", "checkpoint", "equivocation")
 WITH_INSTANCE = (*OWNERS, "join")
 EVERY = (*OWNERS, *MEMBERS)
@@ -257,7 +258,7 @@ def test_data_that_ends_early(chain: CoordinatorSvm, name: str) -> None:
 
 
 def test_an_unknown_instruction(chain: CoordinatorSvm) -> None:
-    assert refused(chain, Instruction(layout.PROGRAM_ID, bytes([15]), []), THIEF) == "BadInstruction"
+    assert refused(chain, Instruction(layout.PROGRAM_ID, bytes([16]), []), THIEF) == "BadInstruction"
 
 
 @pytest.mark.parametrize(
@@ -280,10 +281,30 @@ def test_joining_needs_an_authorization(
     assert refused(chain, members(chain, wallet(0).pubkey())["join"], wallet(0)) == refusal
 
 
+@pytest.mark.parametrize("who", ["owner", "join authority"])
+def test_s5_a_member_whose_right_was_taken_back_is_sent_away(chain: CoordinatorSvm, who: str) -> None:
+    """By the owner of the run or by who says who may join, in whose name it is made no difference: it has withdrawn."""
+    join = members(chain, wallet(0).pubkey())["join"]
+    assert refused(chain, join, wallet(0)) is None
+    joined = chain.account.state
+    assert joined is not None
+    instance = bytes(chain.svm.get_account(chain.run.instance).data)
+    chain.put(chain.run.instance, instance[:48] + bytes(THIEF.pubkey()) + instance[80:])
+    authority = {"owner": chain.owner, "join authority": THIEF}[who]
+    expel = layout.expel(chain.run, authority=authority.pubkey(), user=wallet(0).pubkey())
+    assert refused(chain, expel, authority) is None
+    after, _ = apply(joined, commands.Withdraw(joined.pending[0]), 1_700_000_000, 0)
+    assert chain.account.state == after
+    assert refused(chain, expel, authority) == "InvalidWithdraw"
+    bystander = layout.expel(chain.run, authority=wallet(1).pubkey(), user=wallet(0).pubkey())
+    assert refused(chain, bystander, wallet(1)) == "NotAuthority"
+    chain.put(chain.run.instance, instance)  # the other tests use the same one
+
+
 def test_before_the_first_update_there_is_no_run(chain: CoordinatorSvm) -> None:
     chain.begin()
     for name, (given, key) in every(chain).items():
-        if name in (*MEMBERS, "rates", "paused"):
+        if name in (*MEMBERS, "rates", "paused", "expel"):
             assert refused(chain, given, key) == "Halted", name
     only_progress = layout.update(chain.run, layout.Update(progress=Progress()), authority=chain.owner.pubkey())
     assert refused(chain, only_progress, chain.owner) == "ConfigSanityCheckFailed"

@@ -1,11 +1,12 @@
-"""Commands of members, and of anybody: tick, checkpoint, withdraw."""
+"""Commands of members, about members, and of anybody: tick, checkpoint, withdraw, expel."""
 
 from __future__ import annotations
 
 import anyio
 import click
+from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk, Outcome, command, example, run_id_option
+from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example, run_id_option
 from psyche_backend_solana.layouts import coordinator
 from psyche_backend_solana.runs import coordinator_account
 from psyche_core.run_config import Choice
@@ -55,3 +56,17 @@ async def withdraw(desk: Desk, run_id: str) -> Outcome:
     found = await desk.run(run_id)
     sent = await desk.send(coordinator.withdraw(found.run, user=desk.payer))
     return Outcome(f"the wallet {desk.payer} is no member of {run_id!r} any more", {"signature": sent.signature})
+
+
+@click.command("expel", epilog=example("run-manager expel", "-r first-light --wallet MEMBER -w join-authority.json"))
+@run_id_option
+@click.option("--wallet", "user", type=ADDRESS, required=True, help="The member's wallet.")
+@command()
+async def expel(desk: Desk, run_id: str, user: Pubkey) -> Outcome:
+    """Send a member away, as if it had withdrawn, with the wallet that says who may join.
+
+    It can come back while it has an authorization: take that back first, with join-authorization-delete.
+    """
+    found = await desk.run(run_id)
+    sent = await desk.send(coordinator.expel(found.run, authority=desk.payer, user=user))
+    return Outcome(f"the wallet {user} is no member of {run_id!r} any more", {"wallet": user, "signature": sent.signature})

@@ -28,6 +28,7 @@ _TABLE = {
     "treasurer-claim-rewards": ("rewards:claim", "Take out what one has earned."),
     "treasurer-top-up-rewards": ("rewards:top_up", "Put in what a run pays."),
     "update-config": ("owner:update_config", "Change a run's configuration."),
+    "expel": ("members:expel", "Send a member away."),
     "withdraw": ("members:withdraw", "Leave a run."),
 }
 

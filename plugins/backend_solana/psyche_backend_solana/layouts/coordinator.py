@@ -62,6 +62,7 @@ class Number(IntEnum):
     checkpoint = 12
     equivocation = 13
     migrate = 14
+    expel = 15
 
 
 class Part(IntFlag):
@@ -263,6 +264,11 @@ def migrate(run: Run, *, authority: Pubkey) -> Instruction:
     """Make an account of version 1 one of version 2. authority: the run's, pays the rent that is missing."""
     accounts = [_payer(authority), _read(run.instance), _written(run.account), _read(SYSTEM_PROGRAM)]
     return _instruction(run, Number.migrate, b"", accounts)
+
+
+def expel(run: Run, *, authority: Pubkey, user: Pubkey) -> Instruction:
+    """Send a member away, as if it had withdrawn. authority: the run's join authority or its owner."""
+    return _instruction(run, Number.expel, bytes(user), _owners(run, authority))
 
 
 def _packed_model(model: ModelConfig) -> bytes:

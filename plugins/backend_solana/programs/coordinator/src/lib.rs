@@ -62,6 +62,7 @@ fn dispatch(input: &Input) -> Outcome {
         12 => member::checkpoint(input, reader),
         13 => member::equivocation(input, reader),
         14 => owner::migrate(input, reader),
+        15 => owner::expel(input, reader),
         _ => Err(Error::BAD_INSTRUCTION.into()),
     }
 }

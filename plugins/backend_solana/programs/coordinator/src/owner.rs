@@ -1,7 +1,7 @@
 //! The owner's instructions: making and freeing a run, and its configuration (`_update_config` in psyche_core/coordinator/
 //! transitions.py, the rules in psyche_core/run_config_rules.py). What a model's tables say is plugins' business and not looked at.
 use crate::accounts::{
-    coordinator_of, instance_of, must_belong, owned, run_id_len, run_of, Coordinator, Instance, BYTES, CLIENT_VERSION_BYTES, FIRST_BYTES,
+    coordinator_of, instance_of, key_of, must_belong, owned, run_id_len, run_of, Coordinator, Instance, BYTES, CLIENT_VERSION_BYTES, FIRST_BYTES,
     INSTANCE_BYTES, METADATA_BYTES, SEED, STAGING_BYTES,
 };
 use crate::checkpoints::Location;
@@ -10,7 +10,7 @@ use crate::refusal::{
     Outcome, CONFIG_SANITY, HALTED, INVALID_RUN_STATE, MODEL_SANITY, PROGRESS_SANITY, UPDATE_CONFIG_FINISHED, UPDATE_CONFIG_NOT_HALTED,
 };
 use crate::text::{copy, is_text};
-use crate::{counted, epochs};
+use crate::{counted, epochs, members};
 use psyche_common::platform::{find_address, rent_exempt, same};
 use psyche_common::record::{begin, Header, Record};
 use psyche_common::runtime::sol_memcmp_;
@@ -311,4 +311,20 @@ pub fn migrate(input: &Input, reader: Reader) -> Outcome {
     unsafe { core::ptr::write_bytes(&mut coordinator.memory, 0, 1) };
     counted(coordinator);
     Ok(())
+}
+
+/// Who may say who joins may also send a member away, as if it had withdrawn: a right that is taken back must end some time.
+pub fn expel(input: &Input, mut reader: Reader) -> Outcome {
+    let [authority, instance, account] = input.accounts::<3>()?;
+    let user = reader.array::<32>()?;
+    reader.end()?;
+    authority.must_sign()?;
+    let found = instance_of(instance, input)?;
+    let coordinator = coordinator_of(account, input)?;
+    must_belong(found, instance.key(), account, &coordinator.instance)?;
+    if !same(authority.key(), &found.join_authority) && !same(authority.key(), &found.main_authority) {
+        return Err(Error::NOT_AUTHORITY.into());
+    }
+    let mut run = run_of(coordinator)?;
+    members::withdraw(&mut run, &key_of(user))
 }
