@@ -8,6 +8,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 RUNS ?= 10
 SEEDS ?= 100000
+SEQUENCES ?= 2000
 JOBS ?= 2
 FUZZ_RUNS ?= 1000000
 
@@ -67,8 +68,9 @@ bench: $(STAMP) ## measure: encoders, transforms, transport
 build: $(STAMP) ## wheels of all distributions in dist/
 	@for folder in . $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$folder || exit 1; done
 
-soak: $(STAMP) ## attack the protocol with SEEDS simulated runs (SEEDS=100000) on JOBS processes (JOBS=2); an hour or two
+soak: $(STAMP) ## SEEDS simulated runs (SEEDS=100000) on JOBS processes (JOBS=2), SEQUENCES on chain (SEQUENCES=2000); hours
 	$(BIN)/psyche sim --seeds 0:$(SEEDS) --clients 8 --faults all --jobs $(JOBS)
+	$(BIN)/python -m psyche_backend_solana.svm.differential --sequences $(SEQUENCES)
 
 soak-e2e: $(STAMP) ## the end-to-end tests RUNS times over (RUNS=10)
 	@for run in $$(seq $(RUNS)); do echo "run $$run of $(RUNS)"; $(LOOPBACK) $(BIN)/python -m pytest -q -m e2e || exit 1; done

@@ -4,11 +4,12 @@
 
 The program is the one that the wheel ships; the SVM is LiteSVM, which counts compute units as validators do. States are put into
 the account, each command is sent, and what it wrote is compared with `psyche_core.coordinator` before its units are believed.
-Three rounds are played besides, statement by statement, to count what a round costs.
+Rounds of 3 and of 256 clients are played besides, statement by statement, to count what a round costs.
 
 What is measured:
-    compute_units           most units of each instruction over all cases, nobody verifying. An instruction has 200,000 unless its
-                            transaction asks for more. Torn runs are among the cases: queues full of scraps with gaps between them
+    compute_units           most units of each instruction of all programs over all cases, nobody verifying. An instruction has
+                            200,000 unless its transaction asks for more. Torn runs are among the cases: queues full of scraps
+                            with gaps between them
     compute_units_verifying the same with verification_percent = 10, each election drawn by the first instruction that needs it
     image_bytes             of the canonical image; rent_sol: what both accounts of a run hold while it exists, and give back
     transactions_per_round  that the coordinator needs: the statements of the witnesses, when all of them speak
@@ -20,14 +21,16 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
+from benchmarks import solana_programs
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, INSTANCE_BYTES
 from psyche_backend_solana.svm.chain import CoordinatorSvm, member
 from psyche_backend_solana.svm.largest import NOW, Largest, compute_units
 from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.committee import witness_slots
-from psyche_core.types import MAX_CLIENTS
+from psyche_core.types import MAX_CLIENTS, RunState
 
 LAMPORTS_PER_SOL = 10**9
 SIGNATURE_LAMPORTS = 5000
@@ -44,24 +47,37 @@ def most(cases: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def play(rounds: int) -> tuple[float, int]:
+def play(rounds: int, clients: int) -> tuple[float, int]:
     """Transactions of a round, and compute units of all of them together: means over so many rounds."""
-    chain = CoordinatorSvm(members=MAX_CLIENTS)
+    chain = CoordinatorSvm(members=clients)
     largest = Largest(torn=False, percent=0)
-    state = largest.playing(0)
+    config = largest.state.config.model_copy(update={"min_clients": 1})
+    epoch = replace(largest.state.epoch, clients=largest.state.epoch.clients[:clients], unplayed=True)
+    state = replace(
+        largest.state, config=config, run_state=RunState.Warmup, since=NOW, epoch=epoch, pending=largest.state.pending[:clients]
+    )
     chain.begin(state)
-    sent = units = 0
-    for number in range(rounds):
+    sent = units = moment = 0
+
+    def do(command: commands.Command) -> int:
+        nonlocal state, moment
+        moment += 1
+        state, _ = apply(state, command, NOW + moment, chain.at(NOW + moment, moment))
+        answer = chain.do(command, state, units=None)
+        if answer.refusal is not None or chain.image != image.encode(state):
+            message = f"the chain played another round: {answer.refusal}"
+            raise AssertionError(message)
+        return answer.units
+
+    for slot in range(clients):
+        do(commands.WarmupWitness(member(slot), state.progress.epoch, slot, bytes(32)))
+    for _ in range(rounds + 1):
         current = state.epoch.rounds[-1]
-        given = list(shares(state, state.epoch.rounds[-2]))
+        given = list(shares(state, state.epoch.rounds[-2])) if current.height else []
         for slot in witness_slots(state, current):
-            command = commands.Witness(member(slot), largest.statement(slot, current, seen=given))
-            state, _ = apply(state, command, NOW + number, chain.at(NOW + number, number))
-            answer = chain.do(command, state, units=None)
-            if answer.refusal is not None or chain.image != image.encode(state):
-                message = f"the chain played another round: {answer.refusal}"
-                raise AssertionError(message)
-            sent, units = sent + 1, units + answer.units
+            used = do(commands.Witness(member(slot), largest.statement(slot, current, seen=given)))
+            if current.height:
+                sent, units = sent + 1, units + used
         assert state.epoch.rounds[-1].height == current.height + 1
     return sent / rounds, units // rounds
 
@@ -74,16 +90,20 @@ def measure(rounds: int) -> dict[str, object]:
     calm = most(found[CALM.format(percent=10)])
     chain = CoordinatorSvm(members=1)
     rent = sum(chain.svm.minimum_balance_for_rent_exemption(size) for size in (ACCOUNT_BYTES, INSTANCE_BYTES))
-    transactions, units = play(rounds)
+    played = {f"{clients} clients": play(rounds, clients) for clients in (3, MAX_CLIENTS)}
+    coordinator = {name: max(without.get(name, 0), torn.get(name, 0)) for name in sorted({*without, *torn})}
     return {
-        "compute_units": {name: max(without.get(name, 0), torn.get(name, 0)) for name in sorted({*without, *torn})},
+        "compute_units": {
+            **{f"coordinator.{name}": units for name, units in coordinator.items()},
+            **most(solana_programs.compute_units()),
+        },
         "compute_units_verifying": {name: max(calm.get(name, 0), drawn.get(name, 0)) for name in sorted({*calm, *drawn})},
         "image_bytes": image.SIZE,
         "account_bytes": ACCOUNT_BYTES + INSTANCE_BYTES,
         "rent_sol": rent / LAMPORTS_PER_SOL,
-        "transactions_per_round": transactions,
-        "compute_units_per_round": units,
-        "fees_per_round_sol": transactions * SIGNATURE_LAMPORTS / LAMPORTS_PER_SOL,
+        "transactions_per_round": {name: sent for name, (sent, _) in played.items()},
+        "compute_units_per_round": {name: units for name, (_, units) in played.items()},
+        "fees_per_round_sol": {name: sent * SIGNATURE_LAMPORTS / LAMPORTS_PER_SOL for name, (sent, _) in played.items()},
     }
 
 
@@ -101,7 +121,7 @@ def main() -> int:
         if isinstance(value, dict):
             print(name)
             for instruction, units in value.items():
-                print(f"  {instruction:26} {units:>10,}")
+                print(f"  {instruction:32} {units:>10,}")
         else:
             print(f"{name:28} {value:>10,}")
     return 0

@@ -1,6 +1,6 @@
 """Reads the accounts of the other implementation of Psyche, so that its runs can be looked at with the same command. Reads only.
 
-Its coordinator account is a memory image of 119,160 bytes: discriminator, version, metadata, coordinator, members, nonce. Decided:
+Its coordinator account is an image of 119,160 bytes: discriminator, version, metadata, coordinator, members, nonce. Decided:
 what people ask about is read (phase, progress, members, balances, configuration, model), rounds and witnesses are not; bytes of
 variants that are not in use mean nothing there and are not looked at. Refuses another size, discriminator or version, in this
 order, with WireError; a text that is no UTF-8 is shown with its bytes replaced.
@@ -264,7 +264,7 @@ def _choice(names: tuple[str, ...], number: int) -> str:
     return names[number] if number < len(names) else f"unknown {number}"
 
 
-def _named(enumeration: type[RunState] | type[ClientState], number: int) -> str:
+def _named(enumeration: type[RunState | ClientState], number: int) -> str:
     return enumeration(number).name if number in set(enumeration) else f"unknown {number}"
 
 

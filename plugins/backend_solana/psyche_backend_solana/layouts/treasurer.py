@@ -218,7 +218,7 @@ def run_withdraw_unused(
 def run_close(
     main_authority: Pubkey, spill: Pubkey, *, destination: Pubkey, treasury: Treasury, show: Sequence[Pubkey] = ()
 ) -> Instruction:
-    """Frees the coordinator's run, closes vault and run. Rent goes to `spill`, tokens left to `destination`. Signer: main_authority.
+    """Frees the coordinator's run, closes vault and run. Rent goes to `spill`, tokens to `destination`. Signer: main_authority.
 
     show: as in run_withdraw_unused.
     """
