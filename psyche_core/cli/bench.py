@@ -13,7 +13,7 @@ from psyche_core.cli.lazy import example
 from psyche_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from psyche_core.experiments.convergence import Outcome, Recipe
+    from psyche_core.experiments.convergence import Outcome
     from psyche_core.experiments.convergence_run import Experiment
 
 PATH = click.Path(path_type=Path)
@@ -85,9 +85,9 @@ async def _convergence(given: dict[str, Any]) -> None:
     rates = {"adamw_rate": given["adamw_rate"], "distro_rate": given["distro_rate"]}
     recipes = list(usual_recipes(topk=_numbers(given["topk"], int), decays=_numbers(given["decay"], float), **rates))
     seeds = range(given["seeds"])
-    found = _kept(given["out"], experiment, recipes, seeds)
+    found = _kept(given["out"], experiment)
     known = {(outcome.recipe.title, outcome.seed) for outcome in found}
-    left = len(recipes) * len(seeds) - len(found)
+    left = sum((recipe.title, seed) not in known for recipe in recipes for seed in seeds)
     async for outcome in outcomes(experiment, recipes, seeds, PluginRegistry.discover(), known=known):
         found.append(outcome)
         left -= 1
@@ -109,8 +109,8 @@ def _facts(experiment: Experiment) -> dict[str, Any]:
     return {"run_id": experiment.run.run_id, "steps": experiment.steps, "members": experiment.members}
 
 
-def _kept(out: Path | None, experiment: Experiment, recipes: list[Recipe], seeds: range) -> list[Outcome]:
-    """Outcomes that an earlier call left. Raises ConfigError for those of another experiment."""
+def _kept(out: Path | None, experiment: Experiment) -> list[Outcome]:
+    """All outcomes that earlier calls left, asked for again or not. Raises ConfigError for those of another experiment."""
     from psyche_core.experiments.convergence import Outcome
 
     path = None if out is None else out / "report.json"
@@ -122,13 +122,7 @@ def _kept(out: Path | None, experiment: Experiment, recipes: list[Recipe], seeds
         message = f"{path} is of another experiment; name another folder with --out, or delete it"
         raise ConfigError(message)
 
-    found = []
-    for entry in report["runs"]:
-        for recipe in recipes:
-            if entry["seed"] in seeds and entry["optimizer"] == recipe.optimizer and entry["settings"] == recipe.as_settings():
-                losses = tuple((step, loss) for step, loss in entry["losses"])
-                found.append(Outcome(recipe, entry["seed"], losses, entry["bytes_per_step"]))
-    return found
+    return [Outcome.of_table(entry) for entry in report["runs"]]
 
 
 def _keep(out: Path | None, experiment: Experiment, found: list[Outcome]) -> None:

@@ -76,6 +76,14 @@ class Outcome:
             "losses": [[step, round(loss, 4)] for step, loss in self.losses],
         }
 
+    @classmethod
+    def of_table(cls, table: Mapping[str, Any]) -> Outcome:
+        """What `as_table` wrote."""
+        settings = dict(table["settings"])
+        recipe = Recipe(table["optimizer"], settings.pop("learning_rate"), settings)
+        losses = tuple((step, loss) for step, loss in table["losses"])
+        return cls(recipe, table["seed"], losses, table["bytes_per_step"])
+
 
 def usual_recipes(
     *, topk: Sequence[int] = (8, 16, 64), decays: Sequence[float] = (0.999, 0.995), adamw_rate: float, distro_rate: float

@@ -49,6 +49,12 @@ def test_each_recipe_is_trained_once_with_each_seed(psyche, arguments: list[str]
     assert len(kept) == 6
     assert second.out.count("Distro 1 bit, top 8") == 1
 
+    third = psyche(*arguments, "--seeds", "1", "--distro-rate", "0.004")
+    assert third.err.count("; ") == third.err.count("rate 0.004") == 2, "AdamW is there already"
+    both = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
+    assert both[:6] == kept, "what was trained with other settings stays"
+    assert [run["settings"]["learning_rate"] for run in both[6:]] == [0.004, 0.004]
+
 
 def test_another_experiment_s_report_is_not_gone_on_with(psyche, arguments: list[str]) -> None:
     assert psyche(*arguments, "--seeds", "1").code == 0
