@@ -66,7 +66,8 @@ class ServerContext:
     key: proves to clients that this is the server they were told of; a new one for this start when None. state_dir: folder that
     keeps the state, which goes on from there at the next start; None keeps nothing. allow_list: file with the public keys that
     may log in; None lets everybody in. withdraw_on_disconnect: a member away for longer than reconnect_seconds is withdrawn.
-    opening: the run's own configuration, where that of `state` is only for the time before the first round.
+    opening: the run's own configuration, where that of `state` is only for the time before the first round. on_paid: called as
+    on_event is, with a member's signer and how much it was paid, by servers that pay.
     """
 
     state: CoordinatorState
@@ -81,6 +82,7 @@ class ServerContext:
     allow_list: Path | None = None
     opening: CoordinatorConfig | None = None
     on_event: Callable[[CoordinatorState, tuple[Event, ...]], None] | None = None
+    on_paid: Callable[[bytes, int], None] | None = None
     tick_seconds: float = 0.25
 
 

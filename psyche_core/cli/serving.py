@@ -20,7 +20,7 @@ import anyio.to_thread
 from psyche_core.builtin.local_data import LocalData
 from psyche_core.builtin.text_corpus import TextProgress, prepare_text
 from psyche_core.cli.run_files import load_run
-from psyche_core.client.report import Ended, PhaseChanged, Problem, Report, Started
+from psyche_core.client.report import Ended, PhaseChanged, Problem, Report, RewardPaid, Started
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import ClientsExited, Command, Event, Pause, Resume
 from psyche_core.coordinator.state import CoordinatorState, Progress
@@ -70,6 +70,7 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
         allow_list=settings.allow_list,
         opening=files.run.config if config != files.run.config else None,
         on_event=phase_reporter(report),
+        on_paid=lambda signer, units: report(RewardPaid(signer.hex()[:8], units)),
     )
     async with contextlib.AsyncExitStack() as stack:
         if data is not None:

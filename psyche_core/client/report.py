@@ -163,6 +163,14 @@ class CheckpointStored:
 
 
 @dataclass(frozen=True, slots=True)
+class RewardPaid:
+    """A member was paid what it earned in the run. member: its signer's first 8 hex digits; units: smallest ones of the token."""
+
+    member: str
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something people should know; the run goes on. level: `warning` or `error`."""
 
@@ -194,6 +202,7 @@ Event = (
     | CheckpointSaved
     | CheckpointStored
     | ModelSync
+    | RewardPaid
     | Problem
     | Ended
 )

@@ -19,6 +19,7 @@ from psyche_core.client.report import (
     Problem,
     ReplicasDiffer,
     Resynced,
+    RewardPaid,
     Sink,
     Started,
     StepApplied,
@@ -72,6 +73,8 @@ def describe(event: Event) -> str:
         case ModelSync():
             pieces = f"{event.pieces_done} of {event.pieces_total} pieces"
             return f"fetching the model after step {event.step}: {pieces}, {bytes_text(event.bytes_received)}"
+        case RewardPaid():
+            return f"{event.member} was paid {event.units:,} units for its work"
         case Problem():
             return f"{event.level}: {event.message}"
         case Ended():

@@ -27,6 +27,7 @@ from psyche_core.client.report import (
     ModelSync,
     Problem,
     ReplicasDiffer,
+    RewardPaid,
     Started,
     Validated,
 )
@@ -37,7 +38,7 @@ from psyche_core.ui.ledger_page import ClientPage
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
-_WORTH_A_LINE = (Started, EpochDigest, Validated, CheckpointSaved, CheckpointStored, Problem, ReplicasDiffer, Ended)
+_WORTH_A_LINE = (Started, EpochDigest, Validated, CheckpointSaved, CheckpointStored, RewardPaid, Problem, ReplicasDiffer, Ended)
 
 
 class Display(ABC):

@@ -1,9 +1,10 @@
 """A run on a local chain in this process: what `psyche server run --backend solana` and a testnet host.
 
 Decided: the chain is the whole server. The owner (the server's key) makes the run with the transactions any owner sends, lets
-everybody join, starts it, and from then on only watches; it ticks when the members have left that undone for long. With a state
-folder the chain is saved there, and a run found on it goes on. Refuses to serve training data: a chain has no data server, so the
-run must take it from somewhere else.
+everybody join, starts it, and from then on only watches; it ticks when the members have left that undone for long. The run pays
+its members in a token made for it, and at its end the owner has everybody paid. With a state folder the chain is saved there, and
+a run found on it goes on. Refuses to serve training data: a chain has no data server, so the run must take it from somewhere
+else.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana import ticking
 from psyche_backend_solana.chain_clock import ChainClock
-from psyche_backend_solana.layouts import authorizer, coordinator
+from psyche_backend_solana.layouts import authorizer, coordinator, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
-from psyche_backend_solana.programs.addresses import COORDINATOR
+from psyche_backend_solana.programs.addresses import COORDINATOR, TOKEN
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
@@ -48,6 +49,13 @@ OWNER_LAMPORTS = 1000 * LAMPORTS_PER_SOL
 SEND_SECONDS = 30.0
 FAREWELL_SECONDS = 10.0
 """How long the chain stays after the run's end, so that its members can see it."""
+
+TREASURER_INDEX = 0
+TOKEN_DECIMALS = 6
+EPOCH_UNITS = 1_000_000
+"""What an epoch pays its workers together: one token."""
+SUPPLY_UNITS = 10_000 * EPOCH_UNITS
+"""What lies in the vault: enough for so many epochs."""
 
 
 class LocalRun(BackendServer):
@@ -86,7 +94,7 @@ class LocalRun(BackendServer):
             self._rpc = Rpc([Endpoint(self._chain.rpc_url, self._chain.ws_url)])
             stack.push_async_callback(self._rpc.aclose)
             self._sender = Sender(self._rpc, self._owner)
-            self._run = await self._found() or await make_run(self._sender, self._rpc, context.state)
+            self._run, self._treasury = await self._found() or await make_run(self._sender, self._rpc, context.state)
             self._watcher = Watcher(
                 self._rpc, self._run, on_sight=self._see, on_clock=self._note_clock, pace=Pace(calm=1.0, alert=0.2)
             )
@@ -110,6 +118,10 @@ class LocalRun(BackendServer):
             tasks.start_soon(self._watcher.run)
             tasks.start_soon(self._keep_time)
             await self._finished.wait()
+            try:
+                await self._pay_everybody()
+            except (BackendError, RpcError, TimeoutError) as error:
+                logger.warning("not everybody was paid; members can claim what they earned by themselves: %s", error)
             await anyio.sleep(FAREWELL_SECONDS)
             tasks.cancel_scope.cancel()
 
@@ -118,7 +130,7 @@ class LocalRun(BackendServer):
         with anyio.CancelScope(shield=True):
             await self._stack.aclose()
 
-    async def _found(self) -> coordinator.Run | None:
+    async def _found(self) -> tuple[coordinator.Run, treasurer.Treasury] | None:
         """The run, where the chain was restored with it."""
         try:
             found = await find_run(self._rpc, self._context.state.run_id, programs=Programs())
@@ -126,14 +138,36 @@ class LocalRun(BackendServer):
             if refusal.code == "WrongRun":
                 return None
             raise
-        if found.instance.main_authority != self._owner.pubkey:
+        address = treasurer.run_address(TREASURER_INDEX)
+        account = await self._chain.account(str(address))
+        paying = None if account is None else treasurer.parse_run(account)
+        if paying is None or found.instance.main_authority != address or paying.main_authority != self._owner.pubkey:
             message = (
-                f"the saved chain has a run {self._context.state.run_id!r} of another owner ({found.instance.main_authority}); "
+                f"the saved chain has a run {self._context.state.run_id!r} of another owner; "
                 "use the key it was made with, or another --save-state-dir"
             )
             raise UserError(message)
 
-        return found.run
+        return found.run, treasurer.Treasury(address, paying.vault, paying.mint, paying.instance, paying.coordinator)
+
+    async def _pay_everybody(self) -> None:
+        """Have each member paid what it earned: the owner may ask for that, too, and it goes to the member's own account."""
+        treasury, owner = self._treasury, self._owner.pubkey
+        for account in self._state.accounts:
+            user = Pubkey(account.signer)
+            participant = await self._chain.account(str(treasurer.participant_address(treasury.run, user)))
+            paid = 0 if participant is None else treasurer.parse_participant(participant).claimed
+            units = max(0, account.earned - account.slashed) - paid
+            if units <= 0:
+                continue
+            instructions = [tokens.create_associated(owner, user, mint=treasury.mint)]
+            if participant is None:
+                instructions.append(treasurer.participant_create(owner, user, treasury=treasury))
+            own = tokens.associated(user, treasury.mint)
+            claim = treasurer.participant_claim(owner, user, destination=own, treasury=treasury, amount=units)
+            await self._sender.send(*instructions, claim, timeout=SEND_SECONDS)
+            if self._context.on_paid is not None:
+                self._context.on_paid(account.signer, units)
 
     def _see(self, sight: Sight) -> None:
         state = sight.account.state
@@ -176,27 +210,59 @@ def lost(before: CoordinatorState, after: CoordinatorState) -> tuple[Event, ...]
     return (ClientsExited(epoch=after.progress.epoch, slots=slots),) if slots else ()
 
 
-async def make_run(sender: Sender, rpc: Rpc, state: CoordinatorState) -> coordinator.Run:
-    """Make a run of a state's configuration, open to everybody, and start it. The sender's wallet owns it and pays.
+async def make_run(sender: Sender, rpc: Rpc, state: CoordinatorState) -> tuple[coordinator.Run, treasurer.Treasury]:
+    """Make a run of a state's configuration, paid in a token of its own, open to everybody, and start it.
 
-    Raises CommandRefused for what the programs refuse, BackendError and TimeoutError.
+    The sender's wallet owns it and pays. Raises CommandRefused for what the programs refuse, BackendError and TimeoutError.
     """
     owner = sender.payer
+    mint = await _make_token(sender, rpc)
     account = Wallet(Keypair())
     run = coordinator.Run(coordinator.instance_address(state.run_id)[0], account.pubkey)
+    treasury = treasurer.Treasury.of(TREASURER_INDEX, mint=mint, instance=run.instance, coordinator=run.account)
     lamports = await methods.rent_exempt(rpc, ACCOUNT_BYTES, timeout=SEND_SECONDS)
     space = CreateAccountParams(
         from_pubkey=owner, to_pubkey=account.pubkey, lamports=lamports, space=ACCOUNT_BYTES, owner=COORDINATOR
     )
-    made = coordinator.init(run, payer=owner, run_id=state.run_id, main_authority=owner, join_authority=owner)
+    made = treasurer.run_create(
+        owner,
+        treasury,
+        index=TREASURER_INDEX,
+        main_authority=owner,
+        join_authority=owner,
+        run_id=state.run_id,
+        client_version="",
+    )
     await sender.send(create_account(space), made, signers=[account], timeout=SEND_SECONDS)
-    progress = state.progress
-    wanted = coordinator.Update(config=state.config, model=state.model, progress=progress)
-    for instruction in coordinator.staged_update(run, wanted, authority=owner):
-        await sender.send(instruction, timeout=SEND_SECONDS)
+    wanted = coordinator.Update(config=state.config, model=state.model, progress=state.progress)
+    commands = [
+        *coordinator.staged_update(run, wanted, authority=owner),
+        coordinator.set_future_epoch_rates(run, authority=owner, earning_total_shared=EPOCH_UNITS),
+    ]
+    for command in commands:
+        await sender.send(treasurer.run_update(owner, treasury, command=command), timeout=SEND_SECONDS)
+    source = tokens.associated(owner, mint)
+    await sender.send(treasurer.top_up(owner, source, treasury=treasury, amount=SUPPLY_UNITS), timeout=SEND_SECONDS)
     await _let_everybody_join(sender, owner)
-    await sender.send(coordinator.set_paused(run, authority=owner, paused=False), timeout=SEND_SECONDS)
-    return run
+    start = coordinator.set_paused(run, authority=owner, paused=False)
+    await sender.send(treasurer.run_update(owner, treasury, command=start), timeout=SEND_SECONDS)
+    return run, treasury
+
+
+async def _make_token(sender: Sender, rpc: Rpc) -> Pubkey:
+    """A token of ours, all of it in our own account."""
+    owner, mint = sender.payer, Wallet(Keypair())
+    rent = await methods.rent_exempt(rpc, tokens.MINT_BYTES, timeout=SEND_SECONDS)
+    space = CreateAccountParams(from_pubkey=owner, to_pubkey=mint.pubkey, lamports=rent, space=tokens.MINT_BYTES, owner=TOKEN)
+    await sender.send(
+        create_account(space),
+        tokens.initialize_mint(mint.pubkey, authority=owner, decimals=TOKEN_DECIMALS),
+        tokens.create_associated(owner, owner, mint=mint.pubkey),
+        tokens.mint_to(mint.pubkey, tokens.associated(owner, mint.pubkey), authority=owner, amount=SUPPLY_UNITS),
+        signers=[mint],
+        timeout=SEND_SECONDS,
+    )
+    return mint.pubkey
 
 
 async def _let_everybody_join(sender: Sender, owner: Pubkey) -> None:

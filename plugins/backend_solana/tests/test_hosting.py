@@ -7,15 +7,20 @@ from pathlib import Path
 
 import anyio
 import pytest
+from solders.account import Account as ChainAccount
+from solders.pubkey import Pubkey
 
 from psyche_backend_solana.backend import Rhythm, SolanaBackend
 from psyche_backend_solana.hosting import LocalRun, lost
+from psyche_backend_solana.layouts import tokens
+from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.testnet_member import member_options
 from psyche_backend_solana.wallet import Wallet
 from psyche_backend_solana.watcher import Pace
+from psyche_core.coordinator import image
 from psyche_core.coordinator.commands import ClientsExited, Event, WarmupWitness
-from psyche_core.coordinator.state import Client, CoordinatorState, Epoch
+from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch
 from psyche_core.errors import UserError
 from psyche_core.hookspecs import MemberContext, ServerContext
 from psyche_core.testing.backend import small_state
@@ -81,6 +86,39 @@ async def test_a_hosted_run_goes_to_its_first_round_and_on_after_a_restart(tmp_p
         RunState.Warmup,
         RunState.RoundTrain,
     ]
+
+
+async def test_who_earned_something_is_paid_at_the_end() -> None:
+    """Into its own account, once, and not what was slashed."""
+    paid: dict[bytes, int] = {}
+    enough = anyio.Event()
+
+    def note(signer: bytes, units: int) -> None:
+        paid[signer] = paid.get(signer, 0) + units
+        if len(paid) == 2:
+            enough.set()
+
+    earned = {bytes([n]) * 32: amount for n, amount in ((1, 700), (2, 0), (3, 9), (4, 300))}
+    async with LocalRun(ServerContext(state=small_state(), on_paid=note)) as server:
+        accounts = tuple(Account(signer, amount, 9 * (amount == 9)) for signer, amount in earned.items())
+        finished = replace(server.state, run_state=RunState.Finished, accounts=accounts)
+        run, treasury = server._run, server._treasury  # what is private is where they are, no more
+        held = await server._chain.account(str(run.account))
+        assert held is not None
+        data = bytearray(held.data)
+        data[HEADER_BYTES : HEADER_BYTES + image.SIZE] = image.encode(finished)
+        data[16:24] = (int.from_bytes(data[16:24], "little") + 1).to_bytes(8, "little")
+        await server._chain.set_account(str(run.account), ChainAccount(held.lamports, bytes(data), held.owner))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve)
+            with anyio.fail_after(SECONDS):
+                await enough.wait()
+            tasks.cancel_scope.cancel()
+        for signer, amount in earned.items():
+            own = await server._chain.account(str(tokens.associated(Pubkey(signer), treasury.mint)))
+            assert (0 if own is None else tokens.parse(own).amount) == paid.get(signer, 0) == amount * (amount != 9)
+        await server._pay_everybody()
+        assert sum(paid.values()) == 1000, "nobody is paid twice"
 
 
 async def test_a_saved_run_of_another_owner_is_refused(tmp_path: Path) -> None:

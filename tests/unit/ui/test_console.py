@@ -34,6 +34,7 @@ EVENTS: list[tuple[report.Event, str]] = [
     (report.Validated(60, 3.5), "validation after step 60: loss 3.5000"),
     (report.CheckpointSaved(60, "out/c"), "checkpoint of step 60 saved in out/c"),
     (report.ModelSync(60, 3, 12, 4_000_000), "fetching the model after step 60: 3 of 12 pieces, 4.0 MB"),
+    (report.RewardPaid("3ae20e59", 1234567), "3ae20e59 was paid 1,234,567 units for its work"),
     (report.CheckpointStored(60, "there"), "the model of step 60 is stored at there, and the run refers to it"),
     (report.Resynced(2, 60), "epoch 2: our model is that of the other members after step 60 now"),
     (report.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
