@@ -1,17 +1,20 @@
-"""The local chain under @solana/web3.js, which nobody here wrote; installed by npm for the test, outside the repository."""
+"""The local chain under @solana/web3.js, which nobody here wrote and `make setup` installs."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from psyche_backend_solana.localnet import ChainSettings, LocalChain
 
-_PACKAGE = "@solana/web3.js@1.98.4"
+_MODULES = Path(sys.prefix) / "web3" / "node_modules"
+"""Where `make setup` puts it: tests have no network."""
+
 _SCRIPT = Path(__file__).with_name("web3_client.mjs")
 
 
@@ -20,19 +23,13 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    npm, node = shutil.which("npm"), shutil.which("node")
-    if npm is None or node is None:
-        pytest.skip("needs node and npm")
-    folder = tmp_path_factory.mktemp("web3")
-    command = [npm, "install", _PACKAGE, "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries", "1"]
-    try:
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=90)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"npm could not install {_PACKAGE}: {error}")
-    shutil.copy(_SCRIPT, folder)
-    return folder
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    if shutil.which("node") is None or not (_MODULES / "@solana" / "web3.js").is_dir():
+        pytest.skip("needs node, and @solana/web3.js in .venv/web3, where `make setup` installs it when there is npm")
+    (tmp_path / "node_modules").symlink_to(_MODULES)
+    shutil.copy(_SCRIPT, tmp_path)
+    return tmp_path
 
 
 @pytest.mark.slow
