@@ -66,8 +66,8 @@ def measure_authorizer(meter: Meter) -> None:
     payer, grantor, grantee = (meter.user(name) for name in ("payer", "grantor", "grantee"))
     at = authorizer.address(grantor.pubkey(), grantee.pubkey())
 
-    def naming(count: int, *, clear: bool = False) -> Instruction:
-        keys = [Pubkey(hashlib.sha256(bytes([place, count])).digest()) for place in range(count)]
+    def naming(count: int, *, clear: bool = False, others: bool = False) -> Instruction:
+        keys = [Pubkey(hashlib.sha256(bytes([place, count, others])).digest()) for place in range(count)]
         return authorizer.grantee_update(payer.pubkey(), grantee.pubkey(), authorization=at, add=keys, clear=clear)
 
     meter.measure(
@@ -77,7 +77,9 @@ def measure_authorizer(meter: Meter) -> None:
     meter.measure("authorizer.grantee_update: 28 more delegates", naming(28), payer, grantee)
     for count in range(27, 19, -1):
         meter.chain.send(naming(count), signers=[payer, grantee])
-    meter.measure("authorizer.grantee_update: 19 more, 216 there", naming(19), payer, grantee)
+    meter.chain.send(naming(12), signers=[payer, grantee])
+    most = naming(28, others=True)  # as many as a transaction carries, into the last places
+    meter.measure("authorizer.grantee_update: 28 more, 228 there", most, payer, grantee)
     meter.measure("authorizer.grantee_update: cleared", naming(0, clear=True), payer, grantee)
     meter.chain.send(authorizer.grantor_update(grantor.pubkey(), at, active=False), signers=[grantor])
     meter.measure("authorizer.close", authorizer.close(grantor.pubkey(), payer.pubkey(), authorization=at), grantor)
