@@ -12,8 +12,9 @@ request and statement takes half a round trip, to the coordinator too.
     busy_share_at_its_best    the same if the coordinator were next to everybody: what is lost is then only between clients
     link_share                of a line's upward bytes, how many were used
 
-The ceiling is not 1: a round ends when all have said that they are done, witnesses have told the coordinator so and it has told
-them of the next, which are three times half a round trip.
+A round ends when all have said that they are done, witnesses have told the coordinator so and it has told them of the next: three
+times half a round trip. Trainers say so ahead of time once they know how long both take (`psyche_core.client.pace`); in the first
+rounds of a run they cannot know it, which is why the ceiling is not 1.
 """
 
 # ruff: noqa: ARG002  # the trainer takes what the contract says, and needs little of it

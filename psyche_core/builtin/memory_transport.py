@@ -88,16 +88,23 @@ class MemoryNetwork:
             relayed = giver is not start or entry.via is not None
             waiting.extend(taker for taker in self.neighbours(giver).values() if taker.take(giver, entry, relayed=relayed))
 
-    def changed_by(self, endpoint: MemoryTransport) -> None:
-        """Tell that an endpoint has other members or blobs now."""
+    def members_changed(self, endpoint: MemoryTransport) -> None:
+        """Tell that an endpoint has other members now."""
         if self._endpoints.get(endpoint.peer_id) is endpoint:
             self._changed()
+
+    def blobs_changed(self, endpoint: MemoryTransport) -> None:
+        """Tell that an endpoint has other blobs now. No message becomes deliverable by that."""
+        if self._endpoints.get(endpoint.peer_id) is endpoint:
+            self._wake()
 
     def _changed(self) -> None:
         for endpoint in self._endpoints.values():
             for entry in endpoint.live_messages():
                 self.spread(endpoint, entry)
+        self._wake()
 
+    def _wake(self) -> None:
         for endpoint in self._endpoints.values():
             endpoint.notice_change()
 
@@ -160,7 +167,7 @@ class MemoryTransport(Transport):
         """Replace the members."""
         self._members = {peer: address for peer, address in peers.items() if peer != self._peer_id}
         self._doubted &= self._members.keys()
-        self._network.changed_by(self)
+        self._network.members_changed(self)
 
     async def broadcast(self, message: bytes, *, tag: int) -> None:
         """Hand a message to all neighbours and keep it for later ones."""
@@ -191,7 +198,7 @@ class MemoryTransport(Transport):
             message = f"a blob of {len(blob)} bytes cannot be kept: its tag {tag} has expired or the store is full"
             raise TransportError(message)
 
-        self._network.changed_by(self)
+        self._network.blobs_changed(self)
         return blob_hash
 
     async def offer(
@@ -208,7 +215,7 @@ class MemoryTransport(Transport):
             message = f"a blob of {size} bytes cannot be offered: its tag {tag} has expired or there are too many offers"
             raise TransportError(message)
 
-        self._network.changed_by(self)
+        self._network.blobs_changed(self)
 
     async def fetch(
         self, blob_hash: bytes, *, sources: Sequence[bytes], max_bytes: int, timeout: float, tag: int, keep: bool = True
@@ -232,7 +239,7 @@ class MemoryTransport(Transport):
 
             if keep:
                 self._blobs.put(blob_hash, blob, tag=tag, own=False)
-                self._network.changed_by(self)
+                self._network.blobs_changed(self)
         elif len(blob) > max_bytes:
             message = f"blob {blob_hash.hex()} has {len(blob)} bytes, over the limit of {max_bytes}"
             raise BlobRejected(message)

@@ -149,6 +149,7 @@ def _open_round(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
     height = record.height
     notes.records[height] = record
     notes.newest = height
+    me.pace.round_opened(notes.tag(height), now=me.now)
     for old in [h for h in notes.records if h < height - KEPT_ROUNDS and notes.records[h].applied]:
         del notes.records[old]
     oldest = notes.next_to_apply() or record

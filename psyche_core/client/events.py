@@ -196,6 +196,13 @@ class LeaveAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Reminded:
+    """The time of a Remind is over."""
+
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Nothing happened for a moment."""
 
@@ -222,6 +229,7 @@ Event = (
     | ModelFetchFailed
     | CommandAnswered
     | LeaveAsked
+    | Reminded
     | TimePassed
 )
 
@@ -276,6 +284,14 @@ class Prefetch:
     """Start reading the samples of our share; the Train work for the same share follows."""
 
     share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Remind:
+    """Answer with Reminded after so many seconds, beside all work. tag: of the round it is about."""
+
+    tag: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,4 +397,4 @@ class Stop:
     success: bool
 
 
-Action = Join | Send | SetPeers | Broadcast | FetchPayload | Expire | Prefetch | StoreModel | Work | Tell | Stop
+Action = Join | Send | SetPeers | Broadcast | FetchPayload | Expire | Prefetch | Remind | StoreModel | Work | Tell | Stop

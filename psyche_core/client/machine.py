@@ -132,6 +132,8 @@ class ClientMachine:
                 storage.store_failed(me, event)
             case ev.LeaveAsked():
                 course.leave(me)
+            case ev.Reminded():
+                outcomes.reminded(me, event)
             case _:
                 outcomes.work_done(me, event, sign=self._sign)
 
@@ -167,14 +169,21 @@ def _speak_in_round(me: Standing, state: CoordinatorState) -> None:
     if notes is None or not me.model_ready or state.run_state not in PLAYING or notes.slot not in me.healthy:
         return
     if notes.describes(state):
-        me.do(*speech.in_round(me.identity, state, notes, me.figures, healthy=me.healthy))
+        _say_in_round(me, state, notes)
+
+
+def _say_in_round(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
+    for action in speech.in_round(me.identity, state, notes, me.figures, healthy=me.healthy):
+        me.do(action)
+        if isinstance(action, ev.Broadcast) and isinstance(action.message, Finished):
+            me.pace.said_finished(action.tag, now=me.now)
 
 
 def _speak(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
     """Say what is due: readiness, coming back, Finished, statements, health."""
     healthy = notes.slot in me.healthy
     if healthy and state.run_state in PLAYING:
-        me.do(*speech.in_round(me.identity, state, notes, me.figures, healthy=me.healthy))
+        _say_in_round(me, state, notes)
     elif notes.repair.reason is not None or me.leaving is not None or me.work is not None:
         return
     elif healthy and state.run_state is RunState.Warmup:
@@ -199,6 +208,15 @@ def _choose_work(me: Standing, state: CoordinatorState, notes: EpochNotes) -> No
         _apply(me, notes, work)
     elif work is not None:
         me.start(work)
+        if isinstance(work, ev.Train):
+            _be_reminded(me, work)
+
+
+def _be_reminded(me: Standing, work: ev.Train) -> None:
+    """Be told when our training is as good as done, if that can be foreseen."""
+    seconds = me.pace.begins(work.tag, samples=sum(len(batch) for batch in work.share), now=me.now)
+    if seconds is not None:
+        me.do(ev.Remind(work.tag, seconds))
 
 
 def _fetch_everything(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:

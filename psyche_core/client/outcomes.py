@@ -95,6 +95,7 @@ def _trained(me: Standing, event: ev.Trained, *, sign: Callable[[bytes], bytes])
         return
 
     record.own_done = True
+    me.pace.trained(notes.tag(event.height), now=me.now)
     step, share, size = record.round.step, record.shares[notes.slot], event.payload_bytes
     me.tell(report.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
     commitment = me.results.commitment(record, share=share, trainer=me.identity.signer, payload_hash=event.payload_hash)
@@ -102,6 +103,14 @@ def _trained(me: Standing, event: ev.Trained, *, sign: Callable[[bytes], bytes])
     record.add(notes.slot, result)
     payload_checked(me, event.payload_hash, valid=True)
     me.do(ev.Broadcast(result, notes.tag(event.height)))
+
+
+def reminded(me: Standing, event: ev.Reminded) -> None:
+    """Our training should be as good as done; nothing when it is done, or was not begun, or another goes on."""
+    if me.notes is not None and isinstance(me.work, ev.Train) and me.work.tag == event.tag:
+        record = me.notes.records.get(me.work.height)
+        if record is not None:
+            record.nearly_done = True
 
 
 def _train_failed(me: Standing, event: ev.TrainFailed) -> None:

@@ -42,8 +42,9 @@ class RoundRecord:
 
     candidates: results by slot and commitment; announced: commitments by payload hash and slot; verified: commitment by slot of
     the first payload that arrived and fits. evidence: by slot of who signed two results. settled_by: the state in which
-    everything about the round has been said; lost: we missed it. all_said: nothing is left for us to say in this round. digest:
-    of our masters during the round, taken once its applies are done.
+    everything about the round has been said; lost: we missed it. all_said: nothing is left for us to say in this round.
+    nearly_done: our training is expected to end by the time the next round can begin. digest: of our masters during the round,
+    taken once its applies are done.
     """
 
     epoch: int
@@ -57,6 +58,7 @@ class RoundRecord:
     finished: set[int] = field(default_factory=set)
     own_started: bool = False
     own_done: bool = False
+    nearly_done: bool = False
     finished_sent: bool = False
     statement_sent: bool = False
     health_sent: bool = False

@@ -241,6 +241,8 @@ class ClientRuntime:
                     tasks.start_soon(self._transport.expire, action.before)
                 case ev.Prefetch():
                     tasks.start_soon(self._workshop.prefetch, action.share)
+                case ev.Remind():
+                    tasks.start_soon(self._remind, action)
                 case ev.StoreModel():
                     tasks.start_soon(self._store, action)
                 case ev.Tell():
@@ -259,6 +261,10 @@ class ClientRuntime:
             await self._put(await self._workshop.do(work))
         except PsycheError as error:
             self._fail(error)
+
+    async def _remind(self, action: ev.Remind) -> None:
+        await anyio.sleep(action.seconds)
+        await self._put(ev.Reminded(action.tag))
 
     async def _store(self, action: ev.StoreModel) -> None:
         await self._put(await self._workshop.store(action))

@@ -79,7 +79,7 @@ def in_round(
 
     said: list[Action] = []
     before = notes.records.get(record.height - 1)
-    trained = record.own_done or notes.slot not in record.shares
+    trained = record.own_done or record.nearly_done or notes.slot not in record.shares
     if not record.finished_sent and trained and record.digest != NO_DIGEST and (before is None or before.holds_all(healthy)):
         record.finished_sent = True
         record.finished.add(notes.slot)

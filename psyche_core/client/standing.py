@@ -12,6 +12,7 @@ from psyche_core.client import report
 from psyche_core.client.epoch import EpochNotes
 from psyche_core.client.events import Action, Send, Stop, Tell, Work
 from psyche_core.client.inbox import EarlyMessages
+from psyche_core.client.pace import Pace
 from psyche_core.client.patience import Patience
 from psyche_core.client.results import ResultDesk
 from psyche_core.client.speech import Figures
@@ -47,7 +48,7 @@ class Standing:
     leaving: since when we are on our way out. masters_at: the step whose results are in our masters, None when that is unknown.
     model_digest: the last full digest taken of them; digest_at: the step it was taken at, None when that is unknown.
     work: what the trainer is doing. can_store: whether there is a store to put the model into after an epoch; storage: the one
-    on its way there.
+    on its way there. pace: what our trainings and the turns between rounds took.
     """
 
     identity: NodeIdentity
@@ -75,6 +76,7 @@ class Standing:
     can_store: bool = False
     storage: Storage | None = None
     figures: Figures = field(default_factory=Figures)
+    pace: Pace = field(default_factory=Pace)
     actions: list[Action] = field(default_factory=list)
 
     def wake(self, clock: float) -> None:

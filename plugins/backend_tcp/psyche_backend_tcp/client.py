@@ -234,9 +234,9 @@ class TcpBackend(Backend):
         pause = RETRY_SECONDS
         deadline = anyio.current_time() + self._context.retry_seconds
         last: Exception = lost
-        while (left := deadline - anyio.current_time()) > 0:
+        while anyio.current_time() < deadline:
             try:
-                return await self._dial(min(CONNECT_SECONDS, left))
+                return await self._dial(CONNECT_SECONDS)  # what began in time may end: half an answer would only hide why
             except CommandRefused as error:
                 if error.code in _FINAL:
                     raise

@@ -258,6 +258,12 @@ class Node:
     def _prefetch(self, action: ev.Prefetch) -> None:
         pass
 
+    def _remind(self, action: ev.Remind) -> None:
+        self._world.clock.after(action.seconds / self.clock_rate, self._reminded, self.life, action)
+
+    def _reminded(self, life: int, action: ev.Remind) -> None:
+        self.receive(life, ev.Reminded(action.tag))
+
     # ------------------------------------------------------------------------------------ serving others
 
     def serves(self, payload_hash: bytes, target: int) -> bool | None:
@@ -432,6 +438,7 @@ _CARRY_OUT: dict[type, Any] = {
     ev.FetchPayload: Node._fetch_payload,
     ev.Expire: Node._expire,
     ev.Prefetch: Node._prefetch,
+    ev.Remind: Node._remind,
     ev.StoreModel: Node._store_model,
     ev.Load: Node._work,
     ev.Train: Node._work,

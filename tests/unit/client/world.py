@@ -127,6 +127,7 @@ class World:
         self.stored: list[tuple[str, int]] = []
         self.stored_weights: dict[str, bytes] = {}
         self.skip_states = False
+        self.reminds = True
         self.live_messages: list[tuple[bytes, Message, int]] = []
         self.epoch_clients: dict[int, list[NodeIdentity]] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -267,6 +268,9 @@ class World:
                 self._fetch(member, action)
             case ev.Expire() | ev.Prefetch():
                 pass
+            case ev.Remind():
+                if self.reminds:
+                    self._at(action.seconds, lambda: self._feed(member, ev.Reminded(action.tag)))
             case ev.StoreModel():
                 self._store(member, action)
             case _:
@@ -303,14 +307,16 @@ class World:
         return replace(message, payload_hash=payload_hash, commitment=commitment, signature=signature)
 
     def _check_finished(self, member: Member, message: Finished) -> None:
-        """Finished means: I am done with this round and hold every payload of the one before (protocol section 3)."""
-        state = member.machine.state
+        """Finished means: done with this round, or soon, and holding every payload of the one before (protocol section 3)."""
+        state, notes = member.machine.state, member.machine.notes
         assert state is not None
+        assert notes is not None
         before, playing = state.round_at(message.height - 1), state.round_at(message.height)
         assert playing is not None
         slot = state.slot_of(member.machine.identity)
         if slot in shares(state, playing) and (message.epoch, message.height) not in member.failed:
-            assert (message.epoch, message.height) in member.own_by_round
+            soon = notes.records[message.height].nearly_done and member.busy
+            assert soon or (message.epoch, message.height) in member.own_by_round
         for other in self.members if before is not None and before.batches else ():
             place = state.slot_of(other.machine.identity)
             if place in state.healthy_slots and place in shares(state, before):
