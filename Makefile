@@ -50,9 +50,10 @@ demo: $(STAMP) ## train a small model here: a server and three clients, about tw
 	$(LOOPBACK) $(BIN)/psyche testnet start --num-clients 3 --config-path examples/local_testnet --out runs/demo \
 	  --require-steps 150 --require-epochs 3 --require-loss-drop 2.0 --time-limit 1200
 
-demo-solana: $(STAMP) ## the same on a local Solana chain: three clients with their own wallets, two epochs
+demo-solana: $(STAMP) ## the same on a local Solana chain: three wallets, two epochs, and an RPC provider that dies midway
 	$(LOOPBACK) $(BIN)/psyche testnet start --backend solana --num-clients 3 --config-path examples/solana_testnet \
-	  --out runs/demo-solana --require-steps 120 --require-epochs 2 --require-loss-drop 1.5 --time-limit 1200
+	  --out runs/demo-solana --require-steps 120 --require-epochs 2 --require-loss-drop 1.5 --time-limit 1200 \
+	  --lose-route-after 40
 
 test: lint types ## all checks and all tests
 	$(LOOPBACK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)

@@ -9,8 +9,8 @@ Rounds of 3 and of 256 clients are played besides, statement by statement, to co
 What is measured:
     compute_units           most units of each instruction of all programs over all cases, nobody verifying. An instruction has
                             200,000 unless its transaction asks for more. Torn runs are among the cases: queues full of scraps
-                            with gaps between them
-    compute_units_verifying the same with verification_percent = 10; torn runs need over 200,000 before elections are drawn
+                            with gaps between them; and no election was drawn before
+    compute_units_verifying the same with verification_percent = 10
     image_bytes             of the canonical image; rent_sol: what both accounts of a run hold while it exists, and give back
     transactions_per_round  that the coordinator needs: the statements of the witnesses, when all of them speak
 """

@@ -109,6 +109,8 @@ class BackendRegistration:
     the backend talks to, which tells the local address that others reach; the address itself where None.
     member_options: makes ready what a testnet's member needs beside its key, and returns the options of `psyche client train`
     that lead it to the coordinator; may block. None: the address is all it needs (--server-addr).
+    lose_route: for rehearsals, where a hosted coordinator is reached by several ways: makes the first fail for good and says so
+    in a sentence. It takes the coordinator's address, may block, and raises BackendError. None: there is but one way.
     """
 
     name: str
@@ -120,6 +122,7 @@ class BackendRegistration:
     transport_key: Callable[[str, Any], SecretKey] | None = None
     route: Callable[[Any], str] | None = None
     member_options: Callable[[MemberContext], list[str]] | None = None
+    lose_route: Callable[[str], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

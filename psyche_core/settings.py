@@ -248,6 +248,12 @@ class TestnetSettings(_ProgramSettings):
     allowed_to_kill: str | None = Field(
         default=None, description="Numbers of the clients that may be killed, for instance 1,2; all of them when not given."
     )
+    lose_route_after: int | None = Field(
+        default=None,
+        ge=1,
+        description="After this step, make the first of the ways to the coordinator fail, to see that nothing is lost by it; for "
+        "backends with several (solana: RPC providers).",
+    )
     time_limit: float | None = Field(default=None, gt=0, description="Fail when the run takes longer, in seconds.")
     require_steps: int = Field(default=0, ge=0, description="Fail unless this many steps were trained and applied.")
     require_epochs: int = Field(default=0, ge=0, description="Fail unless this many epochs were completed by all.")

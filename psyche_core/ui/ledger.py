@@ -123,6 +123,11 @@ class RunLedger:
                 self._note_ended(source, event)
 
     @property
+    def last_step(self) -> int:
+        """The newest step that any client applied; 0 before the first."""
+        return max(self._steps, default=0)
+
+    @property
     def steps(self) -> int:
         """Steps that anybody applied."""
         return len(self._steps)

@@ -27,7 +27,7 @@ from psyche_core.__about__ import __version__
 from psyche_core.builtin.text_corpus import VALIDATION_FOLDER, prepare_text
 from psyche_core.client.report import Problem, Started
 from psyche_core.coordinator import witness
-from psyche_core.errors import UserError
+from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
 from psyche_core.run_config import DataFile, RunFile
 from psyche_core.settings import TestnetSettings
@@ -62,6 +62,7 @@ _OURS = ("events", "logs", "keys", "checkpoint", "report.json", "loss.png", MARK
 
 
 MemberOptions = Callable[[MemberContext], list[str]]
+LoseRoute = Callable[[str], str]
 
 
 class RunFiles(Protocol):
@@ -80,10 +81,16 @@ class RunFiles(Protocol):
         """Where the server serves the data."""
 
 
-async def run_testnet(settings: TestnetSettings, files: RunFiles, member_options: MemberOptions | None = None) -> int:
+async def run_testnet(
+    settings: TestnetSettings,
+    files: RunFiles,
+    member_options: MemberOptions | None = None,
+    *,
+    lose_route: LoseRoute | None = None,
+) -> int:
     """Run it all. Returns the exit code: 0, or 1 when a member failed, a promise was broken or a required figure not met.
 
-    member_options: of the backend's registration. Raises UserError for what the user can mend.
+    member_options, lose_route: of the backend's registration. Raises UserError for what the user can mend.
     """
     run, data = files.run, files.data
     check_port(settings.server_port)
@@ -96,7 +103,9 @@ async def run_testnet(settings: TestnetSettings, files: RunFiles, member_options
         await anyio.to_thread.run_sync(prepare_text, data)
     started = time.monotonic()
     with _display(settings.logs, ledger, console) as display:
-        testnet = _Testnet(settings, files, member_options or _server_address, kills=kills, out=out, display=display)
+        testnet = _Testnet(
+            settings, files, member_options or _server_address, lose_route=lose_route, kills=kills, out=out, display=display
+        )
         failures = await testnet.play()
 
     if not failures:
@@ -187,6 +196,7 @@ class _Testnet:
         files: RunFiles,
         member_options: MemberOptions,
         *,
+        lose_route: LoseRoute | None,
         kills: RandomKills | None,
         out: Path,
         display: Display,
@@ -197,6 +207,7 @@ class _Testnet:
         self._data = files.data
         self._serves_data = files.data_port is not None
         self._member_options = member_options
+        self._lose_route = lose_route if settings.lose_route_after is not None else None
         self._out = out.absolute()
         self._display = display
         self._ledger = display.ledger
@@ -286,6 +297,7 @@ class _Testnet:
             self._display.show("testnet")
             now = time.monotonic()
             self._kill_some(now)
+            await self._lose_a_route()
             if limit is not None and now - began > limit:
                 self._fail(f"the run took longer than {limit:g} s")
             if self._first_end is not None and now - self._first_end > ENDING_SECONDS:
@@ -302,6 +314,18 @@ class _Testnet:
             self._ledger.killed(name)
             self._clients[name].kill()
             self._say(f"killed {name}, kill {self._ledger.kills} of this run")
+
+    async def _lose_a_route(self) -> None:
+        """Break one of the ways to the coordinator, once, when it is time for that."""
+        lose, after = self._lose_route, self._settings.lose_route_after
+        if lose is None or after is None or self._ledger.last_step < after:
+            return
+
+        self._lose_route = None
+        try:
+            self._say(await anyio.to_thread.run_sync(lose, self._address))
+        except BackendError as error:
+            self._fail(str(error))
 
     def _say(self, sentence: str) -> None:
         self._display.show("testnet", Problem("warning", sentence))

@@ -34,6 +34,12 @@ def _member_options(member: MemberContext) -> list[str]:
     return member_options(member)
 
 
+def _lose_route(address: str) -> str:
+    from psyche_backend_solana.testnet_member import lose_route
+
+    return lose_route(address)
+
+
 def _transport_key(run_id: str, settings: SolanaSettings) -> SecretKey:
     return settings.wallet().p2p_key(run_id)
 
@@ -66,6 +72,7 @@ def psyche_register_backends() -> list[BackendRegistration]:
             create=_create,
             create_server=_create_server,
             member_options=_member_options,
+            lose_route=_lose_route,
             settings=SolanaSettings,
             needs_address=False,
             transport_key=_transport_key,

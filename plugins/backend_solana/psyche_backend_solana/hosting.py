@@ -2,7 +2,8 @@
 
 Decided: the chain is the whole server. The owner (the server's key) makes the run with the transactions any owner sends, lets
 everybody join, starts it, and from then on only watches; it ticks when the members have left that undone for long. The run pays
-its members in a token made for it, and at its end the owner has everybody paid. With a state folder the chain is saved there, and
+its members in a token made for it, and at its end the owner has everybody paid. The chain has two front doors, as if by two
+providers, of which a rehearsal may close one. With a state folder the chain is saved there, and
 a run found on it goes on. Refuses to serve training data: a chain has no data server, so the run must take it from somewhere
 else.
 """
@@ -65,7 +66,7 @@ class LocalRun(BackendServer):
         self._context = context
         self._owner = Wallet(Keypair.from_seed((context.key or SecretKey.generate()).seed))
         state = None if context.state_dir is None else context.state_dir / STATE_FILE
-        self._chain = LocalChain(ChainSettings(host=context.host, rpc_port=context.port, state=state))
+        self._chain = LocalChain(ChainSettings(host=context.host, rpc_port=context.port, state=state, allow_faults=True))
         self._stack = AsyncExitStack()
         self._state = context.state
         self._nonce = -1
@@ -90,8 +91,9 @@ class LocalRun(BackendServer):
 
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._chain)
+            await self._chain.open_door()
             await self._chain.airdrop(str(self._owner.pubkey), OWNER_LAMPORTS)
-            self._rpc = Rpc([Endpoint(self._chain.rpc_url, self._chain.ws_url)])
+            self._rpc = Rpc([Endpoint(door.rpc_url, door.ws_url) for door in self._chain.doors])
             stack.push_async_callback(self._rpc.aclose)
             self._sender = Sender(self._rpc, self._owner)
             self._run, self._treasury = await self._found() or await make_run(self._sender, self._rpc, context.state)
@@ -104,7 +106,7 @@ class LocalRun(BackendServer):
 
     @property
     def address(self) -> str:
-        """The chain's RPC endpoint; its websockets are at the next port."""
+        """The chain's first RPC endpoint; its websockets are at the next port, and `getClusterNodes` names the other."""
         return self._chain.rpc_url
 
     @property

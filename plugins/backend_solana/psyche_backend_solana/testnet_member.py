@@ -1,7 +1,8 @@
-"""What a member of a testnet needs on its local chain: a wallet with lamports in it.
+"""What a member of a testnet needs on its local chain: a wallet with lamports in it, and all of the chain's front doors.
 
 Decided: the wallet's secret is the member's identity key, written beside it in Solana's form, so that a member that is started
-again is the same one. The local chain gives lamports for the asking; no other chain does, and this is for no other.
+again is the same one. The local chain gives lamports for the asking, and lets its doors be closed; no other chain does, and this
+is for no other.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx2
 from solders.keypair import Keypair
@@ -20,6 +22,7 @@ from psyche_core.wire.signing import SecretKey
 
 LAMPORTS = 10 * LAMPORTS_PER_SOL
 CALL_SECONDS = 30.0
+_OTHERS = ("--rpc-2", "--rpc-3")
 
 
 def member_options(member: MemberContext) -> list[str]:
@@ -27,17 +30,32 @@ def member_options(member: MemberContext) -> list[str]:
     keypair = Keypair.from_seed(SecretKey.load(member.key_path).seed)
     path = member.key_path.with_suffix(".wallet.json")
     save_wallet(path, keypair)
-    request = {"jsonrpc": "2.0", "id": 1, "method": "requestAirdrop", "params": [str(keypair.pubkey()), LAMPORTS]}
+    _ask(member.address, "requestAirdrop", str(keypair.pubkey()), LAMPORTS)
+    doors = [f"http://{node['rpc']}" for node in _ask(member.address, "getClusterNodes")]
+    others = [door for door in doors if door != member.address][: len(_OTHERS)]
+    more = [part for pair in zip(_OTHERS, others, strict=False) for part in pair]
+    return ["--rpc", member.address, *more, "--wallet-private-key-path", str(path)]
+
+
+def lose_route(address: str) -> str:
+    """Have the front door at an address answer 503 and its websockets fall silent. Blocking. Raises BackendError."""
+    _ask(address, "psyche_setFaults", {"http_status": 503, "websocket": "silent"})
+    return f"the RPC provider at {address} answers 503 from now on, and its websockets are silent"
+
+
+def _ask(address: str, method: str, *params: Any) -> Any:
+    """The result of a request to the local chain. Raises BackendError."""
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     try:
-        answer = httpx2.post(member.address, json=request, timeout=CALL_SECONDS).raise_for_status().json()
+        answer = httpx2.post(address, json=request, timeout=CALL_SECONDS).raise_for_status().json()
     except (httpx2.HTTPError, ValueError) as error:
-        message = f"the local chain at {member.address} gives no lamports: {error}"
+        message = f"the local chain at {address} does not answer {method}: {error}"
         raise BackendError(message) from error
     if "result" not in answer:
-        message = f"the local chain at {member.address} gives no lamports: {answer.get('error')}"
+        message = f"the local chain at {address} refuses {method}: {answer.get('error')}"
         raise BackendError(message)
 
-    return ["--rpc", member.address, "--wallet-private-key-path", str(path)]
+    return answer["result"]
 
 
 def save_wallet(path: Path, keypair: Keypair) -> None:

@@ -145,6 +145,14 @@ def test_at_most_256_delegates(fresh: World) -> None:
     assert len(fresh.read().delegates) == 256
 
 
+@pytest.mark.parametrize("place", [0, 7, 8, 15, 16, 24, 31])
+def test_delegates_that_differ_in_one_byte_are_others(fresh: World, place: int) -> None:
+    keys = [Pubkey(bytes([9] * place + [last] + [9] * (31 - place))) for last in range(1, 9)]
+    fresh.name(*keys[:4])
+    fresh.name(*keys[2:], *keys[:3], keys[5])
+    assert fresh.read().delegates == tuple(keys)
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 11), max_size=8)), max_size=8))
 def test_delegates_are_an_ordered_set(fresh: World, steps: list[tuple[bool, list[int]]]) -> None:

@@ -12,9 +12,10 @@ from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.svm.chain import NOT_SIGNED, CoordinatorSvm, commitments, member, transport_key, wallet
 from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_core.coordinator import commands
+from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.types import ClientState
-from psyche_core.wire.messages import sign_commitment
+from psyche_core.types import BatchId, ClientState
+from psyche_core.wire.messages import commitment_hash, sign_commitment
 
 SLOT = 101
 
@@ -164,3 +165,22 @@ def test_a_stranger_accuses_nobody(trial: Trial) -> None:
     trial.chain.begin(trial.state)
     assert trial.chain.send([trial.verified, stranger], trial.chain.owner).refusal == "InvalidEvidence"
     assert member(0).signer == bytes(wallet(0).pubkey())
+
+
+def test_nobody_is_convicted_of_no_share(trial: Trial) -> None:
+    """Of a round with one sample another slot has it, and a signature about no samples at all accuses nobody."""
+    last = trial.state.epoch.rounds[-1]
+    single = replace(last, batches=(BatchId(last.height * 1000, last.height * 1000),))
+    state = replace(trial.state, epoch=replace(trial.state.epoch, rounds=(*trial.state.epoch.rounds[:-1], single)))
+    assert SLOT not in shares(state, single)
+    signer, epoch = state.epoch.clients[SLOT].id.signer, state.progress.epoch
+    results, signed = [], []
+    for digest in (b"\1" * 32, b"\2" * 32):
+        item = commitment_hash(state.run_id, epoch=epoch, step=single.step, share=(), trainer=signer, payload_hash=digest)
+        signature = sign_commitment(transport_key(SLOT), trial.chain.run_id, item)
+        signed.append((item, signature))
+        results.append(commands.SignedResult(digest, signature))
+    verified = layout.signatures_verified(trial.chain.run_id, p2p=trial.key, signed=tuple(signed))
+    proof = trial.of(replace(trial.command, first=results[0], second=results[1]))
+    trial.chain.begin(state)
+    assert trial.chain.send([verified, proof], wallet(0), units=1_400_000).refusal == "InvalidEvidence"

@@ -4,8 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
+import anyio.to_thread
+import httpx2
 import pytest
 from solders.account import Account as ChainAccount
 from solders.pubkey import Pubkey
@@ -15,13 +18,13 @@ from psyche_backend_solana.hosting import LocalRun, lost
 from psyche_backend_solana.layouts import tokens
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.testnet_member import member_options
+from psyche_backend_solana.testnet_member import lose_route, member_options
 from psyche_backend_solana.wallet import Wallet
 from psyche_backend_solana.watcher import Pace
 from psyche_core.coordinator import image
 from psyche_core.coordinator.commands import ClientsExited, Event, WarmupWitness
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch
-from psyche_core.errors import UserError
+from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext, ServerContext
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
@@ -41,7 +44,7 @@ async def member(server: LocalRun, folder: Path) -> AsyncIterator[SolanaBackend]
     options = await anyio.to_thread.run_sync(member_options, context)
     given = dict(zip(options[::2], options[1::2], strict=True))
     wallet = Wallet.load(Path(given["--wallet-private-key-path"]))
-    endpoints = (Endpoint.parse(given["--rpc"]),)
+    endpoints = (Endpoint.parse(given["--rpc"]), Endpoint.parse(given["--rpc-2"]))
     async with SolanaBackend(server.state.run_id, endpoints=endpoints, wallet=wallet, p2p=key.public, rhythm=QUICK) as backend:
         await backend.join(b"somewhere", timeout=SECONDS)
         yield backend
@@ -86,6 +89,36 @@ async def test_a_hosted_run_goes_to_its_first_round_and_on_after_a_restart(tmp_p
         RunState.Warmup,
         RunState.RoundTrain,
     ]
+
+
+@pytest.mark.slow
+async def test_members_and_owner_go_on_when_the_first_provider_is_lost() -> None:
+    with anyio.fail_after(SECONDS), TemporaryDirectory() as folder:
+        async with LocalRun(ServerContext(state=small_state())) as server, anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve)
+            async with member(server, Path(folder) / "a") as first, member(server, Path(folder) / "b") as second:
+                said = await anyio.to_thread.run_sync(lose_route, server.address)
+                assert server.address in said
+                async with httpx2.AsyncClient() as http:
+                    health = {"jsonrpc": "2.0", "id": 1, "method": "getHealth"}
+                    answers = [(await http.post(door.rpc_url, json=health)).status_code for door in server._chain.doors]
+                assert answers == [503, 200]
+                for backend in (first, second):
+                    warmup = await reached(backend, RunState.Warmup)
+                    slot = warmup.slot_of(backend.identity)
+                    assert slot is not None
+                    await backend.send(WarmupWitness(backend.identity, 0, slot, bytes(32)), timeout=SECONDS)
+                await reached(first, RunState.RoundTrain)
+            while server.state.run_state is not RunState.RoundTrain:
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_chain_that_is_gone_loses_no_route() -> None:
+    async with LocalRun(ServerContext(state=small_state())) as server:
+        address = server.address
+    with pytest.raises(BackendError, match="does not answer psyche_setFaults"):
+        await anyio.to_thread.run_sync(lose_route, address)
 
 
 async def test_who_earned_something_is_paid_at_the_end() -> None:

@@ -16,8 +16,11 @@ from psyche_backend_solana.svm.differential import Comparison
 from psyche_backend_solana.svm.largest import Case, Largest, compute_units, measured
 from psyche_backend_solana.svm.random_commands import RandomCommands
 from psyche_core.coordinator import commands
-from psyche_core.coordinator.state import Account, CoordinatorState
-from psyche_core.types import ClientState, RunState
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.committee import CommitteeSelection
+from psyche_core.coordinator.state import Account, CoordinatorState, Round
+from psyche_core.coordinator.witness import accepted_slots
+from psyche_core.types import BatchId, ClientState, RunState, bitmap
 
 LIMIT = 200_000
 
@@ -32,16 +35,19 @@ def chain() -> CoordinatorSvm:
     return CoordinatorSvm(members=257)
 
 
-@pytest.mark.parametrize("label", ["usual, 0 % verify", "worst, 0 % verify", "accounts"])
-def test_without_verifiers_nothing_needs_more_than_a_transaction_has(units: dict[str, dict[str, int]], label: str) -> None:
+@pytest.mark.parametrize(
+    "label", ["usual, 0 % verify", "worst, 0 % verify", "usual, 10 % verify", "worst, 10 % verify", "accounts"]
+)
+def test_nothing_needs_more_than_a_transaction_has(units: dict[str, dict[str, int]], label: str) -> None:
+    """Not even where an instruction has to draw every election that it asks for."""
     assert {name: used for name, used in units[label].items() if used >= LIMIT} == {}
     assert len(units[label]) >= 4
 
 
-@pytest.mark.parametrize("label", ["usual, 10 % verify, drawn", "worst, 10 % verify, drawn", "usual, 10 % verify"])
-def test_with_verifiers_neither(units: dict[str, dict[str, int]], label: str) -> None:
-    """As long as not every election has to be drawn within the same instruction."""
-    assert {name: used for name, used in units[label].items() if used >= LIMIT} == {}
+@pytest.mark.parametrize("percent", [1, 50, 99])
+def test_nor_with_any_share_of_verifiers(chain: CoordinatorSvm, percent: int) -> None:
+    used = {case.name: measured(chain, case).units for case in Largest(torn=True, percent=percent).cases()}
+    assert {name: units for name, units in used.items() if units >= LIMIT} == {}
 
 
 def test_elections_are_drawn_once(units: dict[str, dict[str, int]]) -> None:
@@ -120,6 +126,78 @@ def test_every_number_of_clients_elects_the_same(chain: CoordinatorSvm, cut: int
     for slot in range(0, cut, max(cut // 5, 1)):
         command = commands.Witness(member(slot), largest.statement(slot, rounds[-1], seen=[slot]))
         measured(chain, Case(f"witness {slot}", state, command))
+
+
+def fewer_samples(largest: Largest, state: CoordinatorState, samples: int) -> CoordinatorState:
+    """The same run with so few samples in each round that not every trainer has one."""
+    made: list[Round] = []
+    for stored in state.epoch.rounds:
+        fewer = replace(stored, batches=(BatchId(stored.height * 1000, stored.height * 1000 + samples - 1),))
+        seen = largest.seen(made[-1]) if made else []
+        statements = tuple(largest.statement(statement.index, stored, seen=seen) for statement in stored.statements)
+        made.append(replace(fewer, statements=statements))
+    return replace(state, epoch=replace(state.epoch, rounds=tuple(made)))
+
+
+@pytest.mark.parametrize("percent", [0, 1, 10, 90])
+@pytest.mark.parametrize("samples", [None, 1, 100])
+def test_a_proof_about_any_stored_share(chain: CoordinatorSvm, percent: int, samples: int | None) -> None:
+    """Of some slots, and of one that has no share; before the round's elections were drawn, and after.
+
+    About an older round every election is asked for; a run drew that round's when it was settled.
+    """
+    largest = Largest(torn=True, percent=percent)
+    state = largest.playing(0)
+    if samples is not None:
+        state = fewer_samples(largest, state, samples)
+    for place, judged in enumerate(state.epoch.rounds):
+        given = sorted(shares(state, judged))
+        undecided = place >= len(state.epoch.rounds) - 2
+        for slot in {given[0], given[len(given) // 2], given[-1]}:
+            case = Case("equivocation", state, largest.evidence(state, place, slot, any_share=True))
+            answer = measured(chain, case)
+            assert answer.units < LIMIT or not undecided
+            assert measured(chain, case, memory=chain.memory).refusal == answer.refusal
+            assert answer.refusal is None
+        without = [slot for slot in range(256) if slot not in given]
+        command = largest.evidence(state, place, given[0], any_share=True)
+        if without:
+            other = Case("equivocation", state, replace(command, index=without[0]))
+            assert measured(chain, other).refusal == "InvalidEvidence"
+
+
+def test_who_trains_is_told_one_by_one_as_well(chain: CoordinatorSvm) -> None:
+    """The last position of a verifier, the first of a trainer: asked for alone where an election was not drawn yet."""
+    largest = Largest(torn=False, percent=10)
+    state = largest.playing(0)
+    judged, current = state.epoch.rounds[-2:]
+    draw = CommitteeSelection(tie_breaker_nodes=0, witness_nodes=0, verification_percent=10, total_nodes=256, seed=current.seed)
+    at = {draw.committee_proof(slot).position: slot for slot in range(256)}
+    given = shares(state, judged)
+    for position in (0, draw.verifier_nodes - 1, draw.verifier_nodes, 255):
+        slot = at[position]
+        assert (slot in shares(state, current)) is (position >= draw.verifier_nodes)
+        if slot in given:
+            measured(chain, Case("equivocation", state, largest.evidence(state, 2, slot, any_share=True)))
+    assert {at[draw.verifier_nodes - 1], at[draw.verifier_nodes]} <= set(given)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_quorum_and_one_less(chain: CoordinatorSvm, missing: int) -> None:
+    """Of 32 witnesses who judge an older share 22 saw it, or 21."""
+    largest = Largest(torn=False, percent=0)
+    state = largest.playing(32, RunState.Cooldown, drain=True)
+    judged, judging = state.epoch.rounds[1:3]
+    slot = max(shares(state, judged))
+    others = [other for other in largest.seen(judged) if other != slot]
+    statements = tuple(
+        replace(statement, participants=bitmap(others if place < 10 + missing else [*others, slot]))
+        for place, statement in enumerate(judging.statements)
+    )
+    rounds = (*state.epoch.rounds[:2], replace(judging, statements=statements), state.epoch.rounds[3])
+    state = replace(state, epoch=replace(state.epoch, rounds=rounds))
+    assert (slot in accepted_slots(state, rounds[1])) is not bool(missing)
+    measured(chain, Case("equivocation", state, largest.evidence(state, 1, slot, any_share=True)))
 
 
 @pytest.mark.parametrize("features", [LiteSVM.mainnet_feature_set(), FeatureSet.all_enabled()], ids=["mainnet", "all"])

@@ -1,34 +1,39 @@
-"""`run-manager --env-file`: what the file may say, which run is taken, when a client is started again."""
+"""`run-manager --env-file`: what the file may say, which run is taken, what of it is read again."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from click.testing import CliRunner
 from model_chain import open_chain
 from model_runs import OWNER, make_run, wallet_of
+from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands import start
+from psyche_backend_solana.commands.client_plan import Trust, plan
 from psyche_backend_solana.commands.desk import Desk
+from psyche_backend_solana.commands.env_file import read_env, read_env_file, with_prefix, words, yes
+from psyche_backend_solana.commands.run_manager import FOR_CLIENT, run_manager
 from psyche_backend_solana.commands.start import (
-    Patience,
-    check_version,
+    StartOptions,
+    VersionReader,
     choose_run,
-    keep_running,
+    containers_of,
     load_from,
-    read_env,
-    with_prefix,
+    trust_of,
 )
+from psyche_backend_solana.layouts import coordinator as program
 from psyche_backend_solana.rpc.client import Rpc
+from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.where import Programs
-from psyche_core.errors import CommandRefused, ConfigError, UserError
+from psyche_core.errors import BackendError, CommandRefused, ConfigError, UserError
 from psyche_core.testing.backend import small_state
 from psyche_core.wire.signing import SecretKey
 
 MEMBER = wallet_of(SecretKey(b"\1" * 32))
+
+
+NOTHING = Trust()
 
 
 @pytest.fixture
@@ -70,47 +75,124 @@ def test_another_line_is_refused_by_its_number_without_quoting_it(line: str) -> 
         read_env(f"# secret\n{line}", source="run.env")
 
 
-@given(st.lists(st.tuples(st.integers(-20, 255), st.floats(0, 1000)), max_size=30))
-def test_no_client_is_started_again_for_ever(ends: list[tuple[int, float]]) -> None:
-    patience, early = Patience(), 0
-    for code, ran in ends:
-        again = patience.again(code, ran=ran)
-        assert not (again and (code <= 0 or code in (2, 130, 143)))
-        early = early + 1 if ran < start.HEALTHY_SECONDS else 1
-        if early >= start.TRIES + len(ends):
-            assert not again
-    patience = Patience()
-    assert [patience.again(1, ran=1.0) for _ in range(6)] == [True] * 4 + [False] * 2
-    assert Patience(failures=4).again(1, ran=500.0)
+def test_the_names_of_the_guides_reach_the_client() -> None:
+    said = with_prefix(
+        {"WALLET_PATH": "a", "MICRO_BATCH_SIZE": "4", "DATA_PARALLELISM": "2", "NVIDIA_DRIVER_CAPABILITIES": "all"}
+    )
+    assert said == {
+        "PSYCHE_WALLET_PRIVATE_KEY_PATH": "a",
+        "PSYCHE_MICRO_BATCH_SIZE": "4",
+        "PSYCHE_DATA_PARALLELISM": "2",
+        "NVIDIA_DRIVER_CAPABILITIES": "all",
+    }
+    assert with_prefix({"WALLET_PRIVATE_KEY_PATH": "b", "WALLET_PATH": "a"}) == {"PSYCHE_WALLET_PRIVATE_KEY_PATH": "b"}
 
 
-def test_a_client_that_fails_is_started_again_and_one_that_ends_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "PAUSE_SECONDS", 0.0)
-    log = tmp_path / "log"
-    script = f"import sys, pathlib; p = pathlib.Path({str(log)!r}); n = len(p.read_text()) if p.exists() else 0\n"
-    script += "p.write_text('x' * (n + 1)); sys.exit(1 if n < 2 else 0)"
-    assert keep_running([sys.executable, "-c", script], {}) == 0
-    assert log.read_text() == "xxx"
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*nothing: No such file"):
+        read_env_file(tmp_path / "nothing")
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_env_file(tmp_path / "bytes")
 
 
-def test_another_version_is_refused_unless_wanted() -> None:
-    for asked in ("", "test", "1.0"):
-        check_version("r", asked, ours="1.0", any_version=False)
-    check_version("r", "2.0", ours="1.0", any_version=True)
-    with pytest.raises(UserError, match=r"asks for client version '2\.0', this is 1\.0"):
-        check_version("r", "2.0", ours="1.0", any_version=False)
+def test_what_is_trusted_is_said_by_option_or_file_and_the_option_wins() -> None:
+    said = {"PSYCHE_ALLOW_IMAGE": "a/b ghcr.io/c/", "PSYCHE_ALLOW_INSTALL": "1", "PSYCHE_CONTAINER_PROGRAM": "podman"}
+    assert trust_of(StartOptions(install=False), {}) == Trust()
+    assert trust_of(StartOptions(), said) == Trust(images=("docker.io/a/b", "ghcr.io/c/"), install=True)
+    assert trust_of(StartOptions(install=False), said).install is False
+    assert trust_of(StartOptions(images=("x/y",)), said).images == ("docker.io/x/y",)
+    assert containers_of(StartOptions(), said).program == "podman"
+    assert containers_of(StartOptions(container_program="docker"), said).program == "docker"
+    assert words({"PSYCHE_CONTAINER_OPTIONS": "-v '/my data:/d'"}, "CONTAINER_OPTIONS") == ("-v", "/my data:/d")
+    with pytest.raises(ConfigError, match="quoted as in a shell"):
+        words({"PSYCHE_CONTAINER_OPTIONS": "'"}, "CONTAINER_OPTIONS")
+    with pytest.raises(ConfigError, match="ALLOW_INSTALL: got 'maybe', expected 1"):
+        yes({"PSYCHE_ALLOW_INSTALL": "maybe"}, "ALLOW_INSTALL")
+
+
+def test_where_nothing_is_said_versions_are_installed_if_this_one_came_from_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PEP 610: only what was installed from a folder, a repository or a URL has a direct_url.json."""
+    installed = tmp_path / "psyche_core-0.1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: psyche-core\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert trust_of(StartOptions(), {}).install is True
+    assert trust_of(StartOptions(), {"PSYCHE_ALLOW_INSTALL": "0"}).install is False
+
+    (installed / "direct_url.json").write_text('{"url": "file:///somewhere", "dir_info": {}}')
+    assert trust_of(StartOptions(), {}).install is False
+    assert trust_of(StartOptions(install=True), {}).install is True
+
+
+def test_what_follows_two_dashes_is_for_the_client_only_in_start_mode() -> None:
+    context = run_manager.make_context("run-manager", ["--env-file", "x", "--local", "--", "--device", "cpu"])
+    assert context.meta[FOR_CLIENT] == ("--device", "cpu")
+    assert context.params["local"]
+    result = CliRunner().invoke(run_manager, ["--", "list-runs", "--help"])
+    assert "List the runs on a chain" in result.output
 
 
 @pytest.mark.anyio
 async def test_the_run_that_lets_the_wallet_in_is_taken() -> None:
     async with open_chain(unix=small_state().since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
         desk = Desk(rpc, Programs(), wallet=OWNER, price=0)
-        with pytest.raises(UserError, match="no run on this chain"):
-            await choose_run(desk, None, wallet=MEMBER.pubkey, grantees=None)
+        await refused(desk, "no run on this chain")
         await make_run(chain, small_state(run_id="closed"), members=[])
-        with pytest.raises(UserError, match="no run on this chain"):
-            await choose_run(desk, None, wallet=MEMBER.pubkey, grantees=None)
+        await refused(desk, "no run on this chain")
         with pytest.raises(CommandRefused, match="NotAuthorized"):
-            await choose_run(desk, "closed", wallet=MEMBER.pubkey, grantees=None)
-        await make_run(chain, small_state(run_id="open"))
-        assert await choose_run(desk, None, wallet=MEMBER.pubkey, grantees=None) == ("closed", "")
+            await choose(desk, "closed")
+        made = await make_run(chain, small_state(run_id="open"))
+        assert await choose(desk) == ("closed", ""), "one authority lets everybody into all its runs"
+        closed = program.Run(program.instance_address("closed")[0], (await desk.run("closed")).run.account)
+        await ask_for(rpc, closed, "7.7")
+        assert await choose(desk) == ("open", ""), "a run that asks for what may not be run is passed over"
+        await ask_for(rpc, made, "a/b:1")
+        await refused(desk, r"ask for clients that may not be run here\. '(open|closed)': the run asks for")
+        assert await choose(desk, "open") == ("open", "a/b:1"), "who names it hears why from the plan"
+        assert await choose(desk, None, trust=Trust(install=True)) == ("closed", "7.7")
+        await refused(desk, "no run on this chain", grantor=Pubkey.new_unique())
+
+
+@pytest.mark.anyio
+async def test_the_version_is_read_again_and_whole_only_when_it_has_changed() -> None:
+    async with open_chain(unix=small_state().since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+        made = await make_run(chain, small_state(run_id="open"))
+        reader = VersionReader(Desk(rpc, Programs(), wallet=OWNER, price=0), "open")
+        assert await reader.read() == ""
+        await ask_for(rpc, made, "v" * 96)
+        assert await reader.read() == "v" * 96
+        before = dict(chain.doors[0].calls)
+        assert await reader.read() == "v" * 96
+        assert chain.doors[0].calls == before | {"getMultipleAccounts": before["getMultipleAccounts"] + 1}
+        for address in (made.account, made.instance):
+            del chain.accounts[address]
+        with pytest.raises(BackendError, match="not on the chain any more"):
+            await reader.read()
+        await make_run(chain, small_state(run_id="open"), members=[])
+        assert await reader.read() == "", "made anew, with another account"
+
+
+async def choose(
+    desk: Desk, wanted: str | None = None, *, trust: Trust = NOTHING, grantor: Pubkey | None = None
+) -> tuple[str, str]:
+    return await choose_run(
+        desk,
+        wanted,
+        wallet=MEMBER.pubkey,
+        grantees=None,
+        allowed=lambda text: plan(text, ours="0.1", trust=trust),
+        grantor=grantor,
+    )
+
+
+async def refused(desk: Desk, sentence: str, *, grantor: Pubkey | None = None) -> None:
+    with pytest.raises(UserError, match=sentence):
+        await choose(desk, grantor=grantor)
+
+
+async def ask_for(rpc: Rpc, run: program.Run, version: str) -> None:
+    change = program.update(run, program.Update(client_version=version), authority=OWNER.pubkey)
+    await Sender(rpc, OWNER).send(change, timeout=20.0)

@@ -108,6 +108,19 @@ class World:
         self.send(self.withdrawing(*show), self.owner)
         return self.balance(self.owner) - before
 
+    def settling(self, *show: Keypair) -> Instruction:
+        shown = [self.participant(user) for user in show]
+        return treasurer.run_settle(self.owner.pubkey(), treasury=self.treasury, show=shown)
+
+    def settle(self, *show: Keypair) -> None:
+        self.send(self.settling(*show), self.owner)
+
+    def make_anew(self, user: Keypair) -> None:
+        """Close a participant that was never paid, and make it again."""
+        key, payer = user.pubkey(), self.payer.pubkey()
+        self.send(treasurer.participant_close(key, payer, run=self.treasury.run), user)
+        self.send(treasurer.participant_create(payer, key, treasury=self.treasury), self.payer)
+
     def participant(self, user: Keypair) -> Pubkey:
         return treasurer.participant_address(self.treasury.run, user.pubkey())
 
@@ -217,6 +230,31 @@ def test_a_slash_after_the_payment_takes_nothing_from_others(fresh: World) -> No
     assert fresh.vault() == 0
 
 
+def test_who_was_settled_need_not_be_shown(fresh: World) -> None:
+    assert fresh.withdraw() == 850
+    fresh.settle(fresh.bob, fresh.alice, fresh.bob)
+    assert fresh.paid().forgiven == 20
+    assert (fresh.withdraw(), fresh.withdraw(fresh.bob)) == (20, 0)
+    fresh.settle(fresh.bob)
+    assert fresh.paid().forgiven == 20, "what was remembered is not remembered once more"
+    fresh.earn({fresh.alice.pubkey(): (100, 0), fresh.bob.pubkey(): (70, 45)})
+    top_up = treasurer.top_up(fresh.payer.pubkey(), fresh.purse[fresh.payer.pubkey()], treasury=fresh.treasury, amount=100)
+    fresh.send(top_up, fresh.payer)
+    assert fresh.withdraw() == 80, "25 more of bob's were slashed since: the vault keeps them until somebody says so"
+    assert fresh.withdraw(fresh.bob) == 25
+    fresh.make_anew(fresh.bob)
+    assert fresh.paid().forgiven == 0
+
+
+def test_as_many_are_settled_as_one_instruction_takes(fresh: World) -> None:
+    users = [fresh.chain.user() for _ in range(treasurer.MOST_SETTLED)]
+    for user in users:
+        fresh.send(treasurer.participant_create(fresh.payer.pubkey(), user.pubkey(), treasury=fresh.treasury), fresh.payer)
+    fresh.earn({user.pubkey(): (10, 3) for user in users})
+    fresh.settle(*users)
+    assert fresh.paid().forgiven == 3 * len(users)
+
+
 def test_a_paid_participant_cannot_forget(fresh: World) -> None:
     fresh.claim(fresh.alice, 100)
     closing = treasurer.participant_close(fresh.alice.pubkey(), fresh.payer.pubkey(), run=fresh.treasury.run)
@@ -236,6 +274,7 @@ def test_a_participant_is_closed_after_its_run(fresh: World) -> None:
 
 def test_an_index_used_again_remembers_no_payments_of_before(fresh: World) -> None:
     fresh.claim(fresh.alice, 100)
+    fresh.settle(fresh.bob)
     bump = fresh.paid().bump
     keys = (
         fresh.owner.pubkey(),
@@ -253,6 +292,10 @@ def test_an_index_used_again_remembers_no_payments_of_before(fresh: World) -> No
     fresh.claim(fresh.alice, 100)
     assert refused(fresh, again, fresh.payer) == CODES["AlreadyExists"]
     assert refused(fresh, fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OverClaim"]
+    assert refused(fresh, fresh.settling(fresh.bob), fresh.owner) == CODES["OtherRun"]
+    fresh.send(treasurer.participant_create(fresh.payer.pubkey(), fresh.bob.pubkey(), treasury=fresh.treasury), fresh.payer)
+    fresh.settle(fresh.bob)
+    assert fresh.paid().forgiven == 20
 
 
 Step = tuple[str, int, int]
@@ -262,6 +305,8 @@ STEPS = st.lists(
         st.tuples(st.just("earn"), st.integers(0, 2), st.integers(0, 100)),
         st.tuples(st.just("slash"), st.integers(0, 2), st.integers(0, 60)),
         st.tuples(st.just("withdraw"), st.integers(0, 7), st.just(0)),
+        st.tuples(st.just("settle"), st.integers(1, 7), st.just(0)),
+        st.tuples(st.just("make anew"), st.integers(0, 2), st.just(0)),
         st.tuples(st.just("top_up"), st.just(0), st.integers(0, 20)),
     ),
     max_size=14,
@@ -274,7 +319,7 @@ def test_nothing_is_lost_and_nobody_is_paid_too_much(steps: list[Step]) -> None:
     """Whatever happens in whatever order: units are conserved, and the owner never takes what somebody is owed."""
     world = World()
     points = {user.pubkey(): [0, 0] for user in world.users}
-    claimed = [0, 0, 0]
+    claimed, settled = [0, 0, 0], [0, 0, 0]
     world.earn({})
     everything = 1000 + 500
     for kind, place, amount in steps:
@@ -293,17 +338,27 @@ def test_nothing_is_lost_and_nobody_is_paid_too_much(steps: list[Step]) -> None:
             shown = [bit for bit in range(3) if place >> bit & 1]
             unslashed = [earned - had for (earned, _), had in zip(points.values(), claimed, strict=True)]
             owed = [max(earned - slashed - had, 0) for (earned, slashed), had in zip(points.values(), claimed, strict=True)]
-            kept = sum(owed[bit] if bit in shown else unslashed[bit] for bit in range(3))
+            kept = sum(owed[bit] if bit in shown else unslashed[bit] - settled[bit] for bit in range(3))
             before = world.vault()
             assert world.withdraw(*(world.users[bit] for bit in shown)) == max(before - kept, 0)
             assert world.vault() >= min(before, sum(owed))
+        elif kind == "settle":
+            shown = [bit for bit in range(3) if place >> bit & 1]
+            world.settle(*(world.users[bit] for bit in shown))
+            for bit in shown:
+                earned, slashed = points[world.users[bit].pubkey()]
+                settled[bit] = earned - claimed[bit] - max(max(earned - slashed, 0) - claimed[bit], 0)
+        elif kind == "make anew":
+            if not claimed[place]:
+                world.make_anew(world.users[place])
+                settled[place] = 0
         else:
             source = world.purse[world.payer.pubkey()]
             world.send(treasurer.top_up(world.payer.pubkey(), source, treasury=world.treasury, amount=amount), world.payer)
         held = world.vault() + sum(world.balance(user) for user in (*world.users, world.owner, world.payer))
         assert held == everything
         assert [world.balance(user) for user in world.users] == claimed
-    assert world.paid().claimed == sum(claimed)
+    assert (world.paid().claimed, world.paid().forgiven) == (sum(claimed), sum(settled))
 
 
 def happy(world: World) -> dict[str, tuple[Instruction, list[Keypair]]]:
@@ -317,6 +372,7 @@ def happy(world: World) -> dict[str, tuple[Instruction, list[Keypair]]]:
         "participant_create": (treasurer.participant_create(payer.pubkey(), dave, treasury=world.treasury), [payer]),
         "participant_claim": (world.claiming(alice, 10), [alice]),
         "run_withdraw_unused": (world.withdrawing(world.bob), [owner]),
+        "run_settle": (world.settling(world.bob), [owner]),
         "participant_close": (closing, [world.carol]),
     }
 
@@ -404,6 +460,15 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
     ("run_withdraw_unused", "a participant of this run", lambda w, i: exchanged(i, 6, w.elsewhere(w.bob)), "OtherRun"),
     ("run_withdraw_unused", "each shown once", lambda w, _: w.withdrawing(w.bob, w.alice, w.bob), "SameAccount"),
     ("run_withdraw_unused", "no data", lambda _, i: with_data(i, b"\5\0"), "BadInstruction"),
+    ("run_settle", "owner signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+    ("run_settle", "the owner", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
+    ("run_settle", "run is written", lambda _, i: read_only(i, 1), "NotWritable"),
+    ("run_settle", "a run", lambda w, i: exchanged(i, 1, w.mint), "WrongOwner"),
+    ("run_settle", "this run's coordinator", lambda w, i: exchanged(i, 2, w.other.coordinator), "OtherRun"),
+    ("run_settle", "participant is written", lambda _, i: read_only(i, 3), "NotWritable"),
+    ("run_settle", "a participant", lambda w, i: exchanged(i, 3, w.mint), "WrongOwner"),
+    ("run_settle", "a participant of this run", lambda w, i: exchanged(i, 3, w.elsewhere(w.bob)), "OtherRun"),
+    ("run_settle", "no data", lambda _, i: with_data(i, b"\x08\0"), "BadInstruction"),
     ("participant_close", "user signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
     ("participant_close", "spill is written", lambda _, i: read_only(i, 1), "NotWritable"),
     ("participant_close", "run is written", lambda _, i: read_only(i, 2), "NotWritable"),
@@ -415,13 +480,13 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
     ("participant_close", "not into itself", lambda w, i: exchanged(i, 1, w.participant(w.carol)), "SameAccount"),
     ("participant_close", "no data", lambda _, i: with_data(i, b"\7\0"), "BadInstruction"),
     ("participant_close", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
-    ("participant_close", "a known instruction", lambda _, i: with_data(i, b"\x08"), "BadInstruction"),
+    ("participant_close", "a known instruction", lambda _, i: with_data(i, b"\x09"), "BadInstruction"),
     ("participant_close", "an instruction", lambda _, i: with_data(i, b""), "BadInstruction"),
 ]
 
 
 @pytest.mark.parametrize(
-    "name", ["top_up", "participant_create", "participant_claim", "run_withdraw_unused", "participant_close"]
+    "name", ["top_up", "participant_create", "participant_claim", "run_withdraw_unused", "run_settle", "participant_close"]
 )
 def test_without_a_change_each_succeeds(world: World, name: str) -> None:
     instruction, signers = happy(world)[name]

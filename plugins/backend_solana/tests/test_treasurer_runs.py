@@ -12,7 +12,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana.layouts import coordinator, tokens, treasurer
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, RunInstance
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, FIRST_ACCOUNT_BYTES, HEADER_BYTES, RunInstance
 from psyche_backend_solana.layouts.errors import COMMON, COORDINATOR_CODES
 from psyche_backend_solana.program_chain import (
     ProgramChain,
@@ -114,6 +114,15 @@ class World:
         shown = [treasurer.participant_address(self.treasury.run, user.pubkey()) for user in show]
         return treasurer.run_close(self.owner.pubkey(), self.spill, destination=self.purse, treasury=self.treasury, show=shown)
 
+    def age(self) -> None:
+        """The coordinator's account as version 1 had it, without a staging area and the rent for one."""
+        account = self.chain.account(self.account)
+        data = bytes(account.data)
+        self.chain.put(self.account, data[:8] + (1).to_bytes(4, "little") + data[12:FIRST_ACCOUNT_BYTES], account.owner)
+
+    def migrating(self) -> Instruction:
+        return self.passing(coordinator.migrate(self.run, authority=self.treasury.run))
+
     def top_up(self, amount: int) -> None:
         self.chain.send(
             treasurer.top_up(self.owner.pubkey(), self.purse, treasury=self.treasury, amount=amount), signers=[self.owner]
@@ -131,6 +140,9 @@ class World:
             self.owner.pubkey(), user.pubkey(), destination=at, treasury=self.treasury, amount=amount
         )
         self.chain.send(claim, signers=[self.owner])
+
+
+Change = Callable[[World, Instruction], Instruction]
 
 
 def refused(world: World, instruction: Instruction, *signers: Keypair) -> int | None:
@@ -223,6 +235,62 @@ def test_a_whole_life(fresh: World) -> None:
     assert fresh.chain.balance(tokens.associated(fresh.bob.pubkey(), fresh.mint)) == 70
 
 
+def test_an_older_account_is_migrated(fresh: World) -> None:
+    """Nothing but the version and the size changes; the owner pays the rent that is missing."""
+    fresh.configure()
+    before = bytes(fresh.chain.account(fresh.account).data)
+    fresh.age()
+    rent = [fresh.chain.svm.minimum_balance_for_rent_exemption(size) for size in (FIRST_ACCOUNT_BYTES, ACCOUNT_BYTES)]
+    held = fresh.chain.account(fresh.owner.pubkey()).lamports
+    fresh.chain.send(fresh.migrating(), signers=[fresh.owner])
+    assert fresh.chain.account(fresh.owner.pubkey()).lamports == held - (rent[1] - rent[0])
+    after = fresh.chain.account(fresh.account)
+    assert (len(after.data), after.lamports) == (ACCOUNT_BYTES, rent[1])
+    assert bytes(after.data)[HEADER_BYTES : HEADER_BYTES + image.SIZE] == before[HEADER_BYTES : HEADER_BYTES + image.SIZE]
+    assert bytes(after.data)[8:12] == (2).to_bytes(4, "little")
+    assert refused(fresh, fresh.migrating(), fresh.owner) == COORDINATOR_CODES["AlreadyExists"]
+    fresh.command(coordinator.set_paused(fresh.run, authority=fresh.treasury.run, paused=False))
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "error"),
+    [
+        ("owner signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
+        ("owner pays", lambda _, i: read_only(i, 0), "NotWritable"),
+        ("the owner", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
+        ("run is written", lambda _, i: read_only(i, 1), "NotWritable"),
+        ("this run's coordinator", lambda w, i: exchanged(i, 3, w.mint), "OtherRun"),
+        ("the coordinator", lambda w, i: exchanged(i, 4, w.mint), "WrongAddress"),
+        ("the system program", lambda w, i: exchanged(i, 5, w.mint), "WrongAddress"),
+        ("no more data", lambda _, i: with_data(i, bytes(i.data) + b"\0"), "BadInstruction"),
+        ("all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
+    ],
+)
+def test_each_check_of_migrating_refuses(fresh: World, what: str, change: Change, error: str) -> None:
+    fresh.age()
+    assert refused(fresh, change(fresh, fresh.migrating()), fresh.owner) == CODES[error], what
+
+
+def test_a_run_with_more_slashed_members_than_a_transaction_shows_is_closed(fresh: World) -> None:
+    """50 of them, unpaid: they are settled in several transactions, and the run is closed in one that shows nobody."""
+    fresh.configure()
+    fresh.chain.advance()
+    users = [fresh.chain.user() for _ in range(50)]
+    fresh.earn({user: (10, 10 + place) for place, user in enumerate(users)}, RunState.Finished)
+    for user in users:
+        create = treasurer.participant_create(fresh.payer.pubkey(), user.pubkey(), treasury=fresh.treasury)
+        fresh.chain.send(create, signers=[fresh.payer])
+    assert refused(fresh, fresh.closing(*users[:15]), fresh.owner) == CODES["StillOwed"]
+    shown = [treasurer.participant_address(fresh.treasury.run, user.pubkey()) for user in users]
+    for first in range(0, len(shown), treasurer.MOST_SETTLED):
+        assert refused(fresh, fresh.closing(), fresh.owner) == CODES["StillOwed"]
+        part = shown[first : first + treasurer.MOST_SETTLED]
+        settle = treasurer.run_settle(fresh.owner.pubkey(), treasury=fresh.treasury, show=part)
+        fresh.chain.send(settle, signers=[fresh.owner])
+    fresh.chain.send(fresh.closing(), signers=[fresh.owner])
+    assert not fresh.chain.exists(fresh.treasury.run)
+
+
 def test_a_run_is_not_closed_in_its_first_slot(fresh: World) -> None:
     assert refused(fresh, fresh.closing(), fresh.owner) == CODES["TooSoon"]
     fresh.chain.advance()
@@ -242,7 +310,6 @@ def happy(world: World) -> dict[str, tuple[Instruction, list[Keypair]]]:
     return {"run_update": (world.passing(paused), [world.owner]), "run_close": (world.closing(), [world.owner])}
 
 
-Change = Callable[[World, Instruction], Instruction]
 CREATION: list[tuple[str, Change, str]] = [
     ("payer signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
     ("payer pays", lambda _, i: read_only(i, 0), "NotWritable"),

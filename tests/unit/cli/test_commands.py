@@ -134,6 +134,14 @@ def test_a_run_whose_server_serves_the_data_needs_a_data_file(psyche, local_test
     assert "--data-config data.toml" in result.err
 
 
+def test_a_testnet_whose_backend_has_one_way_loses_none(psyche, local_testnet, tmp_path: Path) -> None:
+    start = ("testnet", "start", "--num-clients", 2, "--config-path", local_testnet(), "--out", tmp_path / "out")
+    result = psyche(*start, "--lose-route-after", 3)
+    assert (result.code, result.out) == (2, "")
+    assert "the backend tcp has one way to its coordinator; leave --lose-route-after out" in result.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_server_program_never_imports_torch(local_testnet) -> None:
     """Import what `psyche server run` imports, and load all it asks of plugins."""
     config = local_testnet()

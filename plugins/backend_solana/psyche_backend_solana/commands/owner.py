@@ -12,7 +12,8 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
-from psyche_backend_solana.commands.authority import default_index, owner_of
+from psyche_backend_solana.commands.authority import default_index, owner_of, the_treasurer
+from psyche_backend_solana.commands.closing import settle_slashed
 from psyche_backend_solana.commands.desk import (
     ADDRESS,
     CALL_SECONDS,
@@ -34,10 +35,14 @@ from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.run_config import CoordinatorConfig, ModelConfig, RunFile, parse_run_file
 
+CLIENT_VERSION_HELP = (
+    "What members are to run: a version of psyche-core, a container image with its tag or digest, or sha256:… of one they know."
+)
+
 
 @click.command("create-run", epilog=example("run-manager create-run", "-r first-light -c v1 -w owner.json"))
 @run_id_option
-@click.option("-c", "--client-version", default="", help="Version that members must run: a tag, or sha256:….")
+@click.option("-c", "--client-version", default="", help=CLIENT_VERSION_HELP)
 @treasurer_index_option
 @click.option(
     "--treasurer-collateral-mint", "mint", type=ADDRESS, help="Token that pays the members; makes a treasurer for the run."
@@ -113,7 +118,7 @@ async def create_run(
 @click.option("--description", help="A few words about it, at most 280 bytes.")
 @click.option("--num-parameters", type=click.IntRange(0), help="Parameters of the model, for people.")
 @click.option("--vocab-size", type=click.IntRange(0), help="Tokens of its vocabulary, for people.")
-@click.option("--client-version", help="Version that members must run: a tag, or sha256:….")
+@click.option("--client-version", help=CLIENT_VERSION_HELP)
 @command()
 async def update_config(
     desk: Desk,
@@ -222,7 +227,10 @@ async def set_future_epoch_rates(
 @treasurer_index_option
 @command()
 async def close_run(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
-    """Close a halted run for good: its accounts are deleted, their rent comes back to this wallet."""
+    """Close a halted run for good: its accounts are deleted, their rent comes back to this wallet.
+
+    A treasurer is first told of every slashed member, which takes some transactions where they are many.
+    """
     owner = await owner_of(desk, run_id, treasurer_index)
     state = (await coordinator_account(desk.rpc, owner.found.run)).state
     if state is not None and not state.run_state.halted:
@@ -232,6 +240,8 @@ async def close_run(desk: Desk, run_id: str, treasurer_index: int | None) -> Out
     if owner.treasury is None:
         sent = await desk.send(coordinator.free(owner.found.run, authority=desk.payer, spill=desk.payer))
     else:
+        if state is not None:
+            await settle_slashed(desk, await the_treasurer(desk, run_id, treasurer_index), state)
         own = tokens.associated(desk.payer, owner.treasury.mint)
         sent = await desk.send(
             tokens.create_associated(desk.payer, desk.payer, mint=owner.treasury.mint),
@@ -242,11 +252,12 @@ async def close_run(desk: Desk, run_id: str, treasurer_index: int | None) -> Out
 
 @click.command("migrate", epilog=example("run-manager migrate", "-r first-light -w owner.json"))
 @run_id_option
+@treasurer_index_option
 @command()
-async def migrate(desk: Desk, run_id: str) -> Outcome:
+async def migrate(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
     """Bring the account of a run that an older release made to the present version."""
-    owner = await owner_of(desk, run_id, None)
-    sent = await desk.send(coordinator.migrate(owner.found.run, authority=desk.payer))
+    owner = await owner_of(desk, run_id, treasurer_index)
+    sent = await desk.send(owner.say(desk, coordinator.migrate(owner.found.run, authority=desk.payer)))
     return Outcome(f"the account of {run_id!r} is of the present version", {"run_id": run_id, "signature": sent.signature})
 
 

@@ -33,6 +33,9 @@ _TABLE = {
 }
 
 
+FOR_CLIENT = f"{__name__}.for_client"
+
+
 class TableGroup(click.Group):
     """A group over a table `name -> ("module:attribute", short help)` of modules beside this one."""
 
@@ -60,27 +63,71 @@ class TableGroup(click.Group):
             formatter.write_dl([(name, self._table[name][1]) for name in self.list_commands(ctx)])
 
 
+class StartGroup(TableGroup):
+    """The same, where what follows `--` after `--env-file` is for the client that is started."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Set the client's options aside before click looks for a command among them."""
+        if "--" in args:
+            at = args.index("--")
+            if any(word == "--env-file" or word.startswith("--env-file=") for word in args[:at]):
+                ctx.meta[FOR_CLIENT] = tuple(args[at + 1 :])
+                args = args[:at]
+        return super().parse_args(ctx, args)
+
+
 @click.group(
-    cls=TableGroup,
+    cls=StartGroup,
     table=_TABLE,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="\b\nExample:\n  psyche run-manager list-runs\n  psyche run-manager --env-file run.env",
+    epilog="\b\nExample:\n  psyche run-manager list-runs\n  psyche run-manager --env-file run.env\n"
+    "  psyche run-manager --env-file run.env --allow-install -- --device cuda:0",
 )
 @click.option(
     "--env-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="File with WALLET_PRIVATE_KEY_PATH, RPC, WS_RPC and, if wanted, RUN_ID and AUTHORIZER: take part in a run.",
 )
-@click.option("--any-version", is_flag=True, help="Take part although the run asks for another version of the client.")
+@click.option("--any-version", is_flag=True, help="Take part with this installation, whatever version the run asks for.")
 @click.option(
-    "--client-option", "more", multiple=True, metavar="OPTION", help="Passed on to `psyche client train`; may be repeated."
+    "--allow-install/--no-allow-install",
+    default=None,
+    help="Install the version the run asks for from your package index (ALLOW_INSTALL=1 or 0). When not said: if psyche-core "
+    "came from an index, and not from a folder or repository.",
+)
+@click.option(
+    "--allow-image",
+    "images",
+    multiple=True,
+    metavar="REPOSITORY",
+    help="Run container images of this repository, or of an owner/, when the run asks for one (ALLOW_IMAGE); may be repeated.",
+)
+@click.option("--container-program", metavar="PROGRAM", help="docker or podman, a name or a path; the first that is there.")
+@click.option(
+    "--container-option", "container_options", multiple=True, metavar="OPTION", help="Passed on to `docker run`; may be repeated."
+)
+@click.option("--local", is_flag=True, help="Pull no image: run those that are on this machine.")
+@click.option("--entrypoint", metavar="PATH", help="The command psyche in the image, where it is not on its PATH.")
+@click.option("--coordinator-program-id", metavar="ADDRESS", help="Address of the coordinator program.")
+@click.option("--authorizer", metavar="ADDRESS", help="With no RUN_ID: only runs whose joining this wallet grants.")
+@click.option(
+    "--version-interval",
+    type=click.FloatRange(min=0.05),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to ask the run which version it wants.",
+)
+@click.option(
+    "--client-option", "more", multiple=True, metavar="OPTION", help="Passed on to `psyche client train`, as what follows --."
 )
 @click.pass_context
-def run_manager(ctx: click.Context, env_file: Path | None, any_version: bool, more: tuple[str, ...]) -> int | None:
+def run_manager(ctx: click.Context, /, env_file: Path | None, authorizer: str | None, **given: Any) -> int | None:
     """Make, configure, watch and close runs on Solana, and say who may join them.
 
-    With --env-file and no command: find the run, or one that would let this wallet in, and take part in it.
+    With --env-file and no command: find the run, or one that would let this wallet in, and take part in it with the client it
+    asks for. The other options are for this. What follows -- is passed on to `psyche client train`.
     """
     if ctx.invoked_subcommand is not None:
         return None
@@ -88,6 +135,21 @@ def run_manager(ctx: click.Context, env_file: Path | None, any_version: bool, mo
         click.echo(ctx.get_help())
         return 0
 
-    from psyche_backend_solana.commands.start import start
+    from psyche_backend_solana.commands.client_care import Pace
+    from psyche_backend_solana.commands.desk import ADDRESS
+    from psyche_backend_solana.commands.start import StartOptions, start
 
-    return start(env_file, any_version=any_version, more=more)
+    options = StartOptions(
+        images=given["images"],
+        install=given["allow_install"],
+        anything=given["any_version"],
+        container_program=given["container_program"],
+        container_options=given["container_options"],
+        local=given["local"],
+        entrypoint=given["entrypoint"],
+        coordinator_program_id=given["coordinator_program_id"],
+        grantor=None if authorizer is None else ADDRESS.convert(authorizer, None, ctx),
+        more=(*given["more"], *ctx.meta.get(FOR_CLIENT, ())),
+        pace=Pace(poll=given["version_interval"]),
+    )
+    return start(env_file, options)

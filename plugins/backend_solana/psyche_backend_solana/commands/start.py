@@ -1,175 +1,213 @@
 """`psyche run-manager --env-file FILE`: find a run this wallet may join, and take part in it.
 
-Decided: no container. The client of this installation is started as a process, with what the file says as its environment, and
-started again when it fails, after a pause, until it fails too often in a short time. When no run is named, the first one that
-would let this wallet in is taken, those that wait for members before others. A run that asks for another version of the client is
-not joined unless --any-version says so. The wallet's secret never stands on a command line.
+Decided: the client is a process, of this installation, of another version or of a container image, as the run asks and the member
+allows (`client_plan`); it is watched, and replaced when the run asks for another (`client_care`). When no run is named, the first
+one is taken that would let this wallet in and asks for a client that may be run here, those that wait for members before others.
+The account is looked at in 96 bytes, and read whole only when these have changed. The wallet's secret never stands on a command
+line. Refuses to start on Windows, which cannot ask a process to leave in order.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 import anyio
 import click
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.desk import Desk, load, open_desk
+from psyche_backend_solana.commands.client_care import Pace, Versions, take_part
+from psyche_backend_solana.commands.client_environment import prepare_environment
+from psyche_backend_solana.commands.client_image import Containers, prepare_image
+from psyche_backend_solana.commands.client_plan import Image, PipEnvironment, Plan, Trust, plan, read_trust
+from psyche_backend_solana.commands.client_process import Launch, Ready
+from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk, load, open_desk
+from psyche_backend_solana.commands.env_file import PREFIX, read_env_file, words, yes
 from psyche_backend_solana.commands.reading import runs_on_chain
+from psyche_backend_solana.layouts.coordinator import Run
+from psyche_backend_solana.layouts.coordinator_accounts import CLIENT_VERSION_BYTES
+from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.rpc.failures import RpcError
 from psyche_backend_solana.runs import coordinator_account, find_authorization
 from psyche_backend_solana.settings import SolanaSettings
-from psyche_core.errors import CommandRefused, ConfigError, UserError
+from psyche_core.errors import BackendError, CommandRefused, UserError
 
-PREFIX = "PSYCHE_"
-NAMES = (
-    "WALLET_PRIVATE_KEY_PATH",
-    "RAW_WALLET_PRIVATE_KEY",
-    "RPC",
-    "WS_RPC",
-    "RPC_2",
-    "WS_RPC_2",
-    "RPC_3",
-    "WS_RPC_3",
-    "RUN_ID",
-    "AUTHORIZER",
-)
-"""What the file may say without our prefix, as the guides for members have it."""
-
-TRIES = 5
-PAUSE_SECONDS = 5.0
-HEALTHY_SECONDS = 120.0
-"""A client that ran so long has not failed at its start: it has all its tries again."""
-UNVERSIONED = ("", "test")
+NOT_JOINABLE = ("Uninitialized", "Finished", "Paused")
+CLIENT_VERSION_OFFSET = 56
+"""Where in the account of a run's state: docs/reference/solana-programs.md."""
 
 
-def read_env(text: str, *, source: str) -> dict[str, str]:
-    """KEY=VALUE lines; # begins a comment line, quotes around a value are dropped. Raises ConfigError."""
-    found = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        written = line.strip().removeprefix("export ").strip()
-        if not written or written.startswith("#"):
-            continue
-        name, equals, value = written.partition("=")
-        name, value = name.strip(), value.strip()
-        if not equals or not name.replace("_", "a").isalnum():
-            message = f"{source}, line {number}: expected NAME=VALUE"
-            raise ConfigError(message)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """What stands on the command line; what does not is looked for in the file and the environment.
 
-        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
-            value = value[1:-1]
-        found[name] = value
-    return found
+    images, install, anything: see `client_plan.Trust`. containers: None as options not given. grantor: only runs whose joining
+    this wallet grants. more: further options of `psyche client train`.
+    """
 
-
-def with_prefix(given: Mapping[str, str]) -> dict[str, str]:
-    """The same, with the known names as our programs read them. A name that has our prefix already wins."""
-    return {(PREFIX + name if name in NAMES else name): value for name, value in given.items()} | {
-        name: value for name, value in given.items() if name.startswith(PREFIX)
-    }
+    images: tuple[str, ...] = ()
+    install: bool | None = None
+    anything: bool = False
+    container_program: str | None = None
+    container_options: tuple[str, ...] = ()
+    local: bool = False
+    entrypoint: str | None = None
+    coordinator_program_id: str | None = None
+    grantor: Pubkey | None = None
+    more: tuple[str, ...] = ()
+    pace: Pace = field(default_factory=Pace)
 
 
-@dataclass(slots=True)
-class Patience:
-    """Decides whether a client that ended is started again."""
+async def choose_run(
+    desk: Desk,
+    wanted: str | None,
+    *,
+    wallet: Pubkey,
+    grantees: tuple[Pubkey, ...] | None,
+    allowed: Callable[[str], object],
+    grantor: Pubkey | None = None,
+) -> tuple[str, str]:
+    """Name and client version of the run to join: the one wanted, else the first that lets this wallet in.
 
-    failures: int = 0
-
-    def again(self, code: int, *, ran: float) -> bool:
-        """Whether to start it again. code: how it ended, negative for a signal; ran: seconds."""
-        if code in (0, 2) or code < 0 or code in (130, 143):
-            return False  # the end, something the user must mend, or somebody stopped it
-
-        self.failures = 1 if ran >= HEALTHY_SECONDS else self.failures + 1
-        return self.failures < TRIES
-
-
-async def choose_run(desk: Desk, wanted: str | None, *, wallet: Pubkey, grantees: tuple[Pubkey, ...] | None) -> tuple[str, str]:
-    """Name and client version of the run to join: the one wanted, else the first that lets this wallet in. Raises UserError."""
+    allowed: raises UserError for a version that may not be run here; such runs are passed over. grantor: only runs whose joining
+    this wallet grants. Raises UserError, CommandRefused.
+    """
     if wanted is not None:
         found = await desk.run(wanted)
         await find_authorization(desk.rpc, found.instance.join_authority, wallet, grantees=grantees, programs=desk.programs)
         return wanted, (await coordinator_account(desk.rpc, found.run)).client_version
 
+    refused: list[str] = []
     for row in await runs_on_chain(desk):
-        if row["run_state"] in ("Uninitialized", "Finished", "Paused"):
+        if row["run_state"] in NOT_JOINABLE or grantor not in (None, row["join_authority"]):
             continue
         try:
             await find_authorization(desk.rpc, row["join_authority"], wallet, grantees=grantees, programs=desk.programs)
+            allowed(row["client_version"])
         except CommandRefused:
             continue
+        except UserError as error:
+            refused.append(f"{row['run_id']!r}: {error}")
+            continue
         return row["run_id"], row["client_version"]
+
+    if refused:
+        message = f"the runs that would let the wallet {wallet} in ask for clients that may not be run here. {refused[0]}"
+        raise UserError(message)
 
     message = f"no run on this chain would let the wallet {wallet} in now; name one with RUN_ID to hear why"
     raise UserError(message)
 
 
-def check_version(run_id: str, asked: str, *, ours: str, any_version: bool) -> None:
-    """Refuse (UserError) a run that asks for another client than this one."""
-    if asked in (*UNVERSIONED, ours) or any_version:
-        return
+class VersionReader:
+    """Which version a run asks for, read again and again."""
 
-    message = (
-        f"the run {run_id!r} asks for client version {asked!r}, this is {ours}: install that one, "
-        "or join all the same with --any-version"
-    )
-    raise UserError(message)
+    def __init__(self, desk: Desk, run_id: str) -> None:
+        self._desk = desk
+        self._run_id = run_id
+        self._run: Run | None = None
+        self._seen = b""
+        self._text = ""
+
+    async def read(self) -> str:
+        """The version asked for now. Raises BackendError, RpcError."""
+        if self._run is None:
+            self._run = (await self._desk.run(self._run_id)).run
+        part = (CLIENT_VERSION_OFFSET, CLIENT_VERSION_BYTES)
+        (seen,) = await methods.accounts(self._desk.rpc, [self._run.account], data_slice=part, timeout=CALL_SECONDS)
+        if seen is None or len(seen.data) != CLIENT_VERSION_BYTES:
+            self._run = None  # closed; its owner may make it anew, with another account
+            message = f"the run {self._run_id!r} is not on the chain any more"
+            raise BackendError(message)
+
+        if seen.data != self._seen:
+            self._text = (await coordinator_account(self._desk.rpc, self._run)).client_version
+            self._seen = seen.data
+        return self._text
 
 
-def start(env_file: Path, *, any_version: bool, more: tuple[str, ...]) -> int:
-    """Do it; the client's exit code. more: further options of `psyche client train`. Raises UserError, BackendError."""
+def start(env_file: Path, options: StartOptions) -> int:
+    """Do it; the client's exit code. Raises UserError, BackendError."""
+    if sys.platform == "win32":
+        message = "run-manager --env-file needs Linux or macOS; here use `psyche client train --backend solana`, or WSL"
+        raise UserError(message)
+
+    given = read_env_file(env_file)
+    if options.coordinator_program_id is not None:
+        given[f"{PREFIX}COORDINATOR_PROGRAM_ID"] = options.coordinator_program_id
     try:
-        text = env_file.expanduser().read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read {env_file}: {getattr(error, 'strerror', error)}"
-        raise ConfigError(message) from error
+        return anyio.run(_start, given, options)
+    except RpcError as error:
+        raise BackendError(str(error)) from error
 
-    said = with_prefix(read_env(text, source=str(env_file)))
-    environment = {**os.environ, **said}
-    settings = load_from(said)
+
+async def _start(given: Mapping[str, str], options: StartOptions) -> int:
+    environment = {**os.environ, **given}
+    settings = load_from(given)
     wallet = settings.wallet().pubkey
+    trust = trust_of(options, environment)
 
-    async def look() -> tuple[str, str]:
-        async with open_desk(settings) as desk:
-            return await choose_run(desk, said.get("PSYCHE_RUN_ID"), wallet=wallet, grantees=settings.grantees)
+    def decide(text: str) -> Plan:
+        return plan(text, ours=version("psyche-core"), trust=trust)
 
-    run_id, asked = anyio.run(look)
-    check_version(run_id, asked, ours=version("psyche-core"), any_version=any_version)
-    click.echo(f"taking part in {run_id!r} with the wallet {wallet}", err=True)
-    program = [sys.executable, "-c", "from psyche_core.cli import main; main()"]
-    return keep_running([*program, "client", "train", "--backend", "solana", "--run-id", run_id, *more], environment)
+    async with open_desk(settings) as desk:
+        run_id, asked = await choose_run(
+            desk,
+            environment.get(f"{PREFIX}RUN_ID") or None,
+            wallet=wallet,
+            grantees=settings.grantees,
+            allowed=decide,
+            grantor=options.grantor,
+        )
+        arguments = ("client", "train", "--backend=solana", f"--run-id={run_id}", *options.more)
+
+        async def prepare(wanted: Plan) -> Ready:
+            if isinstance(wanted, Image):
+                return await prepare_image(
+                    wanted,
+                    containers_of(options, environment),
+                    arguments,
+                    environment=environment,
+                    given=given,
+                    wallet=settings.wallet_private_key_path,
+                )
+            if isinstance(wanted, PipEnvironment):
+                return await prepare_environment(wanted, arguments, environment=environment, given=given)
+
+            launch = Launch((sys.executable, "-c", "from psyche_core.cli import main; main()", *arguments), environment)
+            return lambda: launch
+
+        versions = Versions(read=VersionReader(desk, run_id).read, plan=decide, prepare=prepare)
+        click.echo(f"taking part in {run_id!r} with the wallet {wallet}, with {decide(asked)}", err=True)
+        return await take_part(asked, versions, pace=options.pace)
 
 
-def load_from(said: Mapping[str, str]) -> SolanaSettings:
-    """The backend's settings as the file says them. Raises ConfigError."""
-    fields = {name: said.get(PREFIX + name.upper()) for name in SolanaSettings.model_fields}
+def load_from(given: Mapping[str, str]) -> SolanaSettings:
+    """The backend's settings as the file says them, and the environment where it does not. Raises ConfigError."""
+    fields = {name: given.get(PREFIX + name.upper()) for name in SolanaSettings.model_fields}
     settings = load(SolanaSettings, {name: value or None for name, value in fields.items()})
     assert isinstance(settings, SolanaSettings)
     return settings
 
 
-def keep_running(arguments: list[str], environment: Mapping[str, str]) -> int:
-    """Run a client and start it again as `Patience` says; its last exit code. Ctrl-C reaches it, and it leaves in order."""
-    patience = Patience()
-    while True:
-        began = time.monotonic()
-        with subprocess.Popen(arguments, env=dict(environment)) as client:  # noqa: S603  # our own program
-            code = _wait(client)
-        if not patience.again(code, ran=time.monotonic() - began):
-            return code if code >= 0 else 128 - code
-        click.echo(f"the client ended with {code}; starting it again in {PAUSE_SECONDS:g} s", err=True)
-        time.sleep(PAUSE_SECONDS)
+def trust_of(options: StartOptions, environment: Mapping[str, str]) -> Trust:
+    """What the member allows, on the command line or in the file or environment. Raises ConfigError."""
+    images = options.images or words(environment, "ALLOW_IMAGE")
+    install = options.install if options.install is not None else yes(environment, "ALLOW_INSTALL")
+    return read_trust(images, install=came_from_an_index() if install is None else install, anything=options.anything)
 
 
-def _wait(client: subprocess.Popen[bytes]) -> int:
-    while True:
-        try:
-            return client.wait()
-        except KeyboardInterrupt:
-            continue  # it was told, too
+def came_from_an_index() -> bool:
+    """Whether psyche-core was installed by its name: from an index that somebody trusts already. Source: PEP 610."""
+    return distribution("psyche-core").read_text("direct_url.json") is None
+
+
+def containers_of(options: StartOptions, environment: Mapping[str, str]) -> Containers:
+    """How images are run."""
+    program = options.container_program or environment.get(f"{PREFIX}CONTAINER_PROGRAM") or None
+    more = options.container_options or words(environment, "CONTAINER_OPTIONS")
+    return Containers(program=program, local=options.local, entrypoint=options.entrypoint or "psyche", more=more)

@@ -11,7 +11,7 @@ from solders.account import Account
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.layouts import header, tokens
+from psyche_backend_solana.layouts import coordinator, header, tokens
 from psyche_backend_solana.programs.addresses import ASSOCIATED_TOKEN, COORDINATOR, SYSTEM, TOKEN, TREASURER
 
 RUN_MAGIC: Final = b"PsycheTr"
@@ -25,7 +25,7 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         100: ("NotHalted", "collateral is taken back only while the coordinator is halted"),
         101: ("OverClaim", "more was claimed than was earned, not slashed, and not yet paid"),
         102: ("StillOwed", "a run is closed only when nobody is owed anything any more"),
-        103: ("NotForOwners", "the treasurer passes on only what a run's owner commands: stage, update, rates, pause"),
+        103: ("NotForOwners", "the treasurer passes on only what a run's owner commands: stage, update, rates, pause, migrate"),
         104: ("OtherRun", "this account belongs to another run"),
         105: ("StillNeeded", "a participant that was paid is closed only after its run was"),
         106: ("TooSoon", "a run is not closed in the slot in which it was created"),
@@ -34,10 +34,17 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
 )
 """By number, as in Custom(n): name and sentence."""
 
+MOST_SETTLED: Final = 20
+"""Participants that one run_settle takes, so that they fit a transaction, and the 24 accounts the program reads."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run the treasurer pays. claimed: units paid so far; participants: not closed yet; created: the slot it was made in."""
+    """A run the treasurer pays.
+
+    claimed: units paid so far; participants: not closed yet; created: the slot it was made in; forgiven: units that slashed
+    members are no longer owed, of those that were settled.
+    """
 
     bump: int
     index: int
@@ -50,17 +57,19 @@ class Run:
     participants: int
     created: int
     vault: Pubkey
+    forgiven: int
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """What a user was paid, in units. run_created: `created` of the run it counts for."""
+    """What a user was paid, in units. run_created: `created` of the run it counts for; forgiven: its part of the run's."""
 
     bump: int
     run: Pubkey
     user: Pubkey
     claimed: int
     run_created: int
+    forgiven: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,7 @@ def parse_run(account: Account, *, program: Pubkey = TREASURER) -> Run:
         participants=header.number(data, 192),
         created=header.number(data, 200),
         vault=header.key(data, 208),
+        forgiven=header.number(data, 240),
     )
 
 
@@ -114,7 +124,14 @@ def parse_participant(account: Account, *, program: Pubkey = TREASURER) -> Parti
     data = header.content(
         account, program, magic=PARTICIPANT_MAGIC, version=VERSION, size=PARTICIPANT_BYTES, what="participant of the treasurer"
     )
-    return Participant(data[12], header.key(data, 16), header.key(data, 48), header.number(data, 80), header.number(data, 88))
+    return Participant(
+        bump=data[12],
+        run=header.key(data, 16),
+        user=header.key(data, 48),
+        claimed=header.number(data, 80),
+        run_created=header.number(data, 88),
+        forgiven=header.number(data, 96),
+    )
 
 
 def run_create(
@@ -146,15 +163,20 @@ def run_create(
 
 
 def run_update(main_authority: Pubkey, treasury: Treasury, *, command: Instruction | bytes) -> Instruction:
-    """Has the treasurer pass on one instruction of the coordinator (its data, number first). Signer: main_authority."""
+    """Has the treasurer pass on one instruction of the coordinator (its data, number first). Signer: main_authority.
+
+    For `migrate` it pays the rent that is missing.
+    """
+    data = bytes(command.data) if isinstance(command, Instruction) else command
+    pays = data[:1] == bytes([coordinator.Number.migrate])
     accounts = [
-        AccountMeta(main_authority, True, False),
-        AccountMeta(treasury.run, False, False),
+        AccountMeta(main_authority, True, pays),
+        AccountMeta(treasury.run, False, pays),
         AccountMeta(treasury.instance, False, False),
         AccountMeta(treasury.coordinator, False, True),
         AccountMeta(COORDINATOR, False, False),
+        *([AccountMeta(SYSTEM, False, False)] if pays else []),
     ]
-    data = bytes(command.data) if isinstance(command, Instruction) else command
     return Instruction(treasury.program, b"\1" + data, accounts)
 
 
@@ -235,6 +257,20 @@ def run_close(
         *_shown(show),
     ]
     return Instruction(treasury.program, b"\6", accounts)
+
+
+def run_settle(main_authority: Pubkey, *, treasury: Treasury, show: Sequence[Pubkey]) -> Instruction:
+    """Has the run remember what slashed members are no longer owed, so that nobody has to show them. Signer: main_authority.
+
+    show: participants' accounts, at most MOST_SETTLED.
+    """
+    accounts = [
+        AccountMeta(main_authority, True, False),
+        AccountMeta(treasury.run, False, True),
+        AccountMeta(treasury.coordinator, False, False),
+        *(AccountMeta(participant, False, True) for participant in show),
+    ]
+    return Instruction(treasury.program, b"\x08", accounts)
 
 
 def participant_close(user: Pubkey, spill: Pubkey, *, run: Pubkey, program: Pubkey = TREASURER) -> Instruction:

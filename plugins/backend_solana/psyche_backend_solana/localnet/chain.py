@@ -237,7 +237,13 @@ class LocalChain:
         self._clock = ChainClock(start.slot, unix, slot_ms=settings.slot_ms, steady=steady)
         ledger.begin_slot(start)
         ledger.take_events()
-        return Node(ledger, settings.limits, admin=settings.allow_faults, save=self._save_now if self._store else None)
+        return Node(
+            ledger,
+            settings.limits,
+            admin=settings.allow_faults,
+            save=self._save_now if self._store else None,
+            doors=lambda: [(door.rpc_place, door.ws_place) for door in tuple(self.doors)],
+        )
 
     def _go_on(self, saved: Any, wall: float) -> tuple[Ledger, Instant, float]:
         assert self._store is not None, "what is saved came from a store"

@@ -37,12 +37,22 @@ class Door:
     @property
     def rpc_url(self) -> str:
         """`http://HOST:PORT`."""
-        return f"http://{self._shown_host}:{self._ports[0]}"
+        return f"http://{self.rpc_place}"
 
     @property
     def ws_url(self) -> str:
         """`ws://HOST:PORT`."""
-        return f"ws://{self._shown_host}:{self._ports[1]}"
+        return f"ws://{self.ws_place}"
+
+    @property
+    def rpc_place(self) -> str:
+        """`HOST:PORT` of RPC."""
+        return f"{self._shown_host}:{self._ports[0]}"
+
+    @property
+    def ws_place(self) -> str:
+        """`HOST:PORT` of the websockets."""
+        return f"{self._shown_host}:{self._ports[1]}"
 
     @property
     def _shown_host(self) -> str:

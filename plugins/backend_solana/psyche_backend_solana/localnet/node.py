@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from psyche_backend_solana.localnet.clock import Instant
@@ -39,13 +39,23 @@ class Node:
     """Answers requests about one ledger.
 
     ledger: the chain. limits: bounds on requests. admin: serve the methods of this chain only. save: writes the state, for them.
+    doors: `host:port` of RPC and of websockets, of all front doors.
     """
 
-    def __init__(self, ledger: Ledger, limits: Limits, *, admin: bool = False, save: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        limits: Limits,
+        *,
+        admin: bool = False,
+        save: Callable[[], None] | None = None,
+        doors: Callable[[], Sequence[tuple[str, str]]] = tuple,
+    ) -> None:
         self.ledger = ledger
         self._limits = limits
         self._methods = {**METHODS, **ADMIN_METHODS} if admin else METHODS
         self._save = save
+        self._doors = doors
         self._subscriptions = Subscriptions(ledger)
         self._outgoing: list[tuple[int, str]] = []
 
@@ -115,7 +125,7 @@ class Node:
         self._outgoing.extend((one.connection, _dump(one.message)) for one in notifications)
 
     def _call(self, params: list[Any], faults: FaultSwitch) -> Call:
-        return Call(ledger=self.ledger, values=params, limits=self._limits, faults=faults, save=self._save)
+        return Call(ledger=self.ledger, values=params, limits=self._limits, faults=faults, save=self._save, doors=self._doors())
 
     # ------------------------------------------------------------ JSON-RPC
 

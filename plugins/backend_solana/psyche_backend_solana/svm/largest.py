@@ -2,7 +2,7 @@
 
 Decided: states are put into the account instead of being played to, and each command is compared with `apply` like any other, so
 that what is measured is also right. Two measures: `usual` is a run in which everything goes well; `worst` has every queue full of
-scraps with gaps between them, which somebody would have to work at.
+scraps that lie between those of the rounds, and every other share unseen, which somebody would have to work at.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Case:
 
 
 def _torn(first: int, count: int) -> tuple[BatchId, ...]:
-    """So many intervals with gaps between them, of one and two samples in turn."""
-    return tuple(BatchId(first + 3 * place, first + 3 * place + place % 2) for place in range(count))
+    """So many intervals of one and two samples in turn, with gaps between them in which others have room."""
+    return tuple(BatchId(first + 6 * place, first + 6 * place + place % 2) for place in range(count))
 
 
 class Largest:
@@ -82,7 +82,7 @@ class Largest:
             epoch=Epoch(clients=clients, start_time=NOW - 50, seed=99, rates=EpochRates(10**15, 10)),
             pending=tuple(member(slot) for slot in _EVERYBODY),
             minimum_since=_SINCE,
-            requeue=_torn(10**6, 512) if torn else (),
+            requeue=_torn(60_003, 512) if torn else (),
             future_rates=EpochRates(10**15, 10),
             accounts=tuple(Account(signer) for signer in strangers),
         )
@@ -99,10 +99,14 @@ class Largest:
             )
             witnesses = witness_slots(self.state, current)
             stated = witnesses[: statements if last else MAX_WITNESSES]
-            given = tuple(shares(self.state, made[-1])) if made else ()
-            seen = [slot for slot in given if slot % 2] if self.torn else list(given)
+            seen = self.seen(made[-1]) if made else []
             made.append(replace(current, statements=tuple(self.statement(slot, current, seen=seen) for slot in stated)))
         return tuple(made)
+
+    def seen(self, judged: Round) -> list[int]:
+        """The slots whose result of a round everybody saw: of shares side by side every other one, where lists are torn."""
+        given = list(shares(self.state, judged))
+        return given[::2] if self.torn else given
 
     def statement(self, slot: int, current: Round, *, seen: list[int], bloom: bytes = bytes(320)) -> WitnessStatement:
         """Of a witness about the round before."""
@@ -118,9 +122,7 @@ class Largest:
         current = state.epoch.rounds[-1]
         stated = {statement.index for statement in current.statements}
         slot = next(slot for slot in witness_slots(state, current) if slot not in stated)
-        given = shares(state, state.epoch.rounds[-2])
-        seen = [other for other in given if other % 2] if self.torn else list(given)
-        return commands.Witness(member(slot), self.statement(slot, current, seen=seen))
+        return commands.Witness(member(slot), self.statement(slot, current, seen=self.seen(state.epoch.rounds[-2])))
 
     def cases(self) -> Iterator[Case]:
         """One after the other."""
@@ -163,13 +165,15 @@ class Largest:
         back = replace(state, epoch=replace(state.epoch, clients=(*state.epoch.clients[:255], client)))
         yield Case("warmup_witness: a return", back, commands.WarmupWitness(member(255), 3, 255, bytes(32)))
         judged, judging = state.epoch.rounds[1], state.epoch.rounds[2]
-        unseen = tuple(slot for slot in shares(state, judged) if not slot % 2)
+        seen = self.seen(judged)
+        unseen = tuple(slot for slot in shares(state, judged) if slot not in seen)
         reporter = member(witness_slots(state, judging)[-1])
         if self.torn:
             yield Case("health_check: of half the clients", state, commands.HealthCheck(reporter, unseen))
         else:
             yield Case("health_check: refused", state, commands.HealthCheck(reporter, (0,)))
         yield Case("equivocation: undecided", state, self.evidence(state, 3, MAX_CLIENTS - 1))
+        yield Case("equivocation: of an older share", state, self.evidence(state, 1, MAX_CLIENTS - 1))
         yield Case("pause", state, commands.Pause())
 
     def _after(self) -> Iterator[Case]:
@@ -181,7 +185,7 @@ class Largest:
             "checkpoint: elected", cooldown, commands.Checkpoint(member(checkpointer), {"Hub": {"repo_id": "owner/model"}})
         )
         divided = self._divided(cooldown)
-        yield Case("equivocation: of a decided share", divided, self.evidence(divided, 2, 101))
+        yield Case("equivocation: of a decided share", divided, self.evidence(divided, 2, MAX_CLIENTS))
         paused = replace(cooldown, run_state=RunState.Paused)
         yield Case("update", paused, commands.UpdateConfig(self.state.config, self.state.model, self.state.progress))
         yield Case("resume", paused, commands.Resume())
@@ -189,7 +193,8 @@ class Largest:
 
     def _divided(self, state: CoordinatorState) -> CoordinatorState:
         """The witnesses of the last round saw one of two results each, so that nobody's was agreed on."""
-        rounds, slot = state.epoch.rounds, 101
+        rounds = state.epoch.rounds
+        slot = max(self.seen(rounds[2]))
         blooms = []
         for version in (0, 1):
             bloom = BroadcastBloom(rounds[3].seed)
@@ -207,11 +212,11 @@ class Largest:
         epoch, signer = state.progress.epoch, state.epoch.clients[slot].id.signer
         return commitment_hash(state.run_id, epoch=epoch, step=judged.step, share=share, trainer=signer, payload_hash=digest)
 
-    def evidence(self, state: CoordinatorState, place: int, slot: int) -> Command:
-        """Two signed results; of another slot when this one has no share."""
+    def evidence(self, state: CoordinatorState, place: int, slot: int, *, any_share: bool = False) -> commands.Equivocation:
+        """Two signed results; unless any share will do, of the last slot whose share was seen when this one's was not."""
         judged = state.epoch.rounds[place]
-        given = [other for other in shares(state, judged) if other % 2]
-        slot = slot if slot in given else given[-1]
+        given = self.seen(judged)
+        slot = slot if any_share or slot in given else max(given)
         results = []
         for version in (0, 1):
             digest = payload(judged, slot, version)
@@ -248,8 +253,23 @@ def compute_units(program: Path = PROGRAM_FILE) -> dict[str, dict[str, int]]:
             for case in Largest(torn=torn, percent=percent).cases():
                 found[label][case.name] = measured(chain, case).units
                 found[f"{label}, drawn"][case.name] = measured(chain, case, memory=chain.memory).units
-    found["accounts"] = _account_units(program)
+    found["accounts"] = {**_account_units(program), "expel": _expel_units(chain)}
     return found
+
+
+def _expel_units(chain: CoordinatorSvm) -> int:
+    """Compute units of sending the last of 256 away, whom the owner may send away as well as the join authority."""
+    largest = Largest(torn=False, percent=0)
+    state = replace(largest.state, run_state=RunState.Warmup, epoch=replace(largest.state.epoch, unplayed=True))
+    last = MAX_CLIENTS - 1
+    chain.begin(state)
+    after, _ = apply(state, commands.Withdraw(member(last)), NOW, chain.at(NOW, 77))
+    answer = chain.send([layout.expel(chain.run, authority=chain.owner.pubkey(), user=wallet(last).pubkey())], chain.owner)
+    if answer.refusal is not None or chain.image != image.encode(after):
+        message = f"expel: {answer.refusal} {answer.logs[-3:]}; or the images differ"
+        raise AssertionError(message)
+
+    return answer.units
 
 
 def _account_units(program: Path) -> dict[str, int]:

@@ -3,7 +3,7 @@
 use crate::image::{Set, MAX_WITNESSES, STORED_ROUNDS};
 use crate::run::Run;
 use crate::set;
-use crate::shuffle::{draw, Draw, Moved};
+use crate::shuffle::{draw, position, Draw};
 
 const WITNESSES: u32 = 1;
 const TRAINERS: u32 = 2;
@@ -56,32 +56,53 @@ pub fn witnesses(run: &mut Run, place: usize, out: &mut Set) {
     }
     let election = remembered(run, place);
     if election.known & WITNESSES == 0 {
-        let mut moved = Moved { set: [0; 4], one: 0 };
-        set::fill(&mut moved.set, most);
-        draw(&mut moved, count, election.seed, Draw::Witnesses, true);
-        of_ranks(&slots, &moved.set, &mut election.witnesses);
+        let mut ranks = [0; 4];
+        set::fill(&mut ranks, most);
+        draw(&mut ranks, count, election.seed, Draw::Witnesses, true);
+        of_ranks(&slots, &ranks, &mut election.witnesses);
         election.known |= WITNESSES;
     }
     *out = election.witnesses;
+}
+
+fn verifier_count(run: &Run, place: usize) -> usize {
+    set::count(&run.image.round(place).slots) * run.image.config.verification_percent as usize / 100
+}
+
+/// How many train in a round.
+pub fn trainer_count(run: &Run, place: usize) -> usize { set::count(&run.image.round(place).slots) - verifier_count(run, place) }
+
+/// Whether a slot trains in a round. Where nobody drew the round's trainers yet, only this slot is looked for, which is cheaper.
+pub fn trains(run: &mut Run, place: usize, slot: usize) -> bool {
+    let (slots, verifiers) = (run.image.round(place).slots, verifier_count(run, place));
+    if verifiers == 0 || !set::has(&slots, slot) {
+        return set::has(&slots, slot);
+    }
+    let election = remembered(run, place);
+    if election.known & TRAINERS != 0 {
+        return set::has(&election.trainers, slot);
+    }
+    let mut below = [0; 4];
+    set::fill(&mut below, slot);
+    set::intersect(&mut below, &slots);
+    position(set::count(&below), set::count(&slots), election.seed, Draw::Committee) >= verifiers
 }
 
 /// The slots that train in a round.
 #[inline(never)]
 pub fn trainers(run: &mut Run, place: usize, out: &mut Set) {
     let slots = run.image.round(place).slots;
-    let count = set::count(&slots);
-    let verifiers = count * run.image.config.verification_percent as usize / 100;
+    let (count, verifiers) = (set::count(&slots), verifier_count(run, place));
     if verifiers == 0 {
         *out = slots;
         return;
     }
     let election = remembered(run, place);
     if election.known & TRAINERS == 0 {
-        let mut moved = Moved { set: [0; 4], one: 0 };
-        set::fill(&mut moved.set, verifiers);
-        draw(&mut moved, count, election.seed, Draw::Committee, true);
-        let mut drawn = [0; 4];
-        of_ranks(&slots, &moved.set, &mut drawn);
+        let (mut ranks, mut drawn) = ([0; 4], [0; 4]);
+        set::fill(&mut ranks, verifiers);
+        draw(&mut ranks, count, election.seed, Draw::Committee, true);
+        of_ranks(&slots, &ranks, &mut drawn);
         election.trainers = slots;
         set::subtract(&mut election.trainers, &drawn);
         election.known |= TRAINERS;
@@ -105,16 +126,18 @@ fn remembered<'a>(run: &'a mut Run, place: usize) -> &'a mut Election {
     election
 }
 
-/// The slots whose rank among `slots` is in `ranks`.
+/// The slots whose rank among `slots` is in `ranks`: bits move up one place for each slot below that is not there.
 fn of_ranks(slots: &Set, ranks: &Set, out: &mut Set) {
-    *out = [0; 4];
     let mut rank = 0;
-    for slot in 0..256 {
-        if set::has(slots, slot) {
-            if set::has(ranks, rank) {
-                set::insert(out, slot);
-            }
-            rank += 1;
+    for (word, place) in slots.iter().zip(out) {
+        let (mut found, mut absent) = (set::window(ranks, rank), !*word);
+        rank = rank.wrapping_add(word.count_ones() as usize);
+        while absent != 0 {
+            let lowest = absent & absent.wrapping_neg();
+            let below = found & lowest.wrapping_sub(1);
+            found = found.wrapping_add(found).wrapping_sub(below);
+            absent ^= lowest;
         }
+        *place = found;
     }
 }

@@ -1,13 +1,13 @@
 //! A slot that signed two results for one share is ejected (psyche_core/coordinator/equivocation.py; `judge` in witness.py).
 use crate::elections::{elected_count, quorum};
 use crate::evidence::{commitments, must_be_verified, SignedResult};
-use crate::image::{health, Key, Set, NONE};
+use crate::image::{health, Key, NONE};
 use crate::members::{current_height, remove_pending};
 use crate::refusal::{Outcome, HALTED, INVALID_EVIDENCE, INVALID_RUN_STATE};
 use crate::requeue::add_returned;
 use crate::run::{heap, Run};
 use crate::set;
-use crate::shares::{accepted, assigned, share_of, total};
+use crate::shares::{has_samples, share_of, total, was_seen};
 use psyche_common::runtime::sol_sha256;
 use psyche_common::Account;
 
@@ -34,15 +34,16 @@ pub fn equivocation(run: &mut Run, sender: &Key, report: &Report, sysvar: &Accou
     if judged == NONE || reporter == NONE || run.image.epoch.clients.items[reporter].state != health::HEALTHY {
         return Err(INVALID_EVIDENCE);
     }
-    let mut with_samples = [0; 4];
-    assigned(run, judged, &mut with_samples);
-    if report.epoch != run.image.progress.epoch || slot >= run.image.epoch.clients.len() || !set::has(&with_samples, slot) {
+    if report.epoch != run.image.progress.epoch || slot >= run.image.epoch.clients.len() {
         return Err(INVALID_EVIDENCE);
     }
     if set::has(&run.image.round(judged).voided, slot) || report.results[0].payload_hash == report.results[1].payload_hash {
         return Err(INVALID_EVIDENCE);
     }
     let share = share_of(run, judged, slot, heap::returned());
+    if share == 0 {
+        return Err(INVALID_EVIDENCE);
+    }
     let accused = run.image.epoch.clients.items[slot].id;
     let mut signed = [[0u8; 32]; 2];
     let intervals = unsafe { core::slice::from_raw_parts(heap::returned(), share) };
@@ -68,9 +69,7 @@ fn judge_share(run: &mut Run, judged: usize, slot: usize, share: usize, candidat
         set::insert(&mut run.image.epoch.rounds.items[judged].voided, slot);
         return true;
     }
-    let mut seen: Set = [0; 4];
-    accepted(run, judged, &mut seen);
-    if !set::has(&seen, slot) {
+    if !was_seen(run, judged, slot) {
         return false;
     }
     let verdict = judge(run, judged + 1, slot, candidates);
@@ -144,12 +143,8 @@ fn void_undecided(run: &mut Run, slot: usize) {
     }
     let current = current_height(run);
     for place in 0..run.image.epoch.rounds.len() {
-        if run.image.round(place).height.saturating_add(1) >= current {
-            let mut with_samples = [0; 4];
-            assigned(run, place, &mut with_samples);
-            if set::has(&with_samples, slot) {
-                set::insert(&mut run.image.epoch.rounds.items[place].voided, slot);
-            }
+        if run.image.round(place).height.saturating_add(1) >= current && has_samples(run, place, slot) {
+            set::insert(&mut run.image.epoch.rounds.items[place].voided, slot);
         }
     }
 }

@@ -37,6 +37,13 @@ pub fn fill(set: &mut Set, n: usize) {
     }
 }
 
+/// 64 bits of a set from bit `at` on, at most 255.
+pub fn window(set: &Set, at: usize) -> u64 {
+    let (word, shift) = (at >> 6 & 3, (at & 63) as u32);
+    let next = if word < 3 { set[word + 1] } else { 0 };
+    set[word] >> shift | next << 1 << (63 - shift)
+}
+
 /// The lowest number in a set that is not empty.
 pub fn lowest(set: &Set) -> usize {
     let mut slot = 0;

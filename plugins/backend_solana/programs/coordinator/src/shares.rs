@@ -1,31 +1,54 @@
 //! Which samples each trainer of a round gets, and which of them were accepted (psyche_core/coordinator/assignment.py, witness.py).
-use crate::elections::{needed, trainers};
-use crate::image::{Interval, Set, MAX_CLIENTS, NONE};
+use crate::elections::{needed, trainer_count, trainers, trains};
+use crate::image::{Interval, Set, Statement, NONE};
 use crate::run::Run;
 use crate::set;
-use crate::shuffle::shuffled;
+use crate::shuffle::{shuffled, Order};
 
-fn total_samples(batches: &[Interval]) -> u64 { batches.iter().fold(0, |sum, batch| sum.wrapping_add(batch.samples())) }
+fn total_samples(batches: &[Interval]) -> u64 {
+    // one more for each batch, whose last sample is in it
+    batches.iter().fold(batches.len() as u64, |sum, batch| sum.wrapping_add(batch.last).wrapping_sub(batch.first))
+}
+
+/// A round's samples, or `enough` if there are as many.
+fn samples_up_to(run: &Run, place: usize, enough: u64) -> u64 {
+    let mut samples = 0u64;
+    for batch in run.image.round(place).batches.used() {
+        samples = samples.wrapping_add(batch.samples());
+        if samples >= enough {
+            return enough;
+        }
+    }
+    samples
+}
 
 /// The slots that have samples in a round.
 #[inline(never)]
 pub fn assigned(run: &mut Run, place: usize, out: &mut Set) {
     trainers(run, place, out);
     let count = set::count(out);
-    let round = run.image.round(place);
-    let mut samples = 0u64;
-    for batch in round.batches.used() {
-        samples = samples.wrapping_add(batch.samples());
-        if samples >= count as u64 {
-            return; // something for everybody
-        }
+    let samples = samples_up_to(run, place, count as u64) as usize;
+    if samples == count {
+        return; // something for everybody
     }
-    let mut order = [0; MAX_CLIENTS];
-    shuffled(out, round.seed, &mut order);
+    let mut order = Order::uninit();
+    let order = shuffled(out, run.image.round(place).seed, &mut order);
     *out = [0; 4];
-    for slot in &order[..(samples as usize).min(count)] {
+    for slot in &order[..samples.min(order.len())] {
         set::insert(out, *slot as usize);
     }
+}
+
+/// Whether a slot has samples in a round.
+#[inline(never)]
+pub fn has_samples(run: &mut Run, place: usize, slot: usize) -> bool {
+    let count = trainer_count(run, place) as u64;
+    if samples_up_to(run, place, count) == count {
+        return trains(run, place, slot);
+    }
+    let mut with_samples = [0; 4];
+    assigned(run, place, &mut with_samples);
+    set::has(&with_samples, slot)
 }
 
 /// The slots whose result of a round a quorum of the next round's elected witnesses saw; none before any statement.
@@ -46,28 +69,25 @@ pub fn accepted(run: &mut Run, place: usize, out: &mut Set) {
 
 /// The bits set in at least `quorum` of a round's statements: 6 bits of a counter for each slot, counted side by side.
 fn seen_by(run: &Run, place: usize, quorum: u64, out: &mut Set) {
-    let mut planes = [[0u64; 4]; 6];
-    for statement in run.image.round(place).statements.used() {
-        let mut carry = [0; 4];
-        set::from_words(&statement.participants, &mut carry);
-        for plane in &mut planes {
-            for word in 0..4 {
-                let sum = plane[word] ^ carry[word];
-                carry[word] &= plane[word];
-                plane[word] = sum;
+    let statements = run.image.round(place).statements.used();
+    for (word, bits) in out.iter_mut().enumerate() {
+        let mut planes = [0u64; 6];
+        for statement in statements {
+            let participants = &statement.participants;
+            let mut carry = u64::from(participants[2 * word]) | u64::from(participants[2 * word + 1]) << 32;
+            for plane in &mut planes {
+                let sum = *plane ^ carry;
+                carry &= *plane;
+                *plane = sum;
             }
         }
-    }
-    // counter >= quorum exactly when counter - quorum borrows nothing
-    let mut borrow = [0u64; 4];
-    for (bit, plane) in planes.iter().enumerate() {
-        let subtracted = 0u64.wrapping_sub(quorum >> bit & 1);
-        for word in 0..4 {
-            borrow[word] = (!plane[word] & (subtracted | borrow[word])) | (subtracted & borrow[word]);
+        // counter >= quorum exactly when counter - quorum borrows nothing
+        let mut borrow = 0u64;
+        for (bit, plane) in planes.iter().enumerate() {
+            let subtracted = 0u64.wrapping_sub(quorum >> bit & 1);
+            borrow = (!plane & (subtracted | borrow)) | (subtracted & borrow);
         }
-    }
-    for word in 0..4 {
-        out[word] = !borrow[word];
+        *bits = !borrow;
     }
 }
 
@@ -78,8 +98,8 @@ pub fn samples(run: &Run, place: usize, out: *mut Interval) -> usize {
     batches.len()
 }
 
-/// Writes the samples of the shares of the slots in `of` to `out`, ascending, neighbours joined; how many intervals they are. With
-/// nobody to train there are no shares, and a round's samples are all given.
+/// Writes the samples of the shares of the slots in `of` to `out`, ascending; how many intervals they are. Shares side by side are
+/// not cut apart, batches are. With nobody to train there are no shares, and a round's samples are all given.
 #[inline(never)]
 pub fn samples_of(run: &mut Run, place: usize, of: &Set, out: *mut Interval) -> usize {
     let mut slots = [0; 4];
@@ -94,60 +114,110 @@ pub fn samples_of(run: &mut Run, place: usize, of: &Set, out: *mut Interval) -> 
     }
     let round = run.image.round(place);
     let batches = round.batches.used();
-    let mut order = [0; MAX_CLIENTS];
-    let parts = shuffled(&slots, round.seed, &mut order);
+    if batches.is_empty() {
+        return 0;
+    }
+    let mut order = Order::uninit();
+    let order = shuffled(&slots, round.seed, &mut order);
     let total = total_samples(batches);
-    let (size, larger) = (total / parts as u64, (total % parts as u64) as usize);
-    let mut written = 0;
-    let mut batch = batches.as_ptr();
-    let end = unsafe { batch.add(batches.len()) };
-    let mut offset = 0u64; // samples of `batch` that are given already
-    for (part, slot) in order[..parts & 511].iter().enumerate() {
-        let mut left = size + u64::from(part < larger);
-        let wanted = set::has(of, *slot as usize);
-        while left > 0 && batch < end {
-            let interval = unsafe { &*batch };
-            let here = interval.samples().wrapping_sub(offset);
-            let first = interval.first.wrapping_add(offset);
-            let taken = if here <= left {
-                batch = unsafe { batch.add(1) };
-                offset = 0;
-                here
-            } else {
-                offset = offset.wrapping_add(left);
-                left
-            };
-            left = left.wrapping_sub(taken);
-            if wanted {
-                written = append(out, written, first, first.wrapping_add(taken).wrapping_sub(1));
-            }
+    let (size, larger) = (total / order.len() as u64, (total % order.len() as u64) as usize);
+    let mut walk = Walk::new(batches, out);
+    let mut part = 0;
+    let mut wanted = set::has(of, order[0] as usize);
+    while part < order.len() {
+        // shares side by side that are both wanted, or both not, are one stretch
+        let (mut samples, mut more) = (0u64, wanted);
+        while part < order.len() && more == wanted {
+            samples = samples.wrapping_add(size).wrapping_add(u64::from(part < larger));
+            part += 1;
+            more = part < order.len() && set::has(of, order[part] as usize);
         }
+        if wanted {
+            walk.take(samples);
+        } else {
+            walk.skip(samples);
+        }
+        wanted = more;
     }
-    written
+    unsafe { walk.to.offset_from(out) as usize }
 }
 
-/// Adds an interval behind all others, joined with the last one if they are neighbours; the number of intervals now.
-#[inline(always)]
-fn append(out: *mut Interval, written: usize, first: u64, last: u64) -> usize {
-    unsafe {
-        if written > 0 {
-            let before = &mut *out.add(written - 1);
-            if before.last.wrapping_add(1) == first {
-                before.last = last;
-                return written;
-            }
-        }
-        *out.add(written) = Interval { first, last };
-    }
-    written + 1
+/// Goes through a round's samples, batch by batch.
+struct Walk {
+    batch: *const Interval,
+    end: *const Interval,
+    /// What is left of the batch.
+    rest: Interval,
+    /// Where the next interval is written.
+    to: *mut Interval,
 }
 
-/// The shares of one slot as intervals *not* joined where batches meet, as a commitment lists them.
+impl Walk {
+    /// At the first of the batches, of which there is one at least.
+    #[inline(always)]
+    fn new(batches: &[Interval], to: *mut Interval) -> Walk {
+        let range = batches.as_ptr_range();
+        Walk { batch: range.start, end: range.end, rest: batches[0], to }
+    }
+
+    #[inline(never)]
+    fn take(&mut self, samples: u64) { self.go(samples, true) }
+
+    #[inline(never)]
+    fn skip(&mut self, samples: u64) { self.go(samples, false) }
+
+    /// Passes the next samples, and writes them or leaves them out. Works on copies, which may stay in registers.
+    #[inline(always)]
+    fn go(&mut self, mut samples: u64, write: bool) {
+        let (mut batch, mut rest, mut to) = (self.batch, self.rest, self.to);
+        while batch < self.end {
+            let here = rest.samples();
+            if here > samples {
+                let next = rest.first.wrapping_add(samples);
+                if write && samples > 0 {
+                    unsafe {
+                        *to = Interval { first: rest.first, last: next.wrapping_sub(1) };
+                        to = to.add(1);
+                    }
+                }
+                rest.first = next;
+                break;
+            }
+            samples = samples.wrapping_sub(here);
+            unsafe {
+                if write {
+                    *to = rest;
+                    to = to.add(1);
+                }
+                batch = batch.add(1);
+                if batch < self.end {
+                    rest = *batch;
+                }
+            }
+        }
+        (self.batch, self.rest, self.to) = (batch, rest, to);
+    }
+}
+
+/// The shares of one slot as intervals *not* joined where batches meet, as a commitment lists them; how many, 0 without a share.
 pub fn share_of(run: &mut Run, place: usize, slot: usize, out: *mut Interval) -> usize {
-    // batches are canonical: two of them never are neighbours, so nothing is joined within a share
-    let mut of = [0; 4];
+    let (mut slots, mut of) = ([0; 4], [0; 4]);
+    trainers(run, place, &mut slots);
+    if !set::has(&slots, slot) {
+        return 0;
+    }
     set::insert(&mut of, slot);
     samples_of(run, place, &of, out)
+}
+
+/// Whether a quorum of the next round's elected witnesses saw the result of a slot that has a share; nobody before any statement.
+pub fn was_seen(run: &Run, place: usize, slot: usize) -> bool {
+    let next = place + 1;
+    if next >= run.image.epoch.rounds.len() || run.image.round(next).statements.count == 0 {
+        return false;
+    }
+    let saw = |statement: &Statement| statement.participants[slot >> 5 & 7] >> (slot & 31) & 1 == 1;
+    run.image.round(next).statements.used().iter().filter(|statement| saw(statement)).count() >= needed(run, next)
 }
 
 /// A share's samples in all.

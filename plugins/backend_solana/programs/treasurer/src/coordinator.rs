@@ -24,6 +24,8 @@ const MAX_ACCOUNTS: usize = 512;
 pub const FOR_OWNERS: core::ops::RangeInclusive<u8> = 2..=5;
 pub const INIT: u8 = 0;
 pub const FREE: u8 = 1;
+/// Also an owner's, with accounts of its own.
+pub const MIGRATE: u8 = 14;
 
 /// A member's balance, in points.
 #[repr(C)]

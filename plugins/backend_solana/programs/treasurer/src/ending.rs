@@ -2,7 +2,9 @@
 //!
 //! What is owed is at most the sum of all that was earned, less all that was paid. Points that were slashed are owed no more, but a member
 //! may have been paid before it was slashed, and its payment must not lessen what others are owed: so a slashed member counts exactly when
-//! its participant account is shown (after the fixed accounts, any number of them), and as if never slashed when it is not.
+//! its participant account is shown (after the fixed accounts), and as if never slashed when it is not. A transaction shows only so many:
+//! `settle` remembers what those it is shown are owed no more. That never becomes less, for points earned and slashed only grow, and who is
+//! slashed claims at most what is left; so what was remembered may be too little later, which keeps more in the vault, never too much.
 use psyche_common::account::Account;
 use psyche_common::cpi::{invoke, Meta};
 use psyche_common::platform::{clock, same};
@@ -70,16 +72,43 @@ fn owed(found: &Run, run: &Account, account: &Account, shown: &[Account], progra
     for points in coordinator.points() {
         earned = earned.checked_add(points.earned).ok_or(Error::OVERFLOW)?;
     }
-    let mut owed = earned.checked_sub(found.claimed).ok_or(Error::OVERFLOW)?;
+    let mut owed = earned.checked_sub(found.claimed).and_then(|owed| owed.checked_sub(found.forgiven)).ok_or(Error::OVERFLOW)?;
     for (place, participant) in shown.iter().enumerate() {
         if shown[..place].iter().any(|before| same(before.key(), participant.key())) {
             return Err(Error::SAME_ACCOUNT);
         }
         let paid: &mut Participant = open_exact(participant, program)?;
         paid.must_be_of(run, found)?;
-        owed = owed.checked_sub(forgiven(coordinator.points_of(&paid.user), paid.claimed)?).ok_or(Error::OVERFLOW)?;
+        owed = owed.checked_sub(more_forgiven(&coordinator, paid)?).ok_or(Error::OVERFLOW)?;
     }
     Ok(owed)
+}
+
+/// Remembers of participants, as many as an instruction takes, what they are owed no more.
+pub fn settle(input: &Input, data: &[u8]) -> Res {
+    let [authority, run, account] = input.accounts::<3>()?;
+    Reader(data).end()?;
+    let found = open_for(authority, run, input.program)?;
+    run.must_be_writable()?;
+    if account.must_be(&found.coordinator).is_err() {
+        return Err(OTHER_RUN);
+    }
+    let coordinator = Coordinator::open(account)?;
+    for participant in &input.table[3..input.count] {
+        participant.must_be_writable()?;
+        let paid: &mut Participant = open_exact(participant, input.program)?;
+        paid.must_be_of(run, found)?;
+        let more = more_forgiven(&coordinator, paid)?;
+        paid.forgiven = paid.forgiven.checked_add(more).ok_or(Error::OVERFLOW)?;
+        found.forgiven = found.forgiven.checked_add(more).ok_or(Error::OVERFLOW)?;
+    }
+    Ok(())
+}
+
+/// What a member is owed no more and nobody remembered yet.
+#[inline(always)]
+fn more_forgiven(coordinator: &Coordinator, paid: &Participant) -> Res<u64> {
+    forgiven(coordinator.points_of(&paid.user), paid.claimed)?.checked_sub(paid.forgiven).ok_or(Error::OVERFLOW)
 }
 
 /// How much less a member is owed than if it had not been slashed.

@@ -43,6 +43,7 @@ fn run_instruction(input: &Input) -> Res {
         5 => ending::withdraw_unused(input, data),
         6 => ending::run_close(input, data),
         7 => participant::close(input, data),
+        8 => ending::settle(input, data),
         _ => Err(Error::BAD_INSTRUCTION),
     }
 }

@@ -21,11 +21,13 @@ pub struct Participant {
     pub claimed: u64,
     /// `created` of the run it belongs to.
     pub run_created: u64,
-    reserved: [u8; 32],
+    /// Its part of the run's `forgiven`.
+    pub forgiven: u64,
+    reserved: [u8; 24],
 }
 
 pub const BYTES: usize = core::mem::size_of::<Participant>();
-const _: () = assert!(BYTES == 128 && core::mem::offset_of!(Participant, claimed) == 80);
+const _: () = assert!(BYTES == 128 && core::mem::offset_of!(Participant, claimed) == 80 && core::mem::offset_of!(Participant, forgiven) == 96);
 
 unsafe impl Record for Participant {
     const MAGIC: [u8; 8] = *b"PsychePa";
@@ -57,6 +59,7 @@ pub fn create(input: &Input, data: &[u8]) -> Res {
     made.user = *user.key();
     made.claimed = 0;
     made.run_created = found.created;
+    made.forgiven = 0;
     found.participants = found.participants.checked_add(1).ok_or(Error::OVERFLOW)?;
     Ok(())
 }
@@ -123,6 +126,7 @@ pub fn close(input: &Input, data: &[u8]) -> Res {
                 return Err(STILL_NEEDED);
             }
             found.participants = found.participants.checked_sub(1).ok_or(Error::OVERFLOW)?;
+            found.forgiven = found.forgiven.checked_sub(paid.forgiven).ok_or(Error::OVERFLOW)?;
         }
     }
     participant.close(spill)

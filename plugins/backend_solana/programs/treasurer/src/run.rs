@@ -23,11 +23,13 @@ pub struct Run {
     /// Slot in which it was made: an index may be used again, and then nobody's claims of before count.
     pub created: u64,
     pub vault: Pubkey,
-    reserved: [u8; 16],
+    /// Units that slashed members are no longer owed, of those whose participants say so.
+    pub forgiven: u64,
+    reserved: [u8; 8],
 }
 
 pub const BYTES: usize = core::mem::size_of::<Run>();
-const _: () = assert!(BYTES == 256 && core::mem::offset_of!(Run, claimed) == 184);
+const _: () = assert!(BYTES == 256 && core::mem::offset_of!(Run, claimed) == 184 && core::mem::offset_of!(Run, forgiven) == 240);
 
 unsafe impl Record for Run {
     const MAGIC: [u8; 8] = *b"PsycheTr";

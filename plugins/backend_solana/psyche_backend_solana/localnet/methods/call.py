@@ -17,13 +17,17 @@ API_VERSION = "3.0.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """The chain, the request's parameters, the front door it came through and what it may cost. save: writes the state now."""
+    """The chain, the request's parameters, the front door it came through and what it may cost.
+
+    save: writes the state now. doors: `host:port` of RPC and of websockets, of all front doors.
+    """
 
     ledger: Ledger
     values: Sequence[Any]
     limits: Limits
     faults: FaultSwitch
     save: Callable[[], None] | None = None
+    doors: Sequence[tuple[str, str]] = ()
 
     def params(self, *, most: int) -> Params:
         """The parameters. most: how many the method takes."""

@@ -38,10 +38,11 @@ def get_identity(call: Call) -> dict[str, Any]:
 
 
 def get_cluster_nodes(call: Call) -> list[dict[str, Any]]:
-    """This node."""
+    """This node, once for each of its front doors."""
     call.params(most=0)
     node = {"pubkey": str(call.ledger.identity), "version": API_VERSION, "featureSet": _FEATURE_SET, "shredVersion": 1}
-    return [{**node, "gossip": None, "tpu": None, "tpuQuic": None, "rpc": None, "pubsub": None}]
+    silent = {"gossip": None, "tpu": None, "tpuQuic": None}
+    return [{**node, **silent, "rpc": rpc, "pubsub": pubsub} for rpc, pubsub in call.doors]
 
 
 def get_epoch_info(call: Call) -> dict[str, Any]:

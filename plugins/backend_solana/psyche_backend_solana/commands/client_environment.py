@@ -1,0 +1,146 @@
+"""A client of another version, in an environment of its own that pip fills.
+
+Decided: one folder for each version and Python, beside the other things psyche can do without. A file that is written last says
+that it is whole; without it the folder is made anew, for an environment cannot be moved to its name once it is ready. pip asks
+where the member's settings of pip say (`PIP_INDEX_URL`, `PIP_FIND_LINKS`, …, from the environment or the file), for `psyche-core`
+of one version and what that needs, and is told no secret of the wallet. Refuses to remove environments: another manager may be
+running one; the folder may be deleted at any time that none does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from psyche_backend_solana.commands.client_plan import PipEnvironment
+from psyche_backend_solana.commands.client_process import Launch, Ready, run_tool, say
+from psyche_backend_solana.settings import RAW_WALLET
+from psyche_core.errors import UserError
+
+EXTRAS = ("solana", "distro", "http", "quic", "train", "parquet", "gcs")
+"""What a member's client can need."""
+MAKE_SECONDS = 300.0
+INSTALL_SECONDS = 3600.0
+LOCK_POLL_SECONDS = 0.2
+WHOLE = "psyche-environment.json"
+_OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+
+
+def requirement(plan: PipEnvironment) -> str:
+    """What pip is asked for."""
+    return f"psyche-core[{','.join(EXTRAS)}]=={plan.version}"
+
+
+async def prepare_environment(
+    plan: PipEnvironment, arguments: tuple[str, ...], *, environment: Mapping[str, str], given: Mapping[str, str]
+) -> Ready:
+    """Make the environment, or find it; what starts its client.
+
+    arguments: of `psyche`. environment: the manager's, with what the file says. given: what the file says. Raises UserError.
+    """
+    clean = {name: value for name, value in environment.items() if name not in _OF_OUR_PYTHON}
+    folder = cache_folder(environment) / "clients" / f"{plan.version}-{sys.implementation.cache_tag}"
+    async with _locked(folder.with_name(folder.name + ".lock")):
+        if not _is_whole(folder, plan):
+            say(f"installing {requirement(plan)} in {folder}")
+            await _make(folder, plan, for_pip(clean, given))
+    launch = Launch((str(_program(folder, "psyche")), *arguments), clean)
+    return lambda: launch
+
+
+def for_pip(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what is psyche's, and of what the file says only what is pip's and how the network is reached."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("PSYCHE_")
+        and name != RAW_WALLET
+        and (name not in given or name.startswith("PIP_") or name.lower().endswith("_proxy"))
+    }
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where psyche keeps what it can do without, as `psyche_core` chooses it."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "psyche"
+
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "psyche"
+
+
+async def _make(folder: Path, plan: PipEnvironment, environment: Mapping[str, str]) -> None:
+    await anyio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
+    code = await run_tool((sys.executable, "-m", "venv", str(folder)), environment, timeout=MAKE_SECONDS)
+    if code != 0:
+        message = f"python could not make an environment in {folder} (exit code {code}): what it said stands above"
+        raise UserError(message)
+
+    python = str(_program(folder, "python"))
+    pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", requirement(plan))
+    code = await run_tool(pip, environment, timeout=INSTALL_SECONDS)
+    if code != 0:
+        message = (
+            f"pip could not install {requirement(plan)} (exit code {code}): what it said stands above; "
+            "PIP_INDEX_URL and PIP_FIND_LINKS say where it looks"
+        )
+        raise UserError(message)
+    if not _program(folder, "psyche").exists():
+        message = f"psyche-core {plan.version} brought no command `psyche`: it cannot be run; tell the run's owner"
+        raise UserError(message)
+
+    (folder / WHOLE).write_text(json.dumps({"requirement": requirement(plan)}))
+
+
+def _is_whole(folder: Path, plan: PipEnvironment) -> bool:
+    try:
+        said = json.loads((folder / WHOLE).read_text())
+    except (OSError, ValueError):
+        return False
+
+    there = all(_program(folder, name).exists() for name in ("python", "psyche"))  # its Python may have been removed
+    return there and said == {"requirement": requirement(plan)}
+
+
+def _program(folder: Path, name: str) -> Path:
+    return folder / "bin" / name
+
+
+@asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[None]:
+    """Hold a lock, for two managers may want the same environment. Raises UserError when the folder cannot be used."""
+    handle = _open_lock(path)
+    try:
+        told = False
+        while not _try_lock(handle):
+            if not told:
+                say(f"another run-manager is preparing {path.stem}; waiting for it")
+                told = True
+            await anyio.sleep(LOCK_POLL_SECONDS)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        message = f"the folder {path.parent} cannot be used ({error.strerror}); set XDG_CACHE_HOME to one that can be written to"
+        raise UserError(message) from error
+
+
+def _try_lock(handle: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+
+    return False

@@ -1,0 +1,210 @@
+"""Which client a run asks for, read from the text in its account: this installation, another version of it, or a container image.
+
+Decided: the text is a stranger's, and following it runs code that a stranger chose. So it is read by a strict grammar, of which
+no text can be taken for an option or reach a shell, and is followed only as far as the member trusts:
+
+- empty, `test`, or our own version: this installation;
+- a version (`0.2.0`, `v0.2.0rc1`): psyche-core of that version, and nothing else, from the member's own package index, where the
+  member allows installing (`--allow-install`), as who has installed psyche-core from an index has: who has it from a repository
+  has never trusted the index, where somebody else may hold the name;
+- an image with a tag or a digest, or a digest alone: a container, of repositories that the member names (`--allow-image`). None
+  is named by default.
+
+The reference takes the whole text as tag or digest of one repository, `nousresearch/psyche-client`. Those images hold another
+program with another protocol; here a version names the same thing wherever it is installed, and an image says whose it is.
+Refuses images without a tag or a digest, for they would be whatever is newest, and all that fits nowhere, with one sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from psyche_core.errors import ConfigError, UserError
+
+UNVERSIONED = ("", "test")
+HUB = "docker.io"
+"""Where images are whose name says no host; docker adds it, podman may look elsewhere, so it is always written out."""
+
+_NUMBER = r"[0-9]{1,20}"
+_VERSION = re.compile(rf"v?({_NUMBER}(?:\.{_NUMBER})*)(?:(a|b|rc)({_NUMBER}))?(?:\.post({_NUMBER}))?(?:\.dev({_NUMBER}))?")
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?"
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_REPOSITORY = re.compile(rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PART}(?:/{_PART})*)")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ThisInstallation:
+    """The client that is installed here."""
+
+    def __str__(self) -> str:
+        return "this installation's client"
+
+
+@dataclass(frozen=True, slots=True)
+class PipEnvironment:
+    """psyche-core of a version, in an environment of its own. version: as PEP 440 writes it."""
+
+    version: str
+
+    def __str__(self) -> str:
+        return f"psyche-core {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A container image. reference: with its host, and with a tag or a digest."""
+
+    reference: str
+
+    def __str__(self) -> str:
+        return f"the image {self.reference}"
+
+
+Plan = ThisInstallation | PipEnvironment | Image
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What a member lets a run's owner choose.
+
+    images: repositories with their host, or beginnings of them that end with `/`. install: whether versions of psyche-core may be
+    installed from the package index. anything: this installation takes part, whatever the run asks for.
+    """
+
+    images: tuple[str, ...] = ()
+    install: bool = False
+    anything: bool = False
+
+
+def plan(text: str, *, ours: str, trust: Trust) -> Plan:
+    """What to run for a run that asks for `text`. ours: the version installed here. Raises UserError with one sentence."""
+    if text in (*UNVERSIONED, ours) or trust.anything:
+        return ThisInstallation()
+
+    version = canonical_version(text)
+    if version is not None:
+        return _version(version, text, ours=ours, trust=trust)
+    if _DIGEST.fullmatch(text):
+        return Image(f"{_only_repository(text, trust)}@{text}")
+
+    reference = read_image(text)
+    if reference is None:
+        message = (
+            f"the run asks for client version {text!r:.120}, which is neither a version such as 0.2.0 nor an image such as "
+            "ghcr.io/owner/name:tag or name@sha256:…; tell its owner, or join with this installation by --any-version"
+        )
+        raise UserError(message)
+
+    repository = reference.partition("@")[0]
+    repository = repository.rpartition(":")[0] if _tagged(repository) else repository
+    if not any(repository == one or (one.endswith("/") and repository.startswith(one)) for one in trust.images):
+        message = (
+            f"the run asks for the image {reference}; to run it is to run code of whoever owns {repository}: "
+            f"if you trust them, allow it with --allow-image {repository}"
+        )
+        raise UserError(message)
+
+    return Image(reference)
+
+
+def canonical_version(text: str) -> str | None:
+    """A version as PEP 440 writes it, without zeros that mean nothing; None for what is none.
+
+    Epochs and local parts (`1!2`, `2+cu12`) are none: no index that others have holds them.
+    """
+    found = _VERSION.fullmatch(text)
+    if found is None:
+        return None
+
+    release = [int(number) for number in found[1].split(".")]
+    while len(release) > 2 and release[-1] == 0:
+        release.pop()
+    written = ".".join(map(str, release if len(release) > 1 else [*release, 0]))
+    written += f"{found[2]}{int(found[3])}" if found[2] else ""
+    written += f".post{int(found[4])}" if found[4] else ""
+    return written + (f".dev{int(found[5])}" if found[5] else "")
+
+
+def read_image(text: str) -> str | None:
+    """An image's reference with its host written out; None for what names no image, or names it without tag and digest."""
+    name, at, digest = text.partition("@")
+    if (at and not _DIGEST.fullmatch(digest)) or text.startswith("sha256:"):
+        return None  # the second is a digest with a mistake, and no image of that name
+
+    tag = ""
+    if _tagged(name):
+        name, _, tag = name.rpartition(":")
+        if not _TAG.fullmatch(tag):
+            return None
+    repository = read_repository(name)
+    if repository is None or not (tag or digest):
+        return None
+
+    return repository + (f":{tag}" if tag else "") + at + digest
+
+
+def read_repository(text: str) -> str | None:
+    """A repository's name with its host written out; None for what is none."""
+    found = _REPOSITORY.fullmatch(text)
+    if found is None:
+        return None
+
+    host, path = found["host"], found["path"]
+    if host is not None and "." not in host and ":" not in host and host != "localhost":
+        host, path = None, text  # a word without a dot is an owner on the hub
+    if host in (None, HUB, f"index.{HUB}"):
+        host, path = HUB, path if "/" in path else f"library/{path}"
+    known = _REPOSITORY.fullmatch(f"{host}/{path}")
+    return None if known is None or not re.fullmatch(rf"{_PART}(?:/{_PART})*", path) else f"{host}/{path}"
+
+
+def read_trust(images: tuple[str, ...], *, install: bool, anything: bool) -> Trust:
+    """What a member said with --allow-image, --allow-install and --any-version. Raises ConfigError."""
+    read = []
+    for image in images:
+        prefix = image.endswith("/")
+        # a host or an owner alone names no repository: it is read with a name behind it
+        repository = read_repository(f"{image}name") if prefix else read_repository(image)
+        if repository is None:
+            message = (
+                f"--allow-image: got {image!r:.120}, expected a repository without a tag, such as ghcr.io/owner/name, "
+                "or ghcr.io/owner/ for all of an owner's"
+            )
+            raise ConfigError(message)
+
+        read.append(repository.removesuffix("name") if prefix else repository)
+    return Trust(tuple(read), install=install, anything=anything)
+
+
+def _version(version: str, text: str, *, ours: str, trust: Trust) -> Plan:
+    if version == canonical_version(ours):
+        return ThisInstallation()
+    if trust.install:
+        return PipEnvironment(version)
+
+    message = (
+        f"the run asks for client version {text!r}, this is {ours}: allow psyche-core {version} from your package index with "
+        "--allow-install, or join all the same with --any-version"
+    )
+    raise UserError(message)
+
+
+def _only_repository(digest: str, trust: Trust) -> str:
+    named = [image for image in trust.images if not image.endswith("/")]
+    if len(named) == 1:
+        return named[0]
+
+    message = (
+        f"the run asks for the image {digest}, which does not say whose it is: name its repository with one --allow-image "
+        f"OWNER/NAME, if you trust it; {len(named)} are named now"
+    )
+    raise UserError(message)
+
+
+def _tagged(name: str) -> bool:
+    """Whether a colon in an image's name begins a tag, and not the port of a host."""
+    return ":" in name.rpartition("/")[2]

@@ -1,0 +1,162 @@
+"""Processes of start mode: the client, and the tools that prepare it.
+
+Decided: each has a session of its own, so that Ctrl-C in a terminal reaches the manager only, which tells the client once; a
+second telling would kill it. What they write passes through unread; a tool's words go to stderr, so that stdout is the client's.
+Who does not leave in its time is told more and more firmly. Refuses to print what a client was given: it holds secrets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.abc
+import click
+
+from psyche_core.errors import UserError
+
+STDERR = 2
+TOOL_LEAVE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a client is started. environment: all of it, secrets too. end: a command that ends it where signals do not."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    end: tuple[str, ...] = ()
+
+
+Ready = Callable[[], Launch]
+"""Makes a launch; each start of a client has its own."""
+
+
+def say(sentence: str) -> None:
+    """Tell the user, on stderr."""
+    click.echo(sentence, err=True)
+
+
+class Client:
+    """A client that runs."""
+
+    def __init__(self, process: anyio.abc.Process, launch: Launch) -> None:
+        self._process = process
+        self._launch = launch
+        self.told = False
+        """Whether it was asked to leave."""
+
+    @classmethod
+    async def start(cls, launch: Launch) -> Client:
+        """Start it. Raises UserError when the program cannot be started."""
+        return cls(await _open(launch.arguments, launch.environment, stdout=None), launch)
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended; negative for a signal."""
+        code = await self._process.wait()
+        if code < 0 and self._launch.end:  # what we saw end may be only a handle of what runs elsewhere
+            await _run_quietly(self._launch)
+        return code
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        self.told = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def ask(self) -> None:
+        """Ask it to leave in order, unless it was asked before: a second time would kill it."""
+        if not self.told:
+            self.tell(signal.SIGINT)
+
+    async def leave(self, *, grace: float, firm: float) -> None:
+        """Ask it to leave in order, and see that it does. grace: seconds it has; firm: seconds after each firmer asking."""
+        self.ask()
+        if await self._ended(grace):
+            return
+
+        say(f"the client has not left within {grace:g} s; ending it")
+        if self._launch.end:
+            await _run_quietly(self._launch)
+        else:
+            self.tell(signal.SIGTERM)
+        if not await self._ended(firm):
+            self.tell(signal.SIGKILL)
+            await self._process.wait()
+
+    async def _ended(self, seconds: float) -> bool:
+        with anyio.move_on_after(seconds):
+            await self._process.wait()
+            return True
+
+        return False
+
+
+async def run_tool(arguments: Sequence[str], environment: Mapping[str, str], *, timeout: float) -> int:
+    """Run a tool to its end and show what it says; its exit code. Raises UserError when it cannot start or takes too long."""
+    process = await _open(arguments, environment, stdout=STDERR)
+    code = await _within(timeout, process)
+    if code is None:
+        message = f"{arguments[0]} has not ended within {timeout:g} s; look at what it said, and try again"
+        raise UserError(message)
+
+    return code
+
+
+async def succeeds(arguments: Sequence[str], environment: Mapping[str, str], *, timeout: float) -> bool:
+    """Whether a tool ends with 0, within seconds; what it says is not shown. Raises UserError when it cannot start."""
+    process = await _open(arguments, environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return await _within(timeout, process) == 0
+
+
+async def _run_quietly(launch: Launch) -> None:
+    with contextlib.suppress(UserError):
+        await succeeds(launch.end, launch.environment, timeout=60.0)
+
+
+async def _open(
+    arguments: Sequence[str], environment: Mapping[str, str], *, stdout: int | None, stderr: int | None = None
+) -> anyio.abc.Process:
+    try:
+        with anyio.CancelScope(shield=True):  # nobody would know of a process that was started by a call that was cancelled
+            process = await anyio.open_process(
+                list(arguments),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+    except OSError as error:
+        message = f"cannot start {arguments[0]}: {error.strerror}"
+        raise UserError(message) from error
+
+    return process
+
+
+async def _within(seconds: float, process: anyio.abc.Process) -> int | None:
+    """A tool's exit code; None when it took longer, and was ended."""
+    code = None
+    try:
+        with anyio.move_on_after(seconds):
+            code = await process.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end_group(process)
+    return code
+
+
+async def _end_group(process: anyio.abc.Process) -> None:
+    """End a tool that still runs, and all that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with anyio.move_on_after(TOOL_LEAVE_SECONDS):
+            await process.wait()

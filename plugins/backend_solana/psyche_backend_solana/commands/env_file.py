@@ -1,0 +1,102 @@
+"""The file of `psyche run-manager --env-file FILE`: names and values, as the guides for members have them.
+
+Decided: NAME=VALUE lines and nothing of a shell; what it says wins over the environment. Known names may stand without our
+prefix; one that has it wins. Refuses a line of another form by its number, without quoting it: it may hold a secret.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from psyche_core.errors import ConfigError
+
+PREFIX = "PSYCHE_"
+NAMES = (
+    "WALLET_PRIVATE_KEY_PATH",
+    "RAW_WALLET_PRIVATE_KEY",
+    "RPC",
+    "WS_RPC",
+    "RPC_2",
+    "WS_RPC_2",
+    "RPC_3",
+    "WS_RPC_3",
+    "RUN_ID",
+    "AUTHORIZER",
+    "DATA_PARALLELISM",
+    "TENSOR_PARALLELISM",
+    "MICRO_BATCH_SIZE",
+    "ALLOW_IMAGE",
+    "ALLOW_INSTALL",
+    "CONTAINER_PROGRAM",
+    "CONTAINER_OPTIONS",
+)
+"""What the file may say without our prefix."""
+ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH"}
+"""One of the guides has it so."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """What the file says, by the names our programs read. Raises ConfigError."""
+    try:
+        text = path.expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read {path}: {getattr(error, 'strerror', error)}"
+        raise ConfigError(message) from error
+
+    return with_prefix(read_env(text, source=str(path)))
+
+
+def read_env(text: str, *, source: str) -> dict[str, str]:
+    """NAME=VALUE lines; # begins a comment line, quotes around a value are dropped. Raises ConfigError."""
+    found = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        written = line.strip().removeprefix("export ").strip()
+        if not written or written.startswith("#"):
+            continue
+        name, equals, value = written.partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or not _NAME.fullmatch(name) or "\0" in value:
+            message = f"{source}, line {number}: expected NAME=VALUE"
+            raise ConfigError(message)
+
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+            value = value[1:-1]
+        found[name] = value
+    return found
+
+
+def with_prefix(given: Mapping[str, str]) -> dict[str, str]:
+    """The same, with the known names as our programs read them. A name that has our prefix already wins."""
+    known = {ALIASES.get(name, name): value for name, value in given.items() if name in ALIASES} | {
+        name: value for name, value in given.items() if name not in ALIASES
+    }
+    return {(PREFIX + name if name in NAMES else name): value for name, value in known.items()} | {
+        name: value for name, value in given.items() if name.startswith(PREFIX)
+    }
+
+
+def words(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """The words of a variable that may hold several, quoted as in a shell where they hold spaces. Raises ConfigError."""
+    try:
+        return tuple(shlex.split(environment.get(PREFIX + name, "")))
+    except ValueError as error:
+        message = f"{name}: expected words with spaces between them, quoted as in a shell: {error}"
+        raise ConfigError(message) from error
+
+
+def yes(environment: Mapping[str, str], name: str) -> bool | None:
+    """Whether a variable says yes; None where it is not there or empty. Raises ConfigError for what says neither yes nor no."""
+    said = environment.get(PREFIX + name, "").strip().lower()
+    if not said:
+        return None
+    if said in (*_YES, *_NO):
+        return said in _YES
+
+    message = f"{name}: got {said!r:.80}, expected 1 (yes) or 0 (no)"
+    raise ConfigError(message)
