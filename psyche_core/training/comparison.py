@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from psyche_core.training.many_hands import each
 from psyche_core.wire.manifest import Manifest, Piece, cut
 
-SAMPLE = 16
+SAMPLE = 8
 """Pieces that are hashed first, when there are at least twice as many."""
 
 

@@ -38,6 +38,8 @@ SETTLED_SECONDS = 0.1
 """From then on another write has another time: clocks of file systems tick every few milliseconds."""
 
 LARGE_BYTES = 256 * 1024
+SPARE_BLOCKS = 2
+"""Blocks of memory that a file keeps for the next reads: fresh ones cost as much as the reading."""
 
 
 def default_folder() -> Path:
@@ -60,11 +62,15 @@ class ScratchFile:
         self.resumable = resumable
         self._handle = handle
         self._turn = threading.Lock()
+        self._spare: list[bytearray] = []
 
     def read(self, at: int, count: int) -> memoryview:
-        """`count` bytes from offset `at`, in memory of their own. Raises OSError, also where the file ends before."""
-        data = _memory(count)
+        """`count` bytes from offset `at`, in memory of their own. Raises OSError, also where the file ends before.
+
+        The memory is used again once nobody holds the view or a part of it.
+        """
         with self._positioned(at):
+            data = self._block(count)
             done = 0
             while done < count:
                 got = self._handle.readinto(data[done:])
@@ -73,6 +79,22 @@ class ScratchFile:
 
                 done += got
             return data
+
+    def _block(self, count: int) -> memoryview:
+        if count < LARGE_BYTES:
+            return memoryview(bytearray(count))
+
+        free = [block for block in self._spare if _is_free(block)]
+        for block in free:
+            if len(block) >= count:
+                return memoryview(block)[:count]
+        if len(self._spare) == SPARE_BLOCKS and not free:
+            return _memory(count)
+
+        if len(self._spare) == SPARE_BLOCKS:
+            self._spare = [block for block in self._spare if block is not free[0]]
+        self._spare.append(bytearray(count))
+        return memoryview(self._spare[-1])
 
     def stamp(self) -> object | None:
         """Equal stamps mean that nothing was written in between; None where that cannot be told yet. Raises OSError."""
@@ -107,11 +129,13 @@ class ScratchFile:
     def close(self) -> None:
         """Let go of the file and leave it where it is; idempotent."""
         with self._turn:
+            self._spare.clear()
             self._handle.close()
 
     def remove(self) -> None:
         """Let go of the file and delete it; idempotent."""
         with self._turn:
+            self._spare.clear()
             if not self._handle.closed:
                 if sys.platform == "win32":  # nobody can delete an open file there
                     self._handle.close()
@@ -211,11 +235,19 @@ class Scratch:
                     path.unlink()
 
 
-def _memory(count: int) -> memoryview:
-    """Fresh memory. Much of it comes from the system and goes back there at once, whichever thread lets go of it last."""
-    if count < LARGE_BYTES:
-        return memoryview(bytearray(count))
+def _is_free(block: bytearray) -> bool:
+    """Whether nobody looks at it: only then does it let itself be resized."""
+    try:
+        last = block.pop()
+    except BufferError:
+        return False
 
+    block.append(last)
+    return True
+
+
+def _memory(count: int) -> memoryview:
+    """Fresh memory that comes from the system and goes back there at once, whichever thread lets go of it last."""
     if sys.platform != "linux":
         return memoryview(mmap.mmap(-1, count))
 

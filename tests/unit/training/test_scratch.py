@@ -6,9 +6,11 @@ import contextlib
 import errno
 import gc
 import os
+import random
 import resource
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,43 @@ def test_memory_that_was_read_is_ones_own(tmp_path: Path) -> None:
     file.remove()
     gc.collect()
     assert [bytes(view[:9]) for view in views] == [b"a" * 9] * 2
+
+
+def test_memory_is_used_again_when_nobody_holds_any_part_of_it(tmp_path: Path) -> None:
+    file = Scratch(tmp_path).create("test")
+    size = scratch_module.LARGE_BYTES
+    file.write(0, bytes(range(256)) * (size // 128))
+    first = file.read(0, 2 * size)
+    memory, part = first.obj, first[7:9]
+    del first
+    assert file.read(1, size).obj is not memory, "a part of it is held"
+
+    assert bytes(part) == bytes((7, 8))
+    del part
+    again = file.read(3, size)
+    assert again.obj is memory
+    assert (bytes(again[:2]), len(again)) == (bytes((3, 4)), size)
+    file.remove()
+
+
+@pytest.mark.parametrize("held", [0, 1, 2, 5])
+def test_pieces_of_all_sizes_are_read_right_whoever_holds_earlier_ones(tmp_path: Path, held: int) -> None:
+    file = Scratch(tmp_path).create("test")
+    size = scratch_module.LARGE_BYTES
+    text = random.Random(held).randbytes(4 * size)
+    file.write(0, text)
+    views: deque[tuple[int, memoryview]] = deque(maxlen=held)
+    chance = random.Random(held)
+    for _ in range(200):
+        at = chance.randrange(2 * size)
+        count = chance.choice((1, size - 1, size, size + 1, 2 * size))
+        view = file.read(at, count)
+        assert bytes(view) == text[at : at + count]
+        views.append((at, view))
+        del view
+        assert all(bytes(kept) == text[begin : begin + len(kept)] for begin, kept in views)
+        assert len(file._spare) <= scratch_module.SPARE_BLOCKS  # what it keeps is bounded
+    file.remove()
 
 
 def test_many_threads_read_and_write_one_file(tmp_path: Path) -> None:
