@@ -25,6 +25,7 @@ from solana.rpc.async_api import AsyncClient
 from solana.rpc.jsonrpc import JsonRpcRequest, SolanaJsonRpcError
 
 from psyche_backend_solana.rpc import choice
+from psyche_backend_solana.rpc.answer_limit import UNCOMPRESSED, limit_answers
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import Failure, RpcError, Verdict, of_answer, of_connection, of_status
 from psyche_core.errors import BackendError
@@ -145,9 +146,7 @@ class Rpc:
         known = self._clients.get(number)
         if known is None:
             url = self.endpoints[number].http
-            made = await anyio.to_thread.run_sync(
-                lambda: AsyncClient(url, timeout=self._call_seconds, max_transport_retries=0, http2=False)
-            )
+            made = await anyio.to_thread.run_sync(lambda: _client_of(url, timeout=self._call_seconds))
             known = self._clients.setdefault(number, made)
             if known is not made:
                 await made.close()
@@ -173,6 +172,12 @@ class Rpc:
         else:
             if self._choice.probed(number, anyio.current_time(), well=True):
                 logger.warning("the RPC endpoint %s is well again and in use", self.endpoints[number].name)
+
+
+def _client_of(url: str, *, timeout: float) -> AsyncClient:
+    client = AsyncClient(url, timeout=timeout, max_transport_retries=0, http2=False, extra_headers=UNCOMPRESSED)
+    limit_answers(client._provider.session)  # there is no other way to it in the release this is pinned to
+    return client
 
 
 def _of_http(error: BaseException | None, name: str) -> Failure:

@@ -1,0 +1,52 @@
+"""Bounds an HTTP client's answers, before they are in memory.
+
+Decided: an endpoint is somebody else's machine, so no more is read than the largest answer we can use, whatever length it says;
+what is longer counts as a broken connection, and the next endpoint is asked. Answers are asked for uncompressed, and compressed
+ones refused, for a few bytes of those can be as many as one likes. Refuses to look at what an answer says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx2
+
+MAX_ANSWER_BYTES = 32 * 2**20
+"""A list of ten thousand accounts with a kilobyte each, in base64, is half of it."""
+
+UNCOMPRESSED = {"Accept-Encoding": "identity"}
+"""Headers to send."""
+
+
+def limit_answers(session: httpx2.AsyncClient, *, most: int = MAX_ANSWER_BYTES) -> None:
+    """From now on, reading an answer of more than `most` bytes raises httpx2.ReadError."""
+
+    async def limit(response: httpx2.Response) -> None:
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            message = "the answer is compressed, which was not asked for"
+            raise httpx2.ReadError(message, request=response.request)
+
+        if isinstance(response.stream, httpx2.AsyncByteStream):
+            response.stream = _Limited(response.stream, most, response.request)
+
+    session.event_hooks["response"].append(limit)
+
+
+class _Limited(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream, most: int, request: httpx2.Request) -> None:
+        self._stream = stream
+        self._most = most
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = self._most
+        async for part in self._stream:
+            left -= len(part)
+            if left < 0:
+                message = f"the answer has more than {self._most} bytes"
+                raise httpx2.ReadError(message, request=self._request)
+
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
