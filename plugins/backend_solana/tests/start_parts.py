@@ -13,6 +13,8 @@ from typing import Any
 
 import anyio
 
+from psyche_backend_solana.commands.client_environment import PLUGINS
+
 SECONDS = 60.0
 
 STUB = """
@@ -82,11 +84,18 @@ def write_wheel(folder: Path, name: str, version: str, *, files: dict[str, str],
 
 
 def write_client_wheels(folder: Path, version: str) -> None:
-    """psyche-core of a version, whose client is the stub, and what its extra `solana` needs."""
-    extra = 'Provides-Extra: solana\nRequires-Dist: psyche-stub-extra; extra == "solana"\n'
-    code = STUB + f"\n\ndef main():\n    import psyche_stub_extra\n    client({version!r})\n"
+    """psyche-core of a version, whose client is the stub, and what its extra `solana` needs; and newer plugins beside them.
+
+    The client tells its version only if the plugins are of the same.
+    """
+    extra = 'Provides-Extra: solana\nRequires-Dist: psyche-backend-solana; extra == "solana"\n'
+    plugins = [name.replace("-", "_") for name in PLUGINS]
+    imports = f"import {', '.join(plugins)}\n    assert {{{', '.join(f'{name}.version' for name in plugins)}}} == {{{version!r}}}"
+    code = STUB + f"\n\ndef main():\n    {imports}\n    client({version!r})\n"
     write_wheel(folder, "psyche_core", version, files={"psyche_core.py": code}, more=extra, commands="psyche = psyche_core:main")
-    write_wheel(folder, "psyche_stub_extra", "1.0", files={"psyche_stub_extra.py": ""})
+    for name in plugins:
+        for its in (version, "99.0"):
+            write_wheel(folder, name, its, files={f"{name}.py": f"version = {its!r}\n"})
 
 
 def _hash(text: str) -> str:

@@ -28,6 +28,8 @@ from psyche_core.errors import UserError
 
 EXTRAS = ("solana", "distro", "http", "quic", "train", "parquet", "gcs")
 """What a member's client can need."""
+PLUGINS = ("psyche-backend-solana", "psyche-optim-distro", "psyche-data-http", "psyche-p2p-quic")
+"""Distributions behind the extras that are released together with psyche-core, under its version."""
 MAKE_SECONDS = 300.0
 INSTALL_SECONDS = 3600.0
 LOCK_POLL_SECONDS = 0.2
@@ -35,9 +37,9 @@ WHOLE = "psyche-environment.json"
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
 
-def requirement(plan: PipEnvironment) -> str:
-    """What pip is asked for."""
-    return f"psyche-core[{','.join(EXTRAS)}]=={plan.version}"
+def requirements(plan: PipEnvironment) -> list[str]:
+    """What pip is asked for: all of ours in one version, for an extra alone would bring the newest plugins with an old core."""
+    return [f"psyche-core[{','.join(EXTRAS)}]=={plan.version}", *(f"{name}=={plan.version}" for name in PLUGINS)]
 
 
 async def prepare_environment(
@@ -51,7 +53,7 @@ async def prepare_environment(
     folder = cache_folder(environment) / "clients" / f"{plan.version}-{sys.implementation.cache_tag}"
     async with _locked(folder.with_name(folder.name + ".lock")):
         if not _is_whole(folder, plan):
-            say(f"installing {requirement(plan)} in {folder}")
+            say(f"installing {plan} in {folder}")
             await _make(folder, plan, for_pip(clean, given))
     launch = Launch((str(_program(folder, "psyche")), *arguments), clean)
     return lambda: launch
@@ -84,11 +86,11 @@ async def _make(folder: Path, plan: PipEnvironment, environment: Mapping[str, st
         raise UserError(message)
 
     python = str(_program(folder, "python"))
-    pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", requirement(plan))
+    pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *requirements(plan))
     code = await run_tool(pip, environment, timeout=INSTALL_SECONDS)
     if code != 0:
         message = (
-            f"pip could not install {requirement(plan)} (exit code {code}): what it said stands above; "
+            f"pip could not install {' '.join(requirements(plan))} (exit code {code}): what it said stands above; "
             "PIP_INDEX_URL and PIP_FIND_LINKS say where it looks"
         )
         raise UserError(message)
@@ -96,7 +98,7 @@ async def _make(folder: Path, plan: PipEnvironment, environment: Mapping[str, st
         message = f"psyche-core {plan.version} brought no command `psyche`: it cannot be run; tell the run's owner"
         raise UserError(message)
 
-    (folder / WHOLE).write_text(json.dumps({"requirement": requirement(plan)}))
+    (folder / WHOLE).write_text(json.dumps({"requirements": requirements(plan)}))
 
 
 def _is_whole(folder: Path, plan: PipEnvironment) -> bool:
@@ -106,7 +108,7 @@ def _is_whole(folder: Path, plan: PipEnvironment) -> bool:
         return False
 
     there = all(_program(folder, name).exists() for name in ("python", "psyche"))  # its Python may have been removed
-    return there and said == {"requirement": requirement(plan)}
+    return there and said == {"requirements": requirements(plan)}
 
 
 def _program(folder: Path, name: str) -> Path:
