@@ -3,9 +3,9 @@
 Decided: the chain is the whole server. The owner (the server's key) makes the run with the transactions any owner sends, lets
 everybody join, starts it, and from then on only watches; it ticks when the members have left that undone for long. The run pays
 its members in a token made for it, and at its end the owner has everybody paid. The chain has two front doors, as if by two
-providers, of which a rehearsal may close one. With a state folder the chain is saved there, and
-a run found on it goes on. Refuses to serve training data: a chain has no data server, so the run must take it from somewhere
-else.
+providers, of which a rehearsal may close one where only this machine can reach them. With a state folder the chain is saved
+there, and a run found on it goes on. Refuses to serve training data: a chain has no data server, so the run must take it from
+somewhere else.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from psyche_core.wire.signing import SecretKey
 logger = logging.getLogger("psyche.backend.solana")
 
 STATE_FILE = "chain.cbor"
+THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 OWNER_LAMPORTS = 1000 * LAMPORTS_PER_SOL
 SEND_SECONDS = 30.0
 FAREWELL_SECONDS = 10.0
@@ -66,7 +67,8 @@ class LocalRun(BackendServer):
         self._context = context
         self._owner = Wallet(Keypair.from_seed((context.key or SecretKey.generate()).seed))
         state = None if context.state_dir is None else context.state_dir / STATE_FILE
-        self._chain = LocalChain(ChainSettings(host=context.host, rpc_port=context.port, state=state, allow_faults=True))
+        rehearsing = context.host in THIS_MACHINE  # strangers must not break a run that is hosted for them
+        self._chain = LocalChain(ChainSettings(host=context.host, rpc_port=context.port, state=state, allow_faults=rehearsing))
         self._stack = AsyncExitStack()
         self._state = context.state
         self._nonce = -1

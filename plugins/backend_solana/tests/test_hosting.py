@@ -114,6 +114,13 @@ async def test_members_and_owner_go_on_when_the_first_provider_is_lost() -> None
             tasks.cancel_scope.cancel()
 
 
+async def test_what_others_can_reach_loses_no_route() -> None:
+    async with LocalRun(ServerContext(state=small_state(), host="0.0.0.0")) as server:
+        address = server.address.replace("0.0.0.0", "127.0.0.1")
+        with pytest.raises(BackendError, match="refuses psyche_setFaults"):
+            await anyio.to_thread.run_sync(lose_route, address)
+
+
 async def test_a_chain_that_is_gone_loses_no_route() -> None:
     async with LocalRun(ServerContext(state=small_state())) as server:
         address = server.address
