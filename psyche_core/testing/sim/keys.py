@@ -45,6 +45,7 @@ def signed_by(index: int, commitment: bytes) -> bytes:
     """The token (64 bytes) that stands for that member's signature of a commitment."""
     token = _token(identity_of(index).p2p, commitment)
     _made[token] = (index, commitment)
+    _made.move_to_end(token)  # an earlier run of this process may have made it too, long ago
     if len(_made) > REMEMBERED:
         _made.popitem(last=False)
     return token

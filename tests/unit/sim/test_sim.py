@@ -15,14 +15,17 @@ import pytest
 
 from psyche_core.cli.sim import parse_faults, parse_seeds
 from psyche_core.coordinator import rounds
+from psyche_core.coordinator.commands import Equivocation, SignedResult
 from psyche_core.errors import UserError
 from psyche_core.testing import sim
 from psyche_core.testing.sim.failure import SimFailure
 from psyche_core.testing.sim.fleet import Order, run_seeds
 from psyche_core.testing.sim.generate import generate
+from psyche_core.testing.sim.keys import RUN_ID, identity_of, key_of, signed_by, with_real_signatures
 from psyche_core.testing.sim.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
 from psyche_core.testing.sim.shrink import shrunk
 from psyche_core.testing.sim.world import run_script
+from psyche_core.wire.messages import sign_commitment
 
 SLICE_RUNS = 240
 
@@ -47,6 +50,20 @@ def test_a_run_without_faults_trains_every_step_and_all_end_with_success() -> No
 def test_the_same_seed_gives_the_same_run() -> None:
     assert run_script(generate(77)).mark == run_script(generate(77)).mark
     assert run_script(generate(77)).mark != run_script(generate(78)).mark
+
+
+def test_a_signature_that_an_earlier_run_made_too_still_proves_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was forgotten as old when it had just been made: one run of some thousands failed, never when it ran alone."""
+    monkeypatch.setattr("psyche_core.testing.sim.keys.REMEMBERED", 50)
+    commitments = [bytes([number]) * 32 for number in range(51)]
+    halves = []
+    for commitment in (*commitments[:50], commitments[0], commitments[50]):
+        halves = [*halves, SignedResult(commitment, signed_by(3, commitment))][-2:]
+
+    evidence = with_real_signatures(Equivocation(identity_of(3), 1, 1, 0, *halves))
+
+    for half in (evidence.first, evidence.second):
+        assert half.signature == sign_commitment(key_of(3), RUN_ID, half.payload_hash)
 
 
 def test_the_same_seed_gives_the_same_run_in_another_process() -> None:
