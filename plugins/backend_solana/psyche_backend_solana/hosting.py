@@ -157,10 +157,16 @@ class LocalRun(BackendServer):
     async def _pay_everybody(self) -> None:
         """Have each member paid what it earned: the owner may ask for that, too, and it goes to the member's own account."""
         treasury, owner = self._treasury, self._owner.pubkey
+        paying = await self._chain.account(str(treasury.run))
+        assert paying is not None, "it was made or found at the start"
+        created = treasurer.parse_run(paying).created
         for account in self._state.accounts:
             user = Pubkey(account.signer)
-            participant = await self._chain.account(str(treasurer.participant_address(treasury.run, user)))
-            paid = 0 if participant is None else treasurer.parse_participant(participant).claimed
+            held = await self._chain.account(str(treasurer.participant_address(treasury.run, user)))
+            participant = treasurer.parse_participant(held) if held is not None and held.data else None
+            if participant is not None and participant.run_created != created:
+                participant = None  # of a run that had this index before
+            paid = 0 if participant is None else participant.claimed
             units = max(0, account.earned - account.slashed) - paid
             if units <= 0:
                 continue

@@ -24,7 +24,7 @@ from psyche_backend_solana.commands.owner import data_index_at, read_config
 from psyche_backend_solana.commands.rewards import units_of
 from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.layouts import mining_pool as layout
-from psyche_backend_solana.layouts import reference, tokens
+from psyche_backend_solana.layouts import reference, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, CoordinatorAccount
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
@@ -334,15 +334,16 @@ def units(shell: Shell, wallet: str, mint: str) -> int:
     return 0 if found is None else tokens.parse(found).amount
 
 
-def pay(shell: Shell, run: str, wallet: str, earned: int) -> None:
-    """Write into the run's state what a member has earned, as the end of an epoch would."""
+def pay(shell: Shell, run: str, **earned: int) -> None:
+    """Write into the run's state what members (wallets) have earned, as the end of an epoch would."""
     address = shell.json("json-dump-run", "-r", run)["account"]
     account = shell.portal.call(shell.chain.account, address)
     assert account is not None
     data = bytes(account.data)
     state = CoordinatorAccount.parse(data).state
     assert state is not None
-    state = replace(state, accounts=(Balance(bytes(shell.wallet(wallet).pubkey), earned),))
+    balances = (Balance(bytes(shell.wallet(wallet).pubkey), units) for wallet, units in earned.items())
+    state = replace(state, accounts=tuple(sorted(balances, key=lambda balance: balance.signer)))
     data = data[:HEADER_BYTES] + image.encode(state) + data[HEADER_BYTES + image.SIZE :]
     shell.portal.call(shell.chain.set_account, address, Account(account.lamports, data, account.owner))
 
@@ -359,7 +360,7 @@ def test_a_run_that_is_paid_for_by_a_treasurer(shell: Shell) -> None:
     shell("set-paused", "-r", "paid", "--resume", wallet="owner")
     assert "belongs to" in shell("set-paused", "-r", "paid", wallet="member", code=2)
 
-    pay(shell, "paid", "member", 2_500_000)
+    pay(shell, "paid", member=2_500_000)
     assert "the vault is empty" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=2)
     shell("treasurer-top-up-rewards", "-r", "paid", "--collateral-amount", "2", wallet="owner")
     treasury = shell.json("json-dump-run", "-r", "paid")["treasurer"]
@@ -378,6 +379,53 @@ def test_a_run_that_is_paid_for_by_a_treasurer(shell: Shell) -> None:
     shell("close-run", "-r", "paid", wallet="owner")
     assert units(shell, "owner", mint) == 10_000_000 - 2_500_000
     assert "no treasurer pays" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=2)
+
+
+def a_paid_run(shell: Shell, name: str, mint: str, vault: str) -> None:
+    """A run that pays in a token of the owner's, paused. vault: tokens put in."""
+    shell("create-run", "-r", name, "--treasurer-collateral-mint", mint, wallet="owner")
+    shell("update-config", "-r", name, "--config-path", str(shell.config), wallet="owner")
+    shell("treasurer-top-up-rewards", "-r", name, "--collateral-amount", vault, wallet="owner")
+
+
+def test_an_owner_pays_all_members_and_can_close_the_run(shell: Shell) -> None:
+    mint = a_token(shell, holder="owner", amount=10_000_000)
+    a_paid_run(shell, "everybody", mint, "1.5")
+    assert "nobody is owed" in shell("treasurer-pay-members", "-r", "everybody", wallet="owner", code=2)
+    owed = {f"worker{number}": 100_000 * (number + 1) for number in range(8)}
+    for name in owed:
+        shell.wallet(name, lamports=0)  # without a lamport of their own
+    pay(shell, "everybody", **owed)
+    run = Pubkey.from_string(shell.json("json-dump-run", "-r", "everybody")["main_authority"])
+    at = treasurer.participant_address(run, shell.wallet("worker3").pubkey)
+    shell.portal.call(shell.chain.airdrop, str(at), 10**6)  # anybody can, and it is no participant for that
+
+    assert "belongs to" in shell("treasurer-pay-members", "-r", "everybody", wallet="member", code=2)
+    assert "pay them" in shell("close-run", "-r", "everybody", wallet="owner", code=2)
+    first = shell.json("treasurer-pay-members", "-r", "everybody", wallet="owner")
+    assert (first["units"], first["still_owed"]) == (1_500_000, 2_100_000)
+    assert "the vault is empty" in shell("treasurer-pay-members", "-r", "everybody", wallet="owner", code=2)
+    shell("treasurer-top-up-rewards", "-r", "everybody", "--collateral-amount", "3", wallet="owner")
+    assert "2100000 units" in shell("treasurer-pay-members", "-r", "everybody", wallet="owner")
+    assert {name: units(shell, name, mint) for name in owed} == owed
+
+    shell.pass_time(1)
+    shell("close-run", "-r", "everybody", wallet="owner")
+    assert units(shell, "owner", mint) == 10_000_000 - 3_600_000
+
+
+def test_who_was_paid_by_a_run_of_the_same_name_before_is_paid_by_this_one(shell: Shell) -> None:
+    mint = a_token(shell, holder="owner", amount=10_000_000)
+    for earlier in (0, 1):
+        a_paid_run(shell, "again", mint, "1")
+        pay(shell, "again", member=100_000, other=100_000)
+        user = shell.json("json-dump-user", "-r", "again", "--address", str(shell.wallet("member").pubkey))
+        assert user["treasurer"] == {"claimed": 0, "claimable": 100_000}
+        assert "100000 units" in shell("treasurer-claim-rewards", "-r", "again", wallet="member")
+        assert "1 member was paid 100000" in shell("treasurer-pay-members", "-r", "again", wallet="owner")
+        assert (units(shell, "member", mint), units(shell, "other", mint)) == (100_000 * (earlier + 1),) * 2
+        shell.pass_time(1)  # no run is closed in the slot it was made in
+        shell("close-run", "-r", "again", wallet="owner")
 
 
 def test_a_mining_pool(shell: Shell) -> None:

@@ -21,7 +21,8 @@ from psyche_backend_solana.commands.desk import (
     run_id_option,
     treasurer_index_option,
 )
-from psyche_backend_solana.layouts import reference, tokens, treasurer
+from psyche_backend_solana.commands.participants import read_participants
+from psyche_backend_solana.layouts import reference, tokens
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import INSTANCE_BYTES, INSTANCE_MAGIC, CoordinatorAccount
 from psyche_backend_solana.programs.addresses import COORDINATOR
@@ -244,15 +245,8 @@ async def funds(desk: Desk, paying: TreasurerRun, state: CoordinatorState | None
 
 async def claimed_by(desk: Desk, paying: TreasurerRun, user: Pubkey) -> int:
     """Units that a user was paid by a run's treasurer."""
-    address = treasurer.participant_address(paying.treasury.run, user, program=desk.programs.treasurer)
-    read = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
-    if read is None:
-        return 0
-
-    try:
-        return treasurer.parse_participant(Account(read.lamports, read.data, read.owner), program=desk.programs.treasurer).claimed
-    except WireError as error:
-        raise BackendError(str(error)) from error
+    participant = (await read_participants(desk, paying, [user]))[0]
+    return 0 if participant is None else participant.claimed
 
 
 async def runs_on_chain(desk: Desk) -> list[dict[str, Any]]:

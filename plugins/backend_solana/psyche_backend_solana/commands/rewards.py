@@ -1,14 +1,18 @@
-"""Commands about the treasurer: put in what a run pays, and take out what one has earned."""
+"""Commands about the treasurer: put in what a run pays, take out what one has earned, pay everybody."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 
 import click
 from solders.account import Account
+from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.authority import the_treasurer
+from psyche_backend_solana.commands.authority import TreasurerRun, owner_of, the_treasurer
 from psyche_backend_solana.commands.desk import (
     CALL_SECONDS,
     Desk,
@@ -18,11 +22,16 @@ from psyche_backend_solana.commands.desk import (
     run_id_option,
     treasurer_index_option,
 )
-from psyche_backend_solana.commands.reading import claimed_by, membership
+from psyche_backend_solana.commands.participants import parts, read_participants
+from psyche_backend_solana.commands.reading import membership
 from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account
+from psyche_core.coordinator.state import Account as Balance
 from psyche_core.errors import BackendError, ConfigError, UserError, WireError
+
+_PAID_AT_ONCE = 4
+"""Members paid in one transaction: each adds three addresses and three instructions, and seven do not fit."""
 
 
 @click.command(
@@ -52,7 +61,8 @@ async def claim(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome
     paying = await the_treasurer(desk, run_id, treasurer_index)
     found = await desk.run(run_id)
     balance = membership((await coordinator_account(desk.rpc, found.run)).state, desk.payer)
-    due = max(0, balance["earned"] - balance["slashed"] - await claimed_by(desk, paying, desk.payer))
+    participant = (await read_participants(desk, paying, [desk.payer]))[0]
+    due = max(0, balance["earned"] - balance["slashed"] - (0 if participant is None else participant.claimed))
     held = await amount_of(desk, paying.treasury.vault)
     units = min(due, held)
     if not units:
@@ -60,17 +70,89 @@ async def claim(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome
         message = f"nothing to claim from {run_id!r}: {why}"
         raise UserError(message)
 
-    instructions = [tokens.create_associated(desk.payer, desk.payer, mint=paying.run.mint)]
-    participant = treasurer.participant_address(paying.treasury.run, desk.payer, program=desk.programs.treasurer)
-    if await methods.account(desk.rpc, participant, timeout=CALL_SECONDS) is None:
-        instructions.append(treasurer.participant_create(desk.payer, desk.payer, treasury=paying.treasury))
     own = tokens.associated(desk.payer, paying.run.mint)
-    paid = treasurer.participant_claim(desk.payer, desk.payer, destination=own, treasury=paying.treasury, amount=units)
-    sent = await desk.send(*instructions, paid)
+    sent = await desk.send(*_payment(desk, paying, Due(desk.payer, units, known=participant is not None)))
     sentence = f"{units} units were paid to {own}" + (
         f"; {due - units} more are owed when the vault is filled" if due > units else ""
     )
     return Outcome(sentence, {"units": units, "still_owed": due - units, "account": own, "signature": sent.signature})
+
+
+@click.command("treasurer-pay-members", epilog=example("run-manager treasurer-pay-members", "-r first-light -w owner.json"))
+@run_id_option
+@treasurer_index_option
+@command()
+async def pay_members(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
+    """Pay every member what it has earned and not claimed, as far as the vault reaches; for the run's owner.
+
+    Units go to the members' own accounts; this wallet pays the fees and the rent of accounts that are not there yet. If it is
+    interrupted, what was paid stays paid: call it again.
+    """
+    owner = await owner_of(desk, run_id, treasurer_index)
+    paying = await the_treasurer(desk, run_id, treasurer_index)
+    state = (await coordinator_account(desk.rpc, owner.found.run)).state
+    owed = await _owed(desk, paying, () if state is None else state.accounts)
+    affordable = _within(owed, await amount_of(desk, paying.treasury.vault))
+    rest = sum(due.units for due in owed) - sum(due.units for due in affordable)
+    if not affordable:
+        message = f"nobody can be paid by {run_id!r}: " + ("the vault is empty; top it up" if rest else "nobody is owed anything")
+        raise UserError(message)
+
+    signatures = []
+    with click.progressbar(
+        length=len(affordable), label="paying members", file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as bar:
+        for part in parts(affordable, _PAID_AT_ONCE):
+            sent = await desk.send(*(instruction for due in part for instruction in _payment(desk, paying, due)))
+            signatures.append(sent.signature)
+            bar.update(len(part))
+
+    paid = sum(due.units for due in affordable)
+    several = f"{len(affordable)} members were" if len(affordable) > 1 else "1 member was"
+    sentence = f"{several} paid {paid} units" + (f"; {rest} more are owed when the vault is filled" if rest else "")
+    members = {str(due.user): due.units for due in affordable}
+    return Outcome(sentence, {"units": paid, "still_owed": rest, "members": members, "signatures": signatures})
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """units: to be paid to a user. known: whether it has a participant's account of the run."""
+
+    user: Pubkey
+    units: int
+    known: bool
+
+
+async def _owed(desk: Desk, paying: TreasurerRun, accounts: Sequence[Balance]) -> list[Due]:
+    """Who is owed something. Raises BackendError."""
+    users = [Pubkey(account.signer) for account in accounts]
+    found = []
+    for account, user, participant in zip(accounts, users, await read_participants(desk, paying, users), strict=True):
+        units = account.earned - account.slashed - (0 if participant is None else participant.claimed)
+        if units > 0:
+            found.append(Due(user, units, known=participant is not None))
+    return found
+
+
+def _within(owed: Sequence[Due], held: int) -> list[Due]:
+    """What can be paid of it, in order; the last may get a part."""
+    found = []
+    for due in owed:
+        units = min(due.units, held)
+        if not units:
+            break
+        held -= units
+        found.append(replace(due, units=units))
+    return found
+
+
+def _payment(desk: Desk, paying: TreasurerRun, due: Due) -> list[Instruction]:
+    """What pays one member, accounts that are missing included."""
+    treasury = paying.treasury
+    made = [] if due.known else [treasurer.participant_create(desk.payer, due.user, treasury=treasury)]
+    own = tokens.associated(due.user, treasury.mint)
+    claimed = treasurer.participant_claim(desk.payer, due.user, destination=own, treasury=treasury, amount=due.units)
+    return [tokens.create_associated(desk.payer, due.user, mint=treasury.mint), *made, claimed]
 
 
 async def decimals(desk: Desk, mint: Pubkey) -> int:

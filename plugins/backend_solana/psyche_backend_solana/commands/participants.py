@@ -1,0 +1,50 @@
+"""What a treasurer's run has paid its members so far.
+
+Decided: an account that holds nothing but lamports, and one of a run that had this index before, are no account of this run: the
+program makes them anew, with nothing paid. Refuses to decide who is owed what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from solders.account import Account
+from solders.pubkey import Pubkey
+
+from psyche_backend_solana.commands.authority import TreasurerRun
+from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk
+from psyche_backend_solana.layouts import treasurer
+from psyche_backend_solana.rpc import methods
+from psyche_core.errors import BackendError, WireError
+
+_Item = TypeVar("_Item")
+
+_READ_AT_ONCE = 100
+
+
+async def read_participants(desk: Desk, paying: TreasurerRun, users: Sequence[Pubkey]) -> list[treasurer.Participant | None]:
+    """The accounts of these users in a run, None for who has none. Raises BackendError."""
+    found: list[treasurer.Participant | None] = []
+    for part in parts(users, _READ_AT_ONCE):
+        addresses = [treasurer.participant_address(paying.treasury.run, user, program=desk.programs.treasurer) for user in part]
+        read = await methods.accounts(desk.rpc, addresses, timeout=CALL_SECONDS)
+        found.extend(_participant(content, paying, desk.programs.treasurer) for content in read)
+    return found
+
+
+def parts(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
+    """Items in lists of at most `size`, in order."""
+    return [items[first : first + size] for first in range(0, len(items), size)]
+
+
+def _participant(read: methods.AccountRead | None, paying: TreasurerRun, program: Pubkey) -> treasurer.Participant | None:
+    if read is None or not read.data:
+        return None
+
+    try:
+        found = treasurer.parse_participant(Account(read.lamports, read.data, read.owner), program=program)
+    except WireError as error:
+        raise BackendError(str(error)) from error
+
+    return found if found.run_created == paying.run.created else None
