@@ -154,7 +154,12 @@ def _memory_of(size: str, peers: list[int]) -> dict[str, float]:
 
 
 def _extra_memory(size: str, peers: int) -> dict[str, float]:
-    """Beyond masters and delta, in MB; the first compress and apply are not counted, since they load code too."""
+    """Beyond masters and delta, in MB. Another model's optimizer runs before: what it loads of libraries is nobody's memory."""
+    small = llama.build("1M")
+    other = optimizers(small)[0]
+    small.gradients(llama.batch(1, step=1), micro_batch_size=1)
+    other.apply(1, [other.compress(1, learning_rate=LEARNING_RATE)], learning_rate=LEARNING_RATE, own_accepted=True)
+    del small, other
     model = llama.build(size)
     model.gradients(llama.batch(1, step=1), micro_batch_size=1)
     give_back_memory()  # what the C library keeps of what was freed belongs to nobody

@@ -1,24 +1,15 @@
 """From accepted payloads to the direction of the step, in integers: equal bits on every device, thread count and arrival order.
 
-Per slot, the mean over that slot's senders (votes of ±1, or values) becomes an integer |v| <= V; the inverse DCT runs with an
-integer basis Q = round(126 cos) (so |Q| <= 126, 8 bits with sign); the sign of the result is the direction. All integers are
-kept in float32 and multiplied by ordinary matmuls. Proof that no bit depends on the order of summation, for a stage with basis
-Q [n, n] and integer operands of magnitude <= 2**b:
-
-    every product is an integer, and every partial sum, in any order and with or without fused multiply-add, is an integer of
-    magnitude <= 2**b * max_i sum_k |Q[i, k]| <= 2**24, where float32 holds all integers.
-
-`operand_bits(n)` is the largest b that satisfies this, at most 11 (so that TF32, which keeps 11 significant bits, is exact too).
-The first stage has |v| <= V = 2**b. Between the stages each chunk is scaled to at most 2**b by a power of two that depends on its
-own largest magnitude only (an exact, order-free maximum), and rounded once, half to even. The scale is dropped: only the sign
-is wanted, sign(0) = 0. Votes: c senders and a sum s with |s| <= c <= 256 give v = round(V s / c), half away from zero, looked up
-in a table of exact integers.
+Per slot, the mean over that slot's senders (votes of ±1, or values) becomes an integer |v| <= V = 2**b of at most 8 significant
+bits, which the inverse transform (`integer_inverse`, with the proof) takes exactly. Votes: c senders and a sum s, |s| <= c <= 256
+give v = round(V s / c), half away from zero, then to 8 significant bits, half to even; looked up in a table of exact integers.
+Values are scaled per chunk by a power of two and rounded so.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,41 +20,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psyche_core.errors import PluginError
 from psyche_core.types import MAX_CLIENTS
+from psyche_optim_distro.integer_inverse import MAX_OPERAND_BITS, IntegerInverse, operand_bits
 from psyche_optim_distro.layout import Group, IntArray, Layout
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.strips import Workspace, strips_of
 
-BASIS_SCALE = 126
-"""Even on purpose: cos = ±1/2 (the only rational value besides 0 and ±1) must not fall on a rounding tie, where the last bit of a
-platform's cosine would decide."""
-
-MAX_OPERAND_BITS = 11
-EXACT_LIMIT = 2**24
 OUTLIER_FACTOR = 8.0
 """In value mode a payload's values are cut at this many times the (lower) median of the payloads' largest magnitudes."""
 
+COUNTED_ELEMENTS = 2**18
+"""Elements of a strip on a CPU: votes fall anywhere in it, so their counts (4 bytes each) should lie in a core's own cache."""
+
+_WORTH_CLEARING = 32
+"""Elements that are cleared in a row in the time of one by its place."""
+
 _COUNT_SHIFT = 10
 _ONE_SENDER = 1 << _COUNT_SHIFT
-
-
-@lru_cache(maxsize=64)
-def integer_basis(size: int) -> Tensor:
-    """Q [size, size], int64: round(126 cos(pi (2i + 1) k / 2n)), column 0 by 126 / sqrt(2): the DCT basis up to one factor."""
-    angles = [math.pi * step / (2 * size) for step in range(4 * size)]
-    cosines = torch.tensor([round(BASIS_SCALE * math.cos(angle)) for angle in angles])
-    position = 2 * torch.arange(size).unsqueeze(1) + 1
-    basis = cosines[position * torch.arange(size).unsqueeze(0) % (4 * size)]
-    basis[:, 0] = round(BASIS_SCALE / math.sqrt(2))
-    return basis
-
-
-@lru_cache(maxsize=64)
-def operand_bits(size: int) -> int:
-    """Largest b <= 11 such that operands of magnitude <= 2**b times `integer_basis(size)` stay <= 2**24 in every partial sum."""
-    row_sum = int(integer_basis(size).abs().sum(dim=1).max())
-    return min(MAX_OPERAND_BITS, (EXACT_LIMIT // row_sum).bit_length() - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,29 +59,31 @@ class Votes:
 class Aggregator:
     """Decodes the aggregate of many payloads for one parameter table, strip by strip.
 
-    Raises PluginError where torch was told to multiply float32 matrices in bfloat16, which cannot hold the operands.
+    work: scratch memory for its strips, to be shared with who uses it at other times; None for its own.
+    products: what the inverse is multiplied in, see there.
     """
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        if torch.get_float32_matmul_precision() == "medium":
-            message = "DisTrO needs exact products; got float32 matmul precision 'medium' (bfloat16), set 'high' or 'highest'"
-            raise PluginError(message)
-
+    def __init__(
+        self, layout: Layout, device: torch.device, *, work: Workspace | None = None, products: torch.dtype | None = None
+    ) -> None:
         self._layout = layout
         self._device = device
         sizes = sorted({size for group in layout.groups for size in (group.height, group.width)})
-        self._basis = {size: integer_basis(size).to(device, torch.float32) for size in sizes}
         self._bits = min((operand_bits(size) for size in sizes), default=MAX_OPERAND_BITS)
-        self._strips = strips_of(layout, device)
+        self._strips = strips_of(layout, device, elements=COUNTED_ELEMENTS)
         ends = [(strip.first_chunk, strip.first_chunk + strip.chunk_count) for strip in self._strips]
         self._strip_chunks = np.array(ends, dtype=np.int64).reshape(-1, 2)
         self._strip_class = layout.chunk_class[self._strip_chunks[:, 0]]
         self._largest = max((strip.stop - strip.start for strip in self._strips), default=0)
         self._place_type: type[np.signedinteger[Any]] = np.int32 if self._largest < 2**30 else np.int64
+        widths = [np.unique(layout.chunk_width[entry.chunks]) for entry in layout.classes]
+        self._widths = [int(found[0]) if found.size == 1 else None for found in widths]
+        self._others = layout.chunk_columns - layout.chunk_width
         self._base = layout.chunk_base.copy()
         for strip in self._strips:
             self._base[strip.first_chunk : strip.first_chunk + strip.chunk_count] -= strip.start
-        self._work = Workspace(self._strips, device)
+        own = Workspace(device) if work is None else work
+        self._inverse = IntegerInverse(sizes, device, work=own, products=products)
         self._means = mean_of_votes(self._bits).to(device)
 
     @property
@@ -126,9 +101,10 @@ class Aggregator:
 
     def votes(self, selection: Selection) -> Votes:
         """A selection of signs, prepared; any thread."""
-        places = self._places(selection)
-        packed: NDArray[np.signedinteger[Any]] = (2 * places + (selection.values < 0)).astype(self._place_type)
-        return Votes(packed, self._bounds(selection))
+        edges = self._edges(selection)
+        packed = 2 * self._places(selection, edges)
+        packed += selection.values < 0
+        return Votes(packed.astype(self._place_type), self._bounds(selection, edges))
 
     def counted(self, votes: Sequence[Votes]) -> Iterator[tuple[Group, Tensor]]:
         """-1, 0 or +1 per element of each strip, float32 [elements of the strip], of at least one payload's votes, in any order.
@@ -138,8 +114,10 @@ class Aggregator:
         _check_count(len(votes))
         counts = torch.zeros(self._largest, dtype=torch.int32, device=self._device)
 
+        bounds = [(part.places, part.ends.tolist()) for part in votes]  # numbers of numpy's are slow to take out one by one
+
         def fill(number: int, strip: Group, coefficients: Tensor) -> Tensor:
-            parts = [part.places[slice(*part.ends[number])] for part in votes]
+            parts = [places[ends[number][0] : ends[number][1]] for places, ends in bounds]
             return self._mean_votes(parts, counts[: strip.stop - strip.start], coefficients)
 
         return self._decoded(fill)
@@ -148,8 +126,9 @@ class Aggregator:
         """The same of at least one payload's values, which are summed in the order given."""
         _check_count(len(selections))
         limit = _value_limit(selections)
-        every = [self._places(part) for part in selections]
-        bounds = [self._bounds(part) for part in selections]
+        edges = [self._edges(part) for part in selections]
+        every = [self._places(*part) for part in zip(selections, edges, strict=True)]
+        bounds = [self._bounds(*part) for part in zip(selections, edges, strict=True)]
 
         def fill(number: int, strip: Group, coefficients: Tensor) -> Tensor:
             own = [slice(*ends[number]) for ends in bounds]
@@ -162,41 +141,35 @@ class Aggregator:
 
     def _decoded(self, fill: Callable[[int, Group, Tensor], Tensor]) -> Iterator[tuple[Group, Tensor]]:
         """Each strip's direction. fill: puts a strip's mean coefficients into zeros and returns the places it wrote to."""
-        coefficients = torch.zeros(self._largest, device=self._device)
+        coefficients = torch.zeros(self._largest, dtype=torch.bfloat16, device=self._device)
         for number, strip in enumerate(self._strips):
             own = coefficients[: strip.stop - strip.start]
             written = fill(number, strip, own)
-            yield strip, self._decode_signs(own.view(strip.shape), strip).view(-1)
-            own.index_fill_(0, written, 0.0)
+            yield strip, self._inverse.signs(own.view(strip.shape), strip).view(-1)
+            _clear(own, written)
 
-    def _places(self, selection: Selection) -> IntArray:
-        """Positions in their strips, int64 [n]."""
-        chunks, widths = selection.chunks, self._layout.chunk_width[selection.chunks]
-        rows = selection.indices // widths
-        places: IntArray = self._base[chunks] + rows * self._layout.chunk_columns[chunks] + (selection.indices - rows * widths)
+    def _edges(self, selection: Selection) -> list[int]:
+        """Where each class begins in a selection, and the end."""
+        classes, chunks = self._layout.chunk_class, selection.chunks
+        numbers = range(len(self._layout.classes) + 1)
+        return [bisect.bisect_left(range(chunks.size), number, key=lambda at: int(classes[chunks[at]])) for number in numbers]
+
+    def _places(self, selection: Selection, edges: Sequence[int]) -> IntArray:
+        """Positions in their strips, int64 [n]: a coefficient in row r of its chunk lies r times the other columns further on."""
+        places: IntArray = self._base[selection.chunks]
+        places += selection.indices
+        for width, (first, last) in zip(self._widths, itertools.pairwise(edges), strict=True):
+            chunks, indices = selection.chunks[first:last], selection.indices[first:last]
+            places[first:last] += indices // (self._layout.chunk_width[chunks] if width is None else width) * self._others[chunks]
         return places
 
-    def _bounds(self, selection: Selection) -> NDArray[np.int64]:
+    def _bounds(self, selection: Selection, edges: Sequence[int]) -> NDArray[np.int64]:
         """For each strip, where its coefficients begin and end in a selection: [strips, 2]."""
-        classes = self._layout.chunk_class[selection.chunks]
-        edges = np.searchsorted(classes, np.arange(len(self._layout.classes) + 1))
         bounds = np.zeros((len(self._strips), 2), dtype=np.int64)
-        for number, (first, last) in enumerate(itertools.pairwise(edges.tolist())):
+        for number, (first, last) in enumerate(itertools.pairwise(edges)):
             own = self._strip_class == number
             bounds[own] = first + np.searchsorted(selection.chunks[first:last], self._strip_chunks[own])
         return bounds
-
-    def _decode_signs(self, stage: Tensor, strip: Group) -> Tensor:
-        """Sign of the integer inverse DCT of integer coefficients (float32, magnitude <= fixed_point), in the strip's shape."""
-        first, second = self._work.lend(0, strip.shape), self._work.lend(1, strip.shape)
-        if strip.width > 1:
-            torch.mm(stage.reshape(-1, strip.width), self._basis[strip.width].T, out=first.view(-1, strip.width))
-            stage = first
-        if strip.height > 1:
-            if strip.width > 1:
-                stage = rescale(stage, width=strip.width, bits=operand_bits(strip.height), out=self._work.lend(2, strip.shape))
-            stage = torch.matmul(self._basis[strip.height], stage, out=second)
-        return torch.sign(stage, out=first)
 
     def _mean_votes(self, parts: Sequence[NDArray[Any]], counts: Tensor, coefficients: Tensor) -> Tensor:
         """Put round(V s / c) of every voted place into `coefficients`; returns the places. One int32 holds the sum s and count c.
@@ -208,7 +181,7 @@ class Aggregator:
         counts.scatter_add_(0, every, (packed & 1).to(torch.int32).mul_(-2).add_(1 + _ONE_SENDER))
         means = self._means.index_select(0, counts.index_select(0, every))
         coefficients.scatter_(0, every, means)  # a place that occurs twice gets the same mean twice
-        counts.index_fill_(0, every, 0)
+        _clear(counts, every)
         return every
 
     def _mean_values(
@@ -238,7 +211,7 @@ class Aggregator:
         # 2**(bits - e) where 2**(e - 1) <= peak < 2**e, made from the exponent field; peaks under 2**-223 count as that.
         exponent = (peaks.view(torch.int64) >> 52).clamp(min=800)
         scale = ((self._bits + 1022 + 1023 - exponent) << 52).view(torch.float64)
-        coefficients[every] = torch.round(means * scale[chunk]).to(torch.float32)
+        coefficients[every] = torch.round(means * scale[chunk]).to(torch.float32).to(torch.bfloat16)
         return every
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
@@ -247,13 +220,21 @@ class Aggregator:
 
 @lru_cache(maxsize=12)
 def mean_of_votes(bits: int) -> Tensor:
-    """round(V s / c), half away from zero, at place c * 2**10 + s for c up to 256 senders and |s| <= c; V = 2**bits. float32."""
+    """round(V s / c), half away from zero, as bfloat16, at place c * 2**10 + s for c up to 256 senders, |s| <= c; V = 2**bits."""
     packed = torch.arange(MAX_CLIENTS * _ONE_SENDER + _ONE_SENDER // 2)
     count = (packed + _ONE_SENDER // 2) >> _COUNT_SHIFT
     total = packed - (count << _COUNT_SHIFT)
     safe = count.clamp(min=1)
     means = torch.div((2 * total.abs() << bits) + safe, 2 * safe, rounding_mode="floor")
-    return (total.sign() * means).to(torch.float32)
+    return (total.sign() * means).to(torch.bfloat16)
+
+
+def _clear(flat: Tensor, places: Tensor) -> None:
+    """Set these places to zero, or everything where they are so many that it is faster."""
+    if places.numel() * _WORTH_CLEARING > flat.numel():
+        flat.zero_()
+    else:
+        flat.index_fill_(0, places, 0)
 
 
 def _check_count(payloads: int) -> None:
@@ -266,21 +247,3 @@ def _value_limit(selections: Sequence[Selection]) -> float:
     """What values are cut at: OUTLIER_FACTOR times the (lower) median of the payloads' largest."""
     largest = sorted(float(np.abs(part.values).max()) for part in selections if part.values.size)
     return OUTLIER_FACTOR * largest[(len(largest) - 1) // 2] if largest else 0.0
-
-
-def rescale(stage: Tensor, *, width: int, bits: int, out: Tensor | None = None) -> Tensor:
-    """Each block of integers [row_blocks, height, columns] times its power of two to magnitude <= 2**bits, rounded half to even.
-
-    The power is 2**(bits - e) where 2**(e - 1) <= largest magnitude < 2**e, made from the exponent field of the maximum, which
-    no order of evaluation changes. Multiplication by it is exact, so the rounding is the only one. out: a tensor like `stage` for
-    the result.
-    """
-    row_blocks, height, columns = stage.shape
-    blocks = stage.view(row_blocks, height, columns // width, width)
-    found = torch.empty_like(stage) if out is None else out
-    scaled = found.view(blocks.shape)
-    peaks = torch.abs(blocks, out=scaled).amax(dim=1).amax(dim=2)  # [row_blocks, col_blocks]
-    exponent = (peaks.view(torch.int32) >> 23).clamp(min=127)  # biased; an all-zero block counts as peak 1
-    scale = ((bits + 126 + 127 - exponent) << 23).view(torch.float32)
-    torch.mul(blocks, scale[:, None, :, None], out=scaled).round_()
-    return found

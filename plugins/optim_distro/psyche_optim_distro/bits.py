@@ -31,16 +31,36 @@ def unpack_integers(data: bytes, count: int, width: int) -> IntArray:
     """What `pack_integers` wrote; `data` must be exactly `packed_bytes(count, width)` long. Raises PayloadRejected."""
     if width == 0:
         return np.zeros(count, dtype=np.int64)
+    if width == 1:
+        return unpack_flags(data, count).astype(np.int64)
 
-    bits = _unpack(data)
-    if bits[count * width :].any():
+    _refuse_padding(data, count * width)
+    word = next((word for word in _WINDOWS if width + 7 <= 8 * word.itemsize), None)
+    if word is None:
+        bits = np.zeros((count, 64), dtype=np.uint8)
+        bits[:, :width] = _unpack(data)[: count * width].reshape(count, width)
+        return np.packbits(bits, bitorder="little").view("<u8").astype(np.int64)
+
+    # Each value lies in the window of a few bytes that begins with its first bit's.
+    starts = np.arange(count) * width
+    windows = np.ascontiguousarray(np.ndarray(len(data), word, data + bytes(word.itemsize), strides=(1,)))
+    values: NDArray[np.unsignedinteger] = windows[starts >> 3] >> (starts & 7).astype(word) & word.type((1 << width) - 1)
+    return values.astype(np.int64)
+
+
+def unpack_flags(data: bytes, count: int) -> NDArray[np.uint8]:
+    """The same for `count` single bits, uint8. Raises PayloadRejected."""
+    _refuse_padding(data, count)
+    return np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count, bitorder="little")
+
+
+def _refuse_padding(data: bytes, bits: int) -> None:
+    if bits % 8 and data[-1] >> bits % 8:
         message = "padding bits of a packed table are not zero"
         raise PayloadRejected(message)
 
-    word = _word(width)
-    columns = np.zeros((count, 8 * word.itemsize), dtype=np.uint8)
-    columns[:, :width] = bits[: count * width].reshape(count, width)
-    return np.packbits(columns, bitorder="little").view(word).astype(np.int64)
+
+_WINDOWS = (np.dtype("<u4"), np.dtype("<u8"))
 
 
 def _word(width: int) -> np.dtype[np.unsignedinteger]:
@@ -61,13 +81,18 @@ def pack_unary(values: IntArray) -> bytes:
 
 def unpack_unary(data: bytes, count: int) -> IntArray:
     """What `pack_unary` wrote: exactly `count` values, no unused byte. Raises PayloadRejected."""
-    ends = np.flatnonzero(_unpack(data).view(np.bool_))
+    values: IntArray = np.diff(unary_ends(data, count), prepend=-1) - 1
+    return values
+
+
+def unary_ends(data: bytes, count: int) -> IntArray:
+    """Where each code ends: value i and those before it add up to ends[i] - i. Raises PayloadRejected as `unpack_unary`."""
+    ends: IntArray = np.flatnonzero(_unpack(data).view(np.bool_))
     if ends.size != count or (count and int(ends[-1]) // 8 != len(data) - 1) or (not count and data):
         message = f"a unary table of {len(data)} bytes holds {ends.size} codes, expected {count} and no spare byte"
         raise PayloadRejected(message)
 
-    values: IntArray = np.diff(ends, prepend=-1) - 1
-    return values
+    return ends
 
 
 def _unpack(data: bytes) -> NDArray[np.uint8]:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psyche_core.errors import PayloadRejected
-from psyche_optim_distro.bits import pack_integers, pack_unary, packed_bytes, unpack_integers, unpack_unary
+from psyche_optim_distro.bits import pack_integers, pack_unary, packed_bytes, unary_ends, unpack_flags, unpack_integers
 from psyche_optim_distro.layout import ChunkClass, IntArray, Layout
 from psyche_optim_distro.selection import Selection, concatenate
 from psyche_optim_distro.values import Values
@@ -171,18 +171,19 @@ def _decode_class(entry: ChunkClass, reader: _Reader, values: Values) -> Selecti
     counts = _decode_counts(entry, reader, form)
     total = int(counts.sum())
     low = unpack_integers(reader.take(packed_bytes(total, rice)), total, rice)
-    high = unpack_unary(reader.take(unary_bytes), total)
-    rows = np.repeat(np.arange(counts.size), counts)
+    ends = unary_ends(reader.take(unary_bytes), total)
+    every = entry.keep if form == _FULL else counts
 
-    # Positions: running sum of gap + 1 inside each row; what ran up before a row's first coefficient is taken off.
-    ends = np.cumsum((high << rice | low) + 1)
-    before_row = np.concatenate(([0], ends))[np.cumsum(counts) - counts]
-    indices: IntArray = ends - before_row[rows] - 1
+    # Positions: running sum of gap + 1 inside each chunk; what ran up before a chunk's first coefficient is taken off.
+    number = np.arange(total)
+    reached = ((ends - number) << rice) + np.cumsum(low) + (number + 1)
+    before = np.concatenate(([0], reached))[np.cumsum(counts) - counts]
+    indices: IntArray = reached - np.repeat(before + 1, every)
     if total and int(indices.max()) >= entry.size:
         message = f"a coefficient index {int(indices.max())} is outside its chunk of {entry.size}"
         raise PayloadRejected(message)
 
-    return Selection(entry.chunks[rows], indices, _decode_values(reader, total, values))
+    return Selection(np.repeat(entry.chunks, every), indices, _decode_values(reader, total, values))
 
 
 def _decode_counts(entry: ChunkClass, reader: _Reader, form: int) -> IntArray:
@@ -228,7 +229,7 @@ def _encode_values(coefficients: NDArray[np.float32], values: Values) -> bytes:
 def _decode_values(reader: _Reader, total: int, values: Values) -> NDArray[np.float32]:
     data = reader.take(packed_bytes(total, _VALUE_BITS[values]))
     if values is Values.SIGNS:
-        return (1 - 2 * unpack_integers(data, total, 1)).astype(np.float32)
+        return np.float32(1) - np.float32(2) * unpack_flags(data, total)
 
     if values is Values.BFLOAT16:
         coefficients = (np.frombuffer(data, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)

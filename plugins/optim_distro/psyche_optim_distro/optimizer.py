@@ -33,9 +33,10 @@ from psyche_optim_distro.aggregation import Aggregator, Votes
 from psyche_optim_distro.checked import CheckedVotes
 from psyche_optim_distro.in_blocks import InBlocks, Prefixed
 from psyche_optim_distro.layout import Group, build_layout
+from psyche_optim_distro.precision import Precision, precision_for
 from psyche_optim_distro.selection import Selection, Tables, TopFinder
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.strips import Part, Workspace, parts_of, strips_of
+from psyche_optim_distro.strips import CPU_ELEMENTS, Part, Workspace, parts_of, strips_of
 from psyche_optim_distro.transform import add_decoded, blocks_of, dct_basis, encode
 from psyche_optim_distro.values import Values
 
@@ -60,9 +61,12 @@ class _Sent:
 
 
 class DistroOptimizer(Optimizer):
-    """One replica's DisTrO. model: its parameters' current values become the masters. All parameters on one device."""
+    """One replica's DisTrO. model: its parameters' current values become the masters. All parameters on one device.
 
-    def __init__(self, settings: DistroSettings, model: Model) -> None:
+    precision: of the transform; None for what suits settings and device.
+    """
+
+    def __init__(self, settings: DistroSettings, model: Model, *, precision: Precision | None = None) -> None:
         self._settings = settings
         self._parameters: Mapping[str, Tensor] = model.parameters
         self._device = next(iter(self._parameters.values())).device
@@ -70,15 +74,19 @@ class DistroOptimizer(Optimizer):
         self._layout = build_layout(shapes, chunk=settings.compression_chunk, topk=settings.compression_topk)
         self._values = settings.values
         self._max_payload_bytes = codec.max_payload_bytes(self._layout, values=self._values)
-        self._aggregator = Aggregator(self._layout, self._device)
         self._checked = CheckedVotes(limit=4 * self._layout.total // CHECKED_SHARE)
         self._basis = {
             size: dct_basis(size).to(self._device, torch.float32)
             for size in sorted({size for group in self._layout.groups for size in (group.height, group.width)})
         }
+        self._precision = precision_for(self._values, self._device) if precision is None else precision
+        self._rounded_basis = {size: basis.to(self._precision.large) for size, basis in self._basis.items()}
         self._strips = strips_of(self._layout, self._device)
         self._parts = [parts_of(strip, self._layout) for strip in self._strips]
-        self._work = Workspace(self._strips, self._device)
+        small = strips_of(self._layout, self._device, elements=CPU_ELEMENTS // 2)  # float32 takes twice bfloat16's scratch memory
+        self._ahead = [(strip, parts_of(strip, self._layout)) for strip in small]
+        self._work = Workspace(self._device)
+        self._aggregator = Aggregator(self._layout, self._device, work=self._work)
         self._flat_masters = self._zeros()
         self._flat_delta = self._zeros()
         self._masters = MappingProxyType(self._views(self._flat_masters))
@@ -110,7 +118,7 @@ class DistroOptimizer(Optimizer):
     @torch.no_grad()
     def load_lookahead(self, *, learning_rate: float) -> None:
         """Write cast(masters - lr sign(delta)): delta still holds what is on its way and not applied yet."""
-        for strip, parts in zip(self._strips, self._parts, strict=True):
+        for strip, parts in self._ahead:
             own = slice(strip.start, strip.stop)
             direction = torch.sign(self._flat_delta[own].view(strip.blocks), out=self._work.lend(0, strip.blocks))
             ahead, masters = self._work.lend(1, strip.shape), self._flat_masters[own].view(strip.shape)
@@ -140,13 +148,13 @@ class DistroOptimizer(Optimizer):
         gradients = self._flat_gradients()
         waiting = [sent for sent in self._sent.values() if sent.subtracted is None]
         scale = self._gradient_scale(gradients, waiting, step, learning_rate)
-        tables = Tables(self._layout, self._device)
+        tables = Tables(self._layout, self._device, self._precision)
         for group in self._layout.groups:
             finder = TopFinder(group, self._device)
             for strip, parts in self._strips_of(group):
                 self._take_in(strip, parts, gradients, scale, waiting)
                 coefficients = self._transformed(strip)
-                finder.look(strip, coefficients, out=self._work.lend(2, coefficients.shape))
+                finder.look(strip, coefficients, out=self._work.lend(2, coefficients.shape, dtype=coefficients.dtype))
             indices, values = tables.of(group)
             found = finder.found()
             indices.copy_(found[0])
@@ -178,9 +186,12 @@ class DistroOptimizer(Optimizer):
 
     def _transformed(self, strip: Group) -> Tensor:
         """The coefficients of a strip of delta, in scratch memory."""
-        delta = self._delta_blocks(strip)
-        out = self._work.lend(0, delta.shape), self._work.lend(1, delta.shape)
-        return encode(delta, self._basis[strip.height], self._basis[strip.width], out=out)
+        delta, basis = self._delta_blocks(strip), self._basis
+        kind = self._precision.of(strip.height * strip.width)
+        first, second, rounded = (self._work.lend(number, delta.shape, dtype=kind) for number in range(3))
+        if kind != delta.dtype:
+            delta, basis = rounded.copy_(delta), self._rounded_basis
+        return encode(delta, basis[strip.height], basis[strip.width], out=(first, second))
 
     def _delta_blocks(self, strip: Group) -> Tensor:
         """A strip of delta, [chunks, height, width]."""

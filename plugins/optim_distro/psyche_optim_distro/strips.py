@@ -18,8 +18,8 @@ from torch import Tensor
 
 from psyche_optim_distro.layout import Group, Layout
 
-CPU_ELEMENTS = 2**18
-"""Float32 elements of a strip on a CPU: 1 MiB."""
+CPU_ELEMENTS = 2**19
+"""Float32 elements of a strip on a CPU, at most: 2 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Part:
     last: int
 
 
-def strips_of(layout: Layout, device: torch.device) -> tuple[Group, ...]:
-    """All groups in strips that suit the device, in the order of memory."""
-    limit = CPU_ELEMENTS if device.type == "cpu" else max(1, layout.total)
+def strips_of(layout: Layout, device: torch.device, *, elements: int = CPU_ELEMENTS) -> tuple[Group, ...]:
+    """All groups in strips that suit the device, in the order of memory. elements: most of a strip on a CPU."""
+    limit = elements if device.type == "cpu" else max(1, layout.total)
     return tuple(strip for group in layout.groups for strip in group.strips(limit))
 
 
@@ -53,16 +53,21 @@ def parts_of(strip: Group, layout: Layout) -> tuple[Part, ...]:
 
 
 class Workspace:
-    """Scratch memory for one strip at a time: three float32 buffers, lent by number until the next loan of the same number."""
+    """Scratch memory for one strip at a time: three buffers, lent by number until the next loan of the same number.
 
-    def __init__(self, strips: Sequence[Group], device: torch.device) -> None:
+    On a CPU a buffer is as large as the largest loan of it so far.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        size = max((strip.stop - strip.start for strip in strips), default=0) if device.type == "cpu" else 0
-        self._buffers = [torch.empty(size) for _ in range(3)]
+        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(3)]
 
-    def lend(self, number: int, shape: Sequence[int]) -> Tensor:
-        """float32 memory of that shape with anything in it, no larger than the largest strip."""
+    def lend(self, number: int, shape: Sequence[int], *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory of that shape with anything in it."""
         if self._device.type != "cpu":
-            return torch.empty(*shape, device=self._device)
+            return torch.empty(*shape, device=self._device, dtype=dtype)
 
-        return self._buffers[number][: math.prod(shape)].view(*shape)
+        size = math.prod(shape) * dtype.itemsize
+        if self._buffers[number].numel() < size:
+            self._buffers[number] = torch.empty(size, dtype=torch.uint8)
+        return self._buffers[number][:size].view(dtype).view(*shape)

@@ -56,7 +56,8 @@ def encode(blocks: Tensor, basis_height: Tensor, basis_width: Tensor, *, out: tu
         torch.mm(blocks.view(-1, width), basis_width, out=first.view(-1, width))
         blocks = first
     if height > 1:
-        blocks = torch.matmul(basis_height.T, blocks, out=second)
+        # A transposed view would be copied anew for every block where bfloat16 is multiplied.
+        blocks = torch.matmul(basis_height.T.contiguous(), blocks, out=second)
     return blocks
 
 
@@ -80,8 +81,11 @@ def add_decoded(
     """
     width = basis_width.shape[0]
     if values.shape[1] * 4 <= width:
-        rows = basis_height.T[indices // width] * values.unsqueeze(2)  # [chunks, keep, height]
-        blocks.baddbmm_(rows.transpose(1, 2), basis_width.T[indices % width], alpha=factor)
+        chunks, keep = values.shape
+        row, column = (indices // width).view(-1), (indices % width).view(-1)
+        rows = basis_height.T.contiguous().index_select(0, row).view(chunks, keep, -1) * values.unsqueeze(2)
+        columns = basis_width.T.contiguous().index_select(0, column).view(chunks, keep, -1)
+        blocks.baddbmm_(rows.transpose(1, 2), columns, alpha=factor)
         return
 
     dense = blocks.new_zeros(blocks.shape[0], blocks[0].numel()).scatter_(1, indices, values)

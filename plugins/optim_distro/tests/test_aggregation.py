@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from psyche_core.errors import PluginError
-from psyche_optim_distro.aggregation import (
+from psyche_optim_distro import integer_inverse
+from psyche_optim_distro.aggregation import Aggregator
+from psyche_optim_distro.integer_inverse import (
     BASIS_SCALE,
     EXACT_LIMIT,
-    Aggregator,
+    bfloat16_is_exact,
     integer_basis,
     operand_bits,
     rescale,
@@ -26,6 +27,8 @@ from psyche_optim_distro.settings import MAX_CHUNK
 from psyche_optim_distro.transform import blocks_of, dct_basis, decode
 
 CPU = torch.device("cpu")
+PRODUCTS = [torch.float32, torch.bfloat16]
+"""What the inverse may be multiplied in; a CPU without instructions for bfloat16 gets the same bits, slowly."""
 
 
 def one_chunk(indices: Sequence[int], values: Sequence[float]) -> Selection:
@@ -74,7 +77,7 @@ def exact_decode(layout: Layout, coefficients: Tensor) -> Tensor:
 
 
 def int64_direction(layout: Layout, selections: Sequence[Selection], fixed_point: int) -> Tensor:
-    """The same integers, one block at a time in int64 and Python's own arithmetic where the module uses float32 tricks."""
+    """The same integers, one block at a time in int64 and Python's own arithmetic where the module uses matmuls of floats."""
     total, count = np.zeros(layout.total, np.int64), np.zeros(layout.total, np.int64)
     for part in selections:
         slots = layout.slots(part.chunks, part.indices)
@@ -82,7 +85,9 @@ def int64_direction(layout: Layout, selections: Sequence[Selection], fixed_point
         count[slots] += 1
 
     safe = np.maximum(count, 1)
-    votes = np.sign(total) * ((2 * fixed_point * np.abs(total) + safe) // (2 * safe))
+    means = np.sign(total) * ((2 * fixed_point * np.abs(total) + safe) // (2 * safe))
+    rounded = {mean: eight_bits(mean) for mean in np.unique(means).tolist()}
+    votes = np.array([rounded[mean] for mean in means.tolist()])
     direction = torch.empty(layout.total)
     for group in layout.groups:
         natural = torch.from_numpy(votes[group.start : group.stop]).view(group.row_blocks, group.height, group.columns)
@@ -94,10 +99,17 @@ def int64_direction(layout: Layout, selections: Sequence[Selection], fixed_point
     return direction
 
 
+def eight_bits(number: int) -> int:
+    """The nearest integer of eight significant bits, half to even."""
+    spare = max(0, abs(number).bit_length() - 8)
+    return round(number / 2**spare) * 2**spare
+
+
 def _int64_block(block: Tensor) -> Tensor:
     height, width = block.shape
     if width > 1:
         block = block @ integer_basis(width).T
+        block = torch.tensor([eight_bits(value) for value in block.reshape(-1).tolist()]).view(height, width)
     if height > 1:
         if width > 1:
             peak = max(1, int(block.abs().max()))
@@ -133,15 +145,16 @@ def test_integer_basis_is_the_rounded_basis(size: int) -> None:
     assert float((integer_basis(size) - exact).abs().max()) <= 0.5
 
 
+@pytest.mark.parametrize("products", PRODUCTS)
 @pytest.mark.parametrize("senders", [1, 2, 3, 8, 255, 256])
-def test_worst_case_votes_of_up_to_256_peers_are_exact(senders: int) -> None:
-    """All peers vote for the signs that make one output element as large as it can be; float32 must equal int64."""
+def test_worst_case_votes_of_up_to_256_peers_are_exact(senders: int, products: torch.dtype) -> None:
+    """All peers vote for the signs that make one output element as large as it can be; floats must equal int64."""
     layout = build_layout({"w": (64, 128)}, chunk=64, topk=4096)
     signs = torch.einsum("i,j->ij", integer_basis(64)[0].sign(), integer_basis(64)[0].sign()).reshape(-1).numpy()
     indices = np.tile(np.arange(4096), 2)
     chunks = np.repeat(np.arange(2), 4096)
     selection = Selection(chunks, indices, np.tile(signs, 2).astype(np.float32))
-    aggregator = Aggregator(layout, CPU)
+    aggregator = Aggregator(layout, CPU, products=products)
     got = aggregator.direction([selection] * senders, one_bit=True)
     assert torch.equal(got, int64_direction(layout, [selection], aggregator.fixed_point))
     assert got[0] == 1
@@ -153,10 +166,11 @@ def test_more_than_256_payloads_are_refused() -> None:
         Aggregator(layout, CPU).direction([one_chunk([0], [1.0])] * 257, one_bit=True)
 
 
+@pytest.mark.parametrize("products", PRODUCTS)
 @pytest.mark.parametrize("senders", [1, 3, 8, 32])
-def test_float32_path_equals_int64_path(senders: int) -> None:
+def test_float_paths_equal_int64_path(senders: int, products: torch.dtype) -> None:
     votes = random_votes(LAYOUT, senders, seed=senders)
-    aggregator = Aggregator(LAYOUT, CPU)
+    aggregator = Aggregator(LAYOUT, CPU, products=products)
     assert torch.equal(aggregator.direction(votes, one_bit=True), int64_direction(LAYOUT, votes, aggregator.fixed_point))
 
 
@@ -174,9 +188,9 @@ def test_threads_and_order_do_not_matter(one_bit: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("one_bit", [True, False])
-@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_cuda_gives_the_bits_of_the_cpu(one_bit: bool, precision: str) -> None:
-    """With and without TF32."""
+    """With TF32, with bfloat16 and with neither."""
     layout = build_layout({"w": (1024, 768), "odd": (97, 30), "norm": (768,)}, chunk=64, topk=8)
     votes = random_votes(layout, 5, seed=4, one_bit=one_bit)
     before = torch.get_float32_matmul_precision()
@@ -188,14 +202,47 @@ def test_cuda_gives_the_bits_of_the_cpu(one_bit: bool, precision: str) -> None:
     assert torch.equal(got.cpu(), Aggregator(layout, CPU).direction(votes, one_bit=one_bit))
 
 
-def test_bfloat16_products_are_refused() -> None:
+@pytest.mark.parametrize("one_bit", [True, False])
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_a_lower_precision_of_float32_products_changes_no_bit(one_bit: bool, precision: str) -> None:
+    """A program may allow TF32 or bfloat16 inside float32 products: all our operands fit into either."""
+    layout = build_layout({"w": (1024, 768), "odd": (97, 30), "norm": (768,)}, chunk=64, topk=8)
+    votes = random_votes(layout, 5, seed=4, one_bit=one_bit)
+    expected = Aggregator(layout, CPU, products=torch.float32).direction(votes, one_bit=one_bit)
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
+    torch.set_float32_matmul_precision(precision)
     try:
-        with pytest.raises(PluginError, match="highest"):
-            Aggregator(LAYOUT, CPU)
+        got = Aggregator(layout, CPU, products=torch.float32).direction(votes, one_bit=one_bit)
     finally:
         torch.set_float32_matmul_precision(before)
+    assert torch.equal(got, expected)
+
+
+def test_a_machine_whose_bfloat16_products_are_not_exact_multiplies_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums that are rounded on their way would give this replica other bits than the rest."""
+
+    def sloppy(left: Tensor, right: Tensor) -> Tensor:
+        parts = [left[:, some] @ right[some] for some in torch.arange(left.shape[1]).split(2)]
+        return sum(parts[1:], parts[0])
+
+    assert bfloat16_is_exact(64)
+    bfloat16_is_exact.cache_clear()
+    monkeypatch.setattr(integer_inverse, "multiplies_bfloat16", lambda: True)
+    assert Aggregator(LAYOUT, CPU)._inverse._products == torch.bfloat16
+    bfloat16_is_exact.cache_clear()
+    with monkeypatch.context() as changed:
+        changed.setattr(torch, "mm", sloppy)
+        assert Aggregator(LAYOUT, CPU)._inverse._products == torch.float32
+    bfloat16_is_exact.cache_clear()
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+@pytest.mark.parametrize("chunk", [8, 64, 1024])
+def test_bfloat16_products_give_the_bits_of_float32(one_bit: bool, chunk: int) -> None:
+    layout = build_layout({"w": (1024, 2048), "odd": (97, 30), "norm": (768,)}, chunk=chunk, topk=16)
+    votes = random_votes(layout, 4, seed=11, one_bit=one_bit)
+    found = [Aggregator(layout, CPU, products=products).direction(votes, one_bit=one_bit) for products in PRODUCTS]
+    assert torch.equal(found[0], found[1])
 
 
 def test_an_aggregator_keeps_nothing_from_one_call_to_the_next() -> None:
@@ -251,5 +298,5 @@ def test_one_huge_value_does_not_decide_for_everybody() -> None:
 
 
 def test_rescale_uses_the_whole_range_and_rounds_half_to_even() -> None:
-    stage = torch.tensor([[3000.0, 5.0, 1.0, 2.0], [1.0, -3.0, 0.0, -2.0]]).unsqueeze(0)
-    assert rescale(stage, width=2, bits=11)[0].tolist() == [[1500.0, 2.0, 512.0, 1024.0], [0.0, -2.0, 0.0, -1024.0]]
+    stage = torch.tensor([[3008.0, 5.0, 1.0, 2.0], [1.0, -3.0, 0.0, -2.0]], dtype=torch.bfloat16).unsqueeze(0)
+    assert rescale(stage, width=2, bits=11)[0].tolist() == [[1504.0, 2.0, 512.0, 1024.0], [0.0, -2.0, 0.0, -1024.0]]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.selection import top_coefficients
+from psyche_optim_distro.selection import largest, magnitudes, top_coefficients
 from psyche_optim_distro.strips import parts_of
 from psyche_optim_distro.transform import add_decoded, blocks_of, chunk_size, dct_basis, decode, encode
 
@@ -172,3 +172,25 @@ def test_empty_parameters_have_no_chunks() -> None:
     layout = build_layout({"none": (0, 4), "some": (2, 2)}, chunk=4, topk=1)
     assert layout.total == 4
     assert layout.chunk_base.size == 1
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("count", "keep"), [(1, 1), (5, 5), (7, 3), (256, 8), (4096, 64), (5000, 9)])
+def test_the_largest_of_each_row_are_found(kind: torch.dtype, count: int, keep: int) -> None:
+    values = torch.randn(30, count, generator=torch.Generator().manual_seed(count)).to(kind)
+    values[3] = 0.0
+    places = largest(magnitudes(values), keep=keep)
+    assert places.dtype == torch.int64
+    assert all(len(set(row)) == keep for row in places.tolist())
+    found = values.abs().float().gather(1, places).sort(dim=1).values
+    expected = values.abs().float().topk(keep, dim=1).values.sort(dim=1).values
+    torch.testing.assert_close(found, expected, rtol=2**-11, atol=0.0)  # 12 bits of a magnitude may be its position's
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_nan_and_infinity_count_as_largest(kind: torch.dtype) -> None:
+    values = torch.linspace(-4, 4, 200).repeat(2, 1).to(kind)
+    values[0, 17], values[1, 60], values[1, 61] = math.nan, -math.inf, -math.nan
+    places = largest(magnitudes(values), keep=2)
+    assert 17 in places[0]
+    assert set(places[1].tolist()) == {60, 61}
