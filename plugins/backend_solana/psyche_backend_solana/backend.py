@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Self
 
 import anyio
@@ -21,6 +22,7 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana import ticking
 from psyche_backend_solana.address_parts import AddressBook, parts
 from psyche_backend_solana.chain_clock import ChainClock
+from psyche_backend_solana.client_version import asks_for_another
 from psyche_backend_solana.join_history import JoinHistory
 from psyche_backend_solana.layouts import coordinator
 from psyche_backend_solana.layouts.coordinator import Run
@@ -93,6 +95,7 @@ class SolanaBackend(Backend):
         self._published: bytes | None = None
         self._state: CoordinatorState | None = None
         self._nonce = -1
+        self._version_asked = ""
         self._clock: ChainClock | None = None
         self._update: StateUpdate | None = None
         self._unread = False
@@ -283,6 +286,7 @@ class SolanaBackend(Backend):
         """A newer account. Raises WireError for one that cannot be read."""
         state = sight.account.state
         before, self._nonce = self._state, sight.account.nonce
+        self._heed_version(sight.account.client_version)
         if state is None:
             return  # made, but not configured yet
 
@@ -290,6 +294,22 @@ class SolanaBackend(Backend):
         if before is None or _members(before) != _members(state) or before == state:
             self._joins_wanted.set()  # somebody is new, or something was said that changed nothing: a renewed address
         self._publish()
+
+    def _heed_version(self, text: str) -> None:
+        """Say so, once, when the run asks for another client than this."""
+        if text == self._version_asked:
+            return
+
+        self._version_asked = text
+        ours = version("psyche-core")
+        wanted = asks_for_another(text, ours=ours)
+        if wanted is not None:
+            logger.warning(
+                "the run asks for version %s of the client, this is %s; what differs may cost you your place. "
+                "`psyche run-manager --env-file` runs the version a run asks for",
+                wanted,
+                ours,
+            )
 
     def _publish(self) -> None:
         state = self._state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,29 @@ async def test_one_of_two_endpoints_dies_midway_and_nothing_is_lost() -> None:
         for backend in (first, second):
             await until(backend, in_phase(RunState.RoundTrain))
         assert not chain.doors[0].is_open
+
+
+async def test_a_client_says_that_its_run_asks_for_another_version(caplog: pytest.LogCaptureFixture) -> None:
+    """Each time its owner changes it, and takes part; an image is nothing it could compare itself with."""
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        run = await make_run(chain, state)
+        async with Rpc([chain.doors[0].endpoint]) as rpc, backend_of(chain, KEYS[0]) as backend:
+            owner = Sender(rpc, OWNER)
+            for count, text in enumerate(["v98.1.0", "98.1", "ghcr.io/owner/name:tag", "", version("psyche-core"), "99.0rc1"]):
+                change = program.update(run, program.Update(client_version=text), authority=OWNER.pubkey)
+                await owner.send(change, timeout=TIMEOUT)
+                await backend.join(bytes([count + 1]), timeout=TIMEOUT)
+                await until(
+                    backend, lambda update, count=count: update.addresses.get(backend.identity.signer) == bytes([count + 1])
+                )
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING" and "asks for" in record.msg]
+    assert [sentence.split(" of the client")[0] for sentence in said] == [
+        "the run asks for version 98.1",
+        "the run asks for version 98.1",
+        "the run asks for version 99.0rc1",
+    ]
+    assert all("run-manager" in sentence for sentence in said)
 
 
 async def test_an_endpoint_that_only_lags_gives_no_older_state() -> None:

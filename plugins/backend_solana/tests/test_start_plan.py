@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from packaging.version import InvalidVersion, Version
 
+from psyche_backend_solana.client_version import asks_for_another, canonical_version
 from psyche_backend_solana.commands.client_plan import (
     Image,
     PipEnvironment,
     ThisInstallation,
     Trust,
-    canonical_version,
     plan,
     read_image,
     read_repository,
@@ -31,6 +31,13 @@ OPEN = Trust(images=("docker.io/", "ghcr.io/", "docker.io/library/"), install=Tr
 @pytest.mark.parametrize("text", ["", "test", "0.1.0", "v0.1.0", "0.1", "00.01.0.0"])
 def test_our_own_version_is_this_installation(text: str) -> None:
     assert plan(text, ours=OURS, trust=Trust()) == ThisInstallation()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("", None), ("test", None), ("v0.1.0", None), ("0.2", "0.2"), ("v0.1.0rc1", "0.1rc1"), ("a/b:c", None)]
+)
+def test_what_a_client_started_by_hand_compares_itself_with(text: str, wanted: str | None) -> None:
+    assert asks_for_another(text, ours=OURS) == wanted
 
 
 def test_a_version_of_a_working_tree_is_ours_by_its_text() -> None:

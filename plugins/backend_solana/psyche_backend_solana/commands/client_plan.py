@@ -20,14 +20,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from psyche_backend_solana.client_version import UNVERSIONED, canonical_version
 from psyche_core.errors import ConfigError, UserError
 
-UNVERSIONED = ("", "test")
 HUB = "docker.io"
 """Where images are whose name says no host; docker adds it, podman may look elsewhere, so it is always written out."""
 
-_NUMBER = r"[0-9]{1,20}"
-_VERSION = re.compile(rf"v?({_NUMBER}(?:\.{_NUMBER})*)(?:(a|b|rc)({_NUMBER}))?(?:\.post({_NUMBER}))?(?:\.dev({_NUMBER}))?")
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?"
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -109,24 +107,6 @@ def plan(text: str, *, ours: str, trust: Trust) -> Plan:
         raise UserError(message)
 
     return Image(reference)
-
-
-def canonical_version(text: str) -> str | None:
-    """A version as PEP 440 writes it, without zeros that mean nothing; None for what is none.
-
-    Epochs and local parts (`1!2`, `2+cu12`) are none: no index that others have holds them.
-    """
-    found = _VERSION.fullmatch(text)
-    if found is None:
-        return None
-
-    release = [int(number) for number in found[1].split(".")]
-    while len(release) > 2 and release[-1] == 0:
-        release.pop()
-    written = ".".join(map(str, release if len(release) > 1 else [*release, 0]))
-    written += f"{found[2]}{int(found[3])}" if found[2] else ""
-    written += f".post{int(found[4])}" if found[4] else ""
-    return written + (f".dev{int(found[5])}" if found[5] else "")
 
 
 def read_image(text: str) -> str | None:

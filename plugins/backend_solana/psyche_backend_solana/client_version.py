@@ -1,0 +1,42 @@
+"""Versions of psyche-core as a run's account names them.
+
+Decided: the text is a stranger's, so it is read by a strict grammar. Refuses to follow it: a client that somebody started by hand
+says that its run asks for another version, and takes part all the same; `run-manager --env-file` runs what the run asks for.
+"""
+
+from __future__ import annotations
+
+import re
+
+UNVERSIONED = ("", "test")
+"""What a run says that takes any client."""
+
+_NUMBER = r"[0-9]{1,20}"
+_VERSION = re.compile(rf"v?({_NUMBER}(?:\.{_NUMBER})*)(?:(a|b|rc)({_NUMBER}))?(?:\.post({_NUMBER}))?(?:\.dev({_NUMBER}))?")
+
+
+def canonical_version(text: str) -> str | None:
+    """A version as PEP 440 writes it, without zeros that mean nothing; None for what is none.
+
+    Epochs and local parts (`1!2`, `2+cu12`) are none: no index that others have holds them.
+    """
+    found = _VERSION.fullmatch(text)
+    if found is None:
+        return None
+
+    release = [int(number) for number in found[1].split(".")]
+    while len(release) > 2 and release[-1] == 0:
+        release.pop()
+    written = ".".join(map(str, release if len(release) > 1 else [*release, 0]))
+    written += f"{found[2]}{int(found[3])}" if found[2] else ""
+    written += f".post{int(found[4])}" if found[4] else ""
+    return written + (f".dev{int(found[5])}" if found[5] else "")
+
+
+def asks_for_another(text: str, *, ours: str) -> str | None:
+    """The version a run asks for where it is not ours; None for ours, for any, and for what is no version, such as an image."""
+    if text in (*UNVERSIONED, ours):
+        return None
+
+    version = canonical_version(text)
+    return None if version == canonical_version(ours) else version
