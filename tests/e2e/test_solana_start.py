@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from live_run import TINY
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.client.report import Ended, ModelLoaded, StepApplied
-from test_solana import EVERYBODY, Chain
+from solana_chain import EVERYBODY, Chain, tiny_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
@@ -41,12 +37,7 @@ def config(local_testnet, tmp_path: Path) -> Path:
         global_batch_size_start=2,
         global_batch_size_end=2,
     )
-    model = folder / "model" / "config.json"
-    model.write_text(json.dumps(json.loads(model.read_text()) | TINY))
-    np.random.default_rng(0).integers(0, 1000, 50_000, dtype="<u2").tofile(tmp_path / "tokens.bin")
-    state = folder / "state.toml"
-    state.write_text(re.sub(r"^Server = .*$", f'Local = "{tmp_path}"', state.read_text(), flags=re.MULTILINE))
-    return state
+    return tiny_run(folder, tmp_path / "tokens", count=50_000)
 
 
 def test_start_mode_takes_part_with_a_real_client_until_the_run_asks_for_another(chain: Chain, config: Path) -> None:
