@@ -25,6 +25,7 @@ from psyche_core.training.sharding.model import ShardedModel
 from psyche_core.training.trainer import Trainer
 from psyche_optim_distro import codec
 from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.precision import Precision
 from psyche_optim_distro.settings import DistroSettings
 
 samples = ModelConformance().samples
@@ -64,7 +65,8 @@ def divided(context: ModelContext, crew: Crew, *, data: int = 1, tensor: int = 2
 
 
 def trainer_of(model: Model) -> tuple[Trainer, DistroOptimizer]:
-    optimizer = DistroOptimizer(DistroSettings(compression_decay=0.999, compression_topk=8, compression_chunk=64), model)
+    settings = DistroSettings(compression_decay=0.999, compression_topk=8, compression_chunk=64)
+    optimizer = DistroOptimizer(settings, model, precision=Precision())  # float32: few near ties that rounding could swap
     return Trainer(model=model, optimizer=optimizer, learning_rate=lambda _: LEARNING_RATE, micro_batch_size=2), optimizer
 
 
