@@ -296,7 +296,7 @@ class SolanaBackend(Backend):
         self._publish()
 
     def _heed_version(self, text: str) -> None:
-        """Say so, once, when the run asks for another client than this."""
+        """Say so when the run asks for another client than this, once for each text."""
         if text == self._version_asked:
             return
 

@@ -159,13 +159,11 @@ class LocalRun(BackendServer):
         treasury, owner = self._treasury, self._owner.pubkey
         paying = await self._chain.account(str(treasury.run))
         assert paying is not None, "it was made or found at the start"
-        created = treasurer.parse_run(paying).created
+        run = treasurer.parse_run(paying)
         for account in self._state.accounts:
             user = Pubkey(account.signer)
             held = await self._chain.account(str(treasurer.participant_address(treasury.run, user)))
-            participant = treasurer.parse_participant(held) if held is not None and held.data else None
-            if participant is not None and participant.run_created != created:
-                participant = None  # of a run that had this index before
+            participant = treasurer.participant_in(run, held)
             paid = 0 if participant is None else participant.claimed
             units = max(0, account.earned - account.slashed) - paid
             if units <= 0:

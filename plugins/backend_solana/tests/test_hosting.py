@@ -15,7 +15,7 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.backend import Rhythm, SolanaBackend
 from psyche_backend_solana.hosting import LocalRun, lost
-from psyche_backend_solana.layouts import tokens
+from psyche_backend_solana.layouts import tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.testnet_member import lose_route, member_options
@@ -149,6 +149,8 @@ async def test_who_earned_something_is_paid_at_the_end() -> None:
         data[HEADER_BYTES : HEADER_BYTES + image.SIZE] = image.encode(finished)
         data[16:24] = (int.from_bytes(data[16:24], "little") + 1).to_bytes(8, "little")
         await server._chain.set_account(str(run.account), ChainAccount(held.lamports, bytes(data), held.owner))
+        at = treasurer.participant_address(treasury.run, Pubkey(bytes([4]) * 32))
+        await server._chain.airdrop(str(at), 10**6)  # anybody can, and it is no participant for that
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve)
             with anyio.fail_after(SECONDS):

@@ -79,14 +79,11 @@ def pack_unary(values: IntArray) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def unpack_unary(data: bytes, count: int) -> IntArray:
-    """What `pack_unary` wrote: exactly `count` values, no unused byte. Raises PayloadRejected."""
-    values: IntArray = np.diff(unary_ends(data, count), prepend=-1) - 1
-    return values
-
-
 def unary_ends(data: bytes, count: int) -> IntArray:
-    """Where each code ends: value i and those before it add up to ends[i] - i. Raises PayloadRejected as `unpack_unary`."""
+    """Where each code ends that `pack_unary` wrote: value i and those before it add up to ends[i] - i.
+
+    Raises PayloadRejected unless there are exactly `count` and no unused byte.
+    """
     ends: IntArray = np.flatnonzero(_unpack(data).view(np.bool_))
     if ends.size != count or (count and int(ends[-1]) // 8 != len(data) - 1) or (not count and data):
         message = f"a unary table of {len(data)} bytes holds {ends.size} codes, expected {count} and no spare byte"

@@ -1,7 +1,6 @@
 """What a treasurer's run has paid its members so far.
 
-Decided: an account that holds nothing but lamports, and one of a run that had this index before, are no account of this run: the
-program makes them anew, with nothing paid. Refuses to decide who is owed what.
+Decided: many are read in one call. Refuses to decide who is owed what.
 """
 
 from __future__ import annotations
@@ -39,12 +38,8 @@ def parts(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
 
 
 def _participant(read: methods.AccountRead | None, paying: TreasurerRun, program: Pubkey) -> treasurer.Participant | None:
-    if read is None or not read.data:
-        return None
-
+    account = None if read is None else Account(read.lamports, read.data, read.owner)
     try:
-        found = treasurer.parse_participant(Account(read.lamports, read.data, read.owner), program=program)
+        return treasurer.participant_in(paying.run, account, program=program)
     except WireError as error:
         raise BackendError(str(error)) from error
-
-    return found if found.run_created == paying.run.created else None

@@ -134,6 +134,19 @@ def parse_participant(account: Account, *, program: Pubkey = TREASURER) -> Parti
     )
 
 
+def participant_in(run: Run, account: Account | None, *, program: Pubkey = TREASURER) -> Participant | None:
+    """What lies at a participant's address, as the program sees it for a run; WireError if it is something else.
+
+    None for nothing but lamports, which anybody can send there, and for what is of a run that had this index before: the program
+    makes both anew, with nothing paid.
+    """
+    if account is None or not account.data:
+        return None
+
+    found = parse_participant(account, program=program)
+    return found if found.run_created == run.created else None
+
+
 def run_create(
     payer: Pubkey,
     treasury: Treasury,
