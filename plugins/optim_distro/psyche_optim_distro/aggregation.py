@@ -9,7 +9,6 @@ Values are scaled per chunk by a power of two and rounded so.
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,9 +27,6 @@ from psyche_optim_distro.strips import Workspace, strips_of
 
 OUTLIER_FACTOR = 8.0
 """In value mode a payload's values are cut at this many times the (lower) median of the payloads' largest magnitudes."""
-
-COUNTED_ELEMENTS = 2**18
-"""Elements of a strip on a CPU: votes fall anywhere in it, so their counts (4 bytes each) should lie in a core's own cache."""
 
 _WORTH_CLEARING = 32
 """Elements that are cleared in a row in the time of one by its place."""
@@ -70,20 +66,19 @@ class Aggregator:
         self._device = device
         sizes = sorted({size for group in layout.groups for size in (group.height, group.width)})
         self._bits = min((operand_bits(size) for size in sizes), default=MAX_OPERAND_BITS)
-        self._strips = strips_of(layout, device, elements=COUNTED_ELEMENTS)
+        self._strips = strips_of(layout, device)
+        strip_class = layout.chunk_class[[strip.first_chunk for strip in self._strips]]
+        self._strips_of_class = [np.flatnonzero(strip_class == number) for number in range(len(layout.classes))]
+        of_group = [bisect.bisect_right(layout.groups, strip.start, key=lambda group: group.start) - 1 for strip in self._strips]
+        self._strips_of_group = [np.flatnonzero(np.equal(of_group, number)) for number in range(len(layout.groups))]
         ends = [(strip.first_chunk, strip.first_chunk + strip.chunk_count) for strip in self._strips]
         self._strip_chunks = np.array(ends, dtype=np.int64).reshape(-1, 2)
-        self._strip_class = layout.chunk_class[self._strip_chunks[:, 0]]
         self._largest = max((strip.stop - strip.start for strip in self._strips), default=0)
         self._place_type: type[np.signedinteger[Any]] = np.int32 if self._largest < 2**30 else np.int64
-        widths = [np.unique(layout.chunk_width[entry.chunks]) for entry in layout.classes]
-        self._widths = [int(found[0]) if found.size == 1 else None for found in widths]
-        self._others = layout.chunk_columns - layout.chunk_width
-        self._base = layout.chunk_base.copy()
-        for strip in self._strips:
-            self._base[strip.first_chunk : strip.first_chunk + strip.chunk_count] -= strip.start
-        own = Workspace(device) if work is None else work
-        self._inverse = IntegerInverse(sizes, device, work=own, products=products)
+        starts = np.repeat([strip.start for strip in self._strips], [strip.chunk_count for strip in self._strips])
+        self._base = (layout.chunk_base - starts).astype(self._place_type)
+        self._work = Workspace(device) if work is None else work
+        self._inverse = IntegerInverse(sizes, device, work=self._work, products=products)
         self._means = mean_of_votes(self._bits).to(device)
 
     @property
@@ -101,10 +96,11 @@ class Aggregator:
 
     def votes(self, selection: Selection) -> Votes:
         """A selection of signs, prepared; any thread."""
-        edges = self._edges(selection)
-        packed = 2 * self._places(selection, edges)
-        packed += selection.values < 0
-        return Votes(packed.astype(self._place_type), self._bounds(selection, edges))
+        bounds = self._bounds(selection)
+        packed = self._places(selection, bounds)
+        packed *= 2
+        packed += np.signbit(selection.values)
+        return Votes(packed, bounds)
 
     def counted(self, votes: Sequence[Votes]) -> Iterator[tuple[Group, Tensor]]:
         """-1, 0 or +1 per element of each strip, float32 [elements of the strip], of at least one payload's votes, in any order.
@@ -112,13 +108,11 @@ class Aggregator:
         A strip's tensor is valid until the next one is asked for. Raises ValueError for too many payloads.
         """
         _check_count(len(votes))
-        counts = torch.zeros(self._largest, dtype=torch.int32, device=self._device)
-
         bounds = [(part.places, part.ends.tolist()) for part in votes]  # numbers of numpy's are slow to take out one by one
 
-        def fill(number: int, strip: Group, coefficients: Tensor) -> Tensor:
+        def fill(number: int, coefficients: Tensor) -> Tensor:
             parts = [places[ends[number][0] : ends[number][1]] for places, ends in bounds]
-            return self._mean_votes(parts, counts[: strip.stop - strip.start], coefficients)
+            return self._mean_votes(parts, coefficients)
 
         return self._decoded(fill)
 
@@ -126,68 +120,61 @@ class Aggregator:
         """The same of at least one payload's values, which are summed in the order given."""
         _check_count(len(selections))
         limit = _value_limit(selections)
-        edges = [self._edges(part) for part in selections]
-        every = [self._places(*part) for part in zip(selections, edges, strict=True)]
-        bounds = [self._bounds(*part) for part in zip(selections, edges, strict=True)]
+        bounds = [self._bounds(part) for part in selections]
+        every = [self._places(*part) for part in zip(selections, bounds, strict=True)]
 
-        def fill(number: int, strip: Group, coefficients: Tensor) -> Tensor:
+        def fill(number: int, coefficients: Tensor) -> Tensor:
             own = [slice(*ends[number]) for ends in bounds]
             places = [place[part] for place, part in zip(every, own, strict=True)]
             values = [selection.values[part] for selection, part in zip(selections, own, strict=True)]
             chunks = [selection.chunks[part] for selection, part in zip(selections, own, strict=True)]
-            return self._mean_values(strip, places, values, chunks, limit, coefficients)
+            return self._mean_values(self._strips[number], places, values, chunks, limit, coefficients)
 
         return self._decoded(fill)
 
-    def _decoded(self, fill: Callable[[int, Group, Tensor], Tensor]) -> Iterator[tuple[Group, Tensor]]:
+    def _decoded(self, fill: Callable[[int, Tensor], Tensor]) -> Iterator[tuple[Group, Tensor]]:
         """Each strip's direction. fill: puts a strip's mean coefficients into zeros and returns the places it wrote to."""
-        coefficients = torch.zeros(self._largest, dtype=torch.bfloat16, device=self._device)
+        coefficients = self._inverse.lend_input(self._largest).zero_()
         for number, strip in enumerate(self._strips):
             own = coefficients[: strip.stop - strip.start]
-            written = fill(number, strip, own)
+            written = fill(number, own)
             yield strip, self._inverse.signs(own.view(strip.shape), strip).view(-1)
             _clear(own, written)
 
-    def _edges(self, selection: Selection) -> list[int]:
-        """Where each class begins in a selection, and the end."""
-        classes, chunks = self._layout.chunk_class, selection.chunks
-        numbers = range(len(self._layout.classes) + 1)
-        return [bisect.bisect_left(range(chunks.size), number, key=lambda at: int(classes[chunks[at]])) for number in numbers]
-
-    def _places(self, selection: Selection, edges: Sequence[int]) -> IntArray:
-        """Positions in their strips, int64 [n]: a coefficient in row r of its chunk lies r times the other columns further on."""
-        places: IntArray = self._base[selection.chunks]
-        places += selection.indices
-        for width, (first, last) in zip(self._widths, itertools.pairwise(edges), strict=True):
-            chunks, indices = selection.chunks[first:last], selection.indices[first:last]
-            places[first:last] += indices // (self._layout.chunk_width[chunks] if width is None else width) * self._others[chunks]
-        return places
-
-    def _bounds(self, selection: Selection, edges: Sequence[int]) -> NDArray[np.int64]:
+    def _bounds(self, selection: Selection) -> NDArray[np.int64]:
         """For each strip, where its coefficients begin and end in a selection: [strips, 2]."""
         bounds = np.zeros((len(self._strips), 2), dtype=np.int64)
-        for number, (first, last) in enumerate(itertools.pairwise(edges)):
-            own = self._strip_class == number
-            bounds[own] = first + np.searchsorted(selection.chunks[first:last], self._strip_chunks[own])
+        class_of, chunks, first = self._layout.chunk_class.item, selection.chunks, 0
+        for number, own in enumerate(self._strips_of_class):
+            last = bisect.bisect_right(range(chunks.size), number, lo=first, key=lambda at: class_of(chunks.item(at)))
+            bounds[own] = first + np.searchsorted(chunks[first:last], self._strip_chunks[own])
+            first = last
         return bounds
 
-    def _mean_votes(self, parts: Sequence[NDArray[Any]], counts: Tensor, coefficients: Tensor) -> Tensor:
-        """Put round(V s / c) of every voted place into `coefficients`; returns the places. One int32 holds the sum s and count c.
+    def _places(self, selection: Selection, bounds: NDArray[np.int64]) -> NDArray[np.signedinteger[Any]]:
+        """Positions in their strips [n]: a coefficient in row r of its chunk lies r times the other columns further on."""
+        places: NDArray[np.signedinteger[Any]] = self._base.take(selection.chunks)
+        places += selection.indices
+        for group, strips in zip(self._layout.groups, self._strips_of_group, strict=True):
+            own = slice(int(bounds[strips[0], 0]), int(bounds[strips[-1], 1]))
+            if group.columns > group.width:
+                places[own] += selection.indices[own] // group.width * (group.columns - group.width)
+        return places
 
-        counts: int32 scratch, zero before and after.
-        """
+    def _mean_votes(self, parts: Sequence[NDArray[Any]], coefficients: Tensor) -> Tensor:
+        """Put round(V s / c) of every voted place into `coefficients`; returns the places. An int32 holds sum s and count c."""
         packed = self._tensor(np.concatenate(parts))
         every = (packed >> 1).to(torch.int64)
+        counts = self._work.lend(2, coefficients.shape, dtype=torch.int32).zero_()
         counts.scatter_add_(0, every, (packed & 1).to(torch.int32).mul_(-2).add_(1 + _ONE_SENDER))
         means = self._means.index_select(0, counts.index_select(0, every))
-        coefficients.scatter_(0, every, means)  # a place that occurs twice gets the same mean twice
-        _clear(counts, every)
+        coefficients.put_(every, means)  # a place that occurs twice gets the same mean twice
         return every
 
     def _mean_values(
         self,
         strip: Group,
-        places: Sequence[IntArray],
+        places: Sequence[NDArray[np.signedinteger[Any]]],
         values: Sequence[NDArray[np.float32]],
         chunks: Sequence[IntArray],
         limit: float,
@@ -200,11 +187,12 @@ class Aggregator:
         sums = torch.zeros(coefficients.numel(), dtype=torch.float64, device=self._device)
         counts = torch.zeros_like(sums)
         for place, value in zip(places, values, strict=True):
-            slot = self._tensor(place)
+            slot = self._tensor(place).to(torch.int64)
             sums.scatter_add_(0, slot, self._tensor(value).to(torch.float64).clamp(-limit, limit))  # a slot once: no race
             counts.scatter_add_(0, slot, torch.ones(slot.numel(), dtype=torch.float64, device=self._device))
 
-        every, chunk = self._tensor(np.concatenate(places)), self._tensor(np.concatenate(chunks) - strip.first_chunk)
+        every = self._tensor(np.concatenate(places)).to(torch.int64)
+        chunk = self._tensor(np.concatenate(chunks) - strip.first_chunk)
         means = sums[every] / counts[every]
         peaks = torch.zeros(strip.chunk_count, dtype=torch.float64, device=self._device)
         peaks.scatter_reduce_(0, chunk, means.abs(), reduce="amax")

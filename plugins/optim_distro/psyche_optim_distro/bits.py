@@ -5,6 +5,9 @@ Readers check that padding is zero, so that one string of values has one encodin
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,12 +30,12 @@ def pack_integers(values: IntArray, width: int) -> bytes:
     return np.packbits(bits[:, :width], bitorder="little").tobytes()
 
 
-def unpack_integers(data: bytes, count: int, width: int) -> IntArray:
+def unpack_integers(data: bytes, count: int, width: int) -> NDArray[np.integer[Any]]:
     """What `pack_integers` wrote; `data` must be exactly `packed_bytes(count, width)` long. Raises PayloadRejected."""
     if width == 0:
         return np.zeros(count, dtype=np.int64)
     if width == 1:
-        return unpack_flags(data, count).astype(np.int64)
+        return unpack_flags(data, count)
 
     _refuse_padding(data, count * width)
     word = next((word for word in _WINDOWS if width + 7 <= 8 * word.itemsize), None)
@@ -41,11 +44,18 @@ def unpack_integers(data: bytes, count: int, width: int) -> IntArray:
         bits[:, :width] = _unpack(data)[: count * width].reshape(count, width)
         return np.packbits(bits, bitorder="little").view("<u8").astype(np.int64)
 
-    # Each value lies in the window of a few bytes that begins with its first bit's.
-    starts = np.arange(count) * width
-    windows = np.ascontiguousarray(np.ndarray(len(data), word, data + bytes(word.itemsize), strides=(1,)))
-    values: NDArray[np.unsignedinteger] = windows[starts >> 3] >> (starts & 7).astype(word) & word.type((1 << width) - 1)
-    return values.astype(np.int64)
+    # Each value lies in the window of a few bytes that begins with its first bit's. Which these are repeats itself.
+    places, shifts = _pattern(width, word)
+    values: NDArray[np.unsignedinteger[Any]]
+    if count <= _REPEAT:
+        values = _windows(data, len(data), word)[places[:count]] >> shifts[:count]
+    else:
+        repeats, stride = -(-count // _REPEAT), _REPEAT * width // 8
+        values = _windows(data, repeats * stride, word).reshape(repeats, stride).take(places, axis=1)
+        values >>= shifts
+        values = values.reshape(-1)[:count]
+    values &= word.type((1 << width) - 1)
+    return values
 
 
 def unpack_flags(data: bytes, count: int) -> NDArray[np.uint8]:
@@ -60,10 +70,25 @@ def _refuse_padding(data: bytes, bits: int) -> None:
         raise PayloadRejected(message)
 
 
-_WINDOWS = (np.dtype("<u4"), np.dtype("<u8"))
+_WINDOWS = (np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8"))
+_REPEAT = 4096
+"""Values after which places and shifts repeat themselves; any multiple of 8 would do."""
 
 
-def _word(width: int) -> np.dtype[np.unsignedinteger]:
+@lru_cache(maxsize=64)
+def _pattern(width: int, word: np.dtype[np.unsignedinteger[Any]]) -> tuple[IntArray, NDArray[np.unsignedinteger[Any]]]:
+    """Of the first values of that width: the bytes they begin in, and the bits before them there."""
+    starts = np.arange(_REPEAT) * width
+    return starts >> 3, (starts & 7).astype(word)
+
+
+def _windows(data: bytes, count: int, word: np.dtype[np.unsignedinteger[Any]]) -> NDArray[np.unsignedinteger[Any]]:
+    """The words that begin with each of `count` bytes, zeros behind the end."""
+    padded = data + bytes(count - len(data) + word.itemsize)
+    return np.ascontiguousarray(np.ndarray(count, word, padded, strides=(1,)))
+
+
+def _word(width: int) -> np.dtype[np.unsignedinteger[Any]]:
     """The smallest unsigned integer, little endian, that has so many bits."""
     return np.dtype(next(f"<u{size}" for size in (1, 2, 4, 8) if width <= 8 * size))
 

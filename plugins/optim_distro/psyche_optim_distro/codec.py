@@ -17,6 +17,8 @@ allocates in proportion to the bytes it was given, and to our own table, whateve
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,21 +104,19 @@ def max_payload_bytes(layout: Layout, *, values: Values) -> int:
     A chunk with c coefficients has at most c (rice + 1) + ((size - c) >> rice) position bits, which grows with c; the sender's
     Rice parameter is at least as good as the one that makes this smallest. Two bytes per class for rounding.
     """
-    total = _HEADER.size
-    for entry in layout.classes:
-        chunks, count = entry.chunks.size, entry.chunks.size * entry.keep
-        positions = min(
-            packed_bytes(count, rice + 1) + packed_bytes(chunks, (entry.size - entry.keep) >> rice) for rice in _rices(entry)
-        )
-        value_bytes = packed_bytes(count, _VALUE_BITS[values])
-        total += _CLASS.size + packed_bytes(chunks, entry.keep.bit_length()) + positions + 2 + value_bytes
-
-    return total
+    return _HEADER.size + sum(_max_class_bytes(entry.size, entry.keep, entry.chunks.size, values) for entry in layout.classes)
 
 
-def _rices(entry: ChunkClass) -> range:
-    """Rice parameters worth trying, and allowed: 0 up to the bits of an index."""
-    return range((entry.size - 1).bit_length() + 1)
+@lru_cache(maxsize=256)
+def _max_class_bytes(size: int, keep: int, chunks: int, values: Values) -> int:
+    count = chunks * keep
+    positions = min(packed_bytes(count, rice + 1) + packed_bytes(chunks, (size - keep) >> rice) for rice in _rices(size))
+    return _CLASS.size + packed_bytes(chunks, keep.bit_length()) + positions + 2 + packed_bytes(count, _VALUE_BITS[values])
+
+
+def _rices(size: int) -> range:
+    """Rice parameters worth trying, and allowed, for chunks of that size: 0 up to the bits of an index."""
+    return range((size - 1).bit_length() + 1)
 
 
 def _encode_class(
@@ -127,7 +127,7 @@ def _encode_class(
     gaps = np.diff(indices, prepend=-1) - 1
     first = np.diff(rows, prepend=-1) != 0
     gaps[first] = indices[first]
-    rice = min(_rices(entry), key=lambda bits: gaps.size * bits + int((gaps >> bits).sum()))
+    rice = min(_rices(entry.size), key=lambda bits: gaps.size * bits + int((gaps >> bits).sum()))
     form, count_bytes = _encode_counts(entry, counts)
     unary = pack_unary(gaps >> rice)
     return [
@@ -164,8 +164,9 @@ def _exceptions_are_shorter(entry: ChunkClass, count: int) -> bool:
 
 def _decode_class(entry: ChunkClass, reader: _Reader, values: Values) -> Selection:
     form, rice, unary_bytes = _CLASS.unpack(reader.take(_CLASS.size))
-    if form not in (_FULL, _TABLE, _EXCEPTIONS) or rice not in _rices(entry):
-        message = f"class header has counts form {form} and Rice parameter {rice}; expected 0 to 2, and 0 to {_rices(entry)[-1]}"
+    if form not in (_FULL, _TABLE, _EXCEPTIONS) or rice not in _rices(entry.size):
+        most = _rices(entry.size)[-1]
+        message = f"class header has counts form {form} and Rice parameter {rice}; expected 0 to 2, and 0 to {most}"
         raise PayloadRejected(message)
 
     counts = _decode_counts(entry, reader, form)
@@ -174,11 +175,15 @@ def _decode_class(entry: ChunkClass, reader: _Reader, values: Values) -> Selecti
     ends = unary_ends(reader.take(unary_bytes), total)
     every = entry.keep if form == _FULL else counts
 
-    # Positions: running sum of gap + 1 inside each chunk; what ran up before a chunk's first coefficient is taken off.
-    number = np.arange(total)
-    reached = ((ends - number) << rice) + np.cumsum(low) + (number + 1)
-    before = np.concatenate(([0], reached))[np.cumsum(counts) - counts]
-    indices: IntArray = reached - np.repeat(before + 1, every)
+    # Positions: running sum of gap + 1 inside each chunk; what ran up before a chunk's first coefficient is taken off. A gap is
+    # its low bits and 2**rice times its high part, and `ends` of code i is i and all high parts so far.
+    kind: type[np.signedinteger[Any]] = np.int32 if ((8 * unary_bytes + total + 1) << rice) + total < 2**31 else np.int64
+    reached: NDArray[np.signedinteger[Any]] = np.arange(total + 1, dtype=kind)
+    reached *= 1 - (1 << rice)
+    reached[1:] += np.cumsum(low, dtype=kind)
+    reached[1:] += (ends.astype(kind) + 1) << rice
+    before = reached[np.cumsum(counts) - counts]
+    indices = reached[1:] - np.repeat(before + 1, every)
     if total and int(indices.max()) >= entry.size:
         message = f"a coefficient index {int(indices.max())} is outside its chunk of {entry.size}"
         raise PayloadRejected(message)
@@ -190,26 +195,29 @@ def _decode_counts(entry: ChunkClass, reader: _Reader, form: int) -> IntArray:
     """Coefficients of each chunk of the class. Raises PayloadRejected, also for a form that is not the shortest."""
     counts = np.full(entry.chunks.size, entry.keep)
     width = entry.keep.bit_length()
+    short = 0
     if form == _TABLE:
-        counts = unpack_integers(reader.take(packed_bytes(entry.chunks.size, width)), entry.chunks.size, width)
+        counts[:] = unpack_integers(reader.take(packed_bytes(entry.chunks.size, width)), entry.chunks.size, width)
+        short = int(np.count_nonzero(counts != entry.keep))
     elif form == _EXCEPTIONS:
-        (count,) = _EXCEPTION_COUNT.unpack(reader.take(_EXCEPTION_COUNT.size))
-        if not _exceptions_are_shorter(entry, count):
-            message = f"{count} exceptions of {entry.chunks.size} chunk counts are longer than a table of them"
+        (short,) = _EXCEPTION_COUNT.unpack(reader.take(_EXCEPTION_COUNT.size))
+        if not _exceptions_are_shorter(entry, short):
+            message = f"{short} exceptions of {entry.chunks.size} chunk counts are longer than a table of them"
             raise PayloadRejected(message)
 
         bits = _place_bits(entry)
-        places = unpack_integers(reader.take(packed_bytes(count, bits)), count, bits)
-        if bool((np.diff(places, prepend=-1) < 1).any()) or bool((places >= entry.chunks.size).any()):
+        places = unpack_integers(reader.take(packed_bytes(short, bits)), short, bits)
+        if bool((places[1:] <= places[:-1]).any()) or bool((places[-1:] >= entry.chunks.size).any()):
             message = f"chunks with fewer coefficients must be told in ascending order, from 0 to {entry.chunks.size - 1}"
             raise PayloadRejected(message)
 
-        counts[places] = unpack_integers(reader.take(packed_bytes(count, width)), count, width)
-        if int((counts != entry.keep).sum()) != count:
+        fewer = unpack_integers(reader.take(packed_bytes(short, width)), short, width)
+        if bool((fewer == entry.keep).any()):
             message = f"a chunk with {entry.keep} coefficients is no exception"
             raise PayloadRejected(message)
 
-    short = int((counts != entry.keep).sum())
+        counts[places] = fewer
+
     shortest = _TABLE if short and not _exceptions_are_shorter(entry, short) else _EXCEPTIONS if short else _FULL
     if form != shortest or int(counts.max()) > entry.keep:
         message = f"chunk counts must be at most {entry.keep} and told in their shortest form, {shortest}; got form {form}"

@@ -74,7 +74,7 @@ def bfloat16_is_exact(size: int) -> bool:
 
 
 class IntegerInverse:
-    """sizes: of all chunk sides. work: scratch memory; all of it is used. products: bfloat16 or float32; None for the faster."""
+    """sizes: of all chunk sides. work: scratch memory. products: bfloat16 or float32; None for the faster."""
 
     def __init__(self, sizes: list[int], device: torch.device, *, work: Workspace, products: torch.dtype | None = None) -> None:
         if products is None:
@@ -84,6 +84,10 @@ class IntegerInverse:
         self._basis = {size: integer_basis(size).to(device, products) for size in sizes}
         self._transposed = {size: basis.T.contiguous() for size, basis in self._basis.items()}
         self._work = work
+
+    def lend_input(self, elements: int) -> Tensor:
+        """Scratch memory for what `signs` is given, bfloat16 [elements]; it is not used for anything else."""
+        return self._work.lend(0 if self._products == torch.bfloat16 else 3, (elements,), dtype=torch.bfloat16)
 
     def signs(self, stage: Tensor, strip: Group) -> Tensor:
         """Sign, float32, of the inverse of integer coefficients (bfloat16, magnitude <= 2**operand_bits), in the strip's shape.

@@ -150,7 +150,7 @@ class DistroOptimizer(Optimizer):
         scale = self._gradient_scale(gradients, waiting, step, learning_rate)
         tables = Tables(self._layout, self._device, self._precision)
         for group in self._layout.groups:
-            finder = TopFinder(group, self._device)
+            finder = TopFinder(group, self._device, dtype=self._precision.of(group.height * group.width))
             for strip, parts in self._strips_of(group):
                 self._take_in(strip, parts, gradients, scale, waiting)
                 coefficients = self._transformed(strip)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from psyche_optim_distro.layout import Group, IntArray, Layout
 from psyche_optim_distro.precision import Precision
 
-_CHUNKS_AT_ONCE = 1024
+_CHUNKS_AT_ONCE = 512
 """Chunks whose candidates are compared in one go: more take more memory and are no faster."""
 
 _PACKED = 4096
@@ -34,12 +35,12 @@ Seen where one coefficient makes up a chunk: up to 2**-20.8 of it in another's p
 class Selection:
     """Coefficients of one payload, sorted by class, chunk and index.
 
-    chunks, indices: int64 [n], chunk number and row-by-row position inside the chunk; no pair occurs twice.
+    chunks: int64 [n], chunk numbers. indices: int32 or int64 [n], row-by-row positions inside the chunk. No pair occurs twice.
     values: float32 [n], never zero; in a one-bit payload +1 or -1.
     """
 
     chunks: IntArray
-    indices: IntArray
+    indices: NDArray[np.signedinteger[Any]]
     values: NDArray[np.float32]
 
 
@@ -104,12 +105,13 @@ class TopFinder:
     shows in the values. Which of equal magnitudes is taken is not specified.
     """
 
-    def __init__(self, group: Group, device: torch.device) -> None:
+    def __init__(self, group: Group, device: torch.device, *, dtype: torch.dtype = torch.float32) -> None:
+        """dtype: of the coefficients."""
         self._group = group
         self._run = run = _run_length(group)
         count, keep = group.chunk_count, group.keep
         self._runs = torch.empty(count, keep, dtype=torch.int64, device=device)
-        self._candidates = torch.empty(count, keep * run, device=device)
+        self._candidates = torch.empty(count, keep * run, dtype=dtype, device=device)
         # Where each block, the first element of each of its runs, and the others of a run lie.
         self._block_starts = torch.arange(count, device=device).unsqueeze(1) * (group.height * group.width)
         of_block = torch.arange(group.height // run * group.width, device=device)
@@ -140,14 +142,14 @@ class TopFinder:
         place = largest(magnitudes(candidates), keep=self._group.keep)
         chosen = runs.gather(1, place // run)
         indices, order = ((chosen // width * run + place % run) * width + chosen % width).sort(dim=1)
-        return indices, candidates.gather(1, place).gather(1, order)
+        return indices, candidates.gather(1, place).gather(1, order).to(torch.float32)
 
 
 def top_coefficients(coefficients: Tensor, *, keep: int) -> tuple[Tensor, Tensor]:
     """Top-k of every block of [chunks, height, width] at once, as `TopFinder.found`."""
     chunks, height, width = coefficients.shape
     whole = Group(start=0, row_blocks=chunks, height=height, columns=width, width=width, keep=keep, first_chunk=0)
-    finder = TopFinder(whole, coefficients.device)
+    finder = TopFinder(whole, coefficients.device, dtype=coefficients.dtype)
     finder.look(whole, coefficients)
     return finder.found()
 

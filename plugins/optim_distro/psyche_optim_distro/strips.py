@@ -53,14 +53,14 @@ def parts_of(strip: Group, layout: Layout) -> tuple[Part, ...]:
 
 
 class Workspace:
-    """Scratch memory for one strip at a time: three buffers, lent by number until the next loan of the same number.
+    """Scratch memory for one strip at a time: four buffers, lent by number until the next loan of the same number.
 
     On a CPU a buffer is as large as the largest loan of it so far.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(3)]
+        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(4)]
 
     def lend(self, number: int, shape: Sequence[int], *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory of that shape with anything in it."""
