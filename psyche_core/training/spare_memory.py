@@ -28,7 +28,7 @@ def keep_freed_memory() -> bool:
 
     change = getattr(ctypes.CDLL(None), "mallopt", None)
     wanted = ((_MMAP_THRESHOLD, _BLOCK_BYTES), (_TRIM_THRESHOLD, _KEPT_BYTES), (_ARENA_MAX, _HEAPS))
-    return change is not None and all([change(what, value) for what, value in wanted])
+    return change is not None and all(change(what, value) for what, value in wanted)
 
 
 def give_back_memory() -> None:

@@ -75,6 +75,14 @@ def test_packed_integers_round_trip(data: st.DataObject, width: int) -> None:
             unpack_integers(packed[:-1] + bytes([packed[-1] | 0x80]), array.size, width)
 
 
+@pytest.mark.parametrize("count", [4095, 4096, 4097, 8192, 9001])
+@pytest.mark.parametrize("width", [1, 3, 8, 9, 10, 25, 26, 57, 58, 63])
+def test_many_packed_integers_round_trip(count: int, width: int) -> None:
+    """More than the places after which the reader's pattern repeats itself."""
+    values = np.random.default_rng(count).integers(0, 2**width, count)
+    np.testing.assert_array_equal(unpack_integers(pack_integers(values, width), count, width), values)
+
+
 @given(st.lists(st.integers(0, 300)))
 def test_unary_round_trip(values: list[int]) -> None:
     array = np.array(values, dtype=np.int64)
@@ -270,6 +278,23 @@ def test_a_wasteful_but_readable_encoding_over_the_limit_is_rejected() -> None:
     wasteful = good[:HEADER_BYTES] + struct.pack("<BBI", 0, 0, 512) + bytes(511) + b"\x80" + b"\x00"
     with pytest.raises(PayloadRejected, match="over the"):
         codec.decode(layout, wasteful, values=Values.SIGNS)
+
+
+def test_a_place_that_wraps_around_is_rejected() -> None:
+    """2**32 places too far, told in as few bytes as that takes, is not the place that 32 bits would make of it."""
+    layout = build_layout({"w": (32_768, 32_768)}, chunk=4096, topk=8)
+    assert [(entry.size, entry.keep, entry.chunks.size) for entry in layout.classes] == [(2**24, 8, 64)]
+    chunk, place = np.array([0]), np.array([5])
+    good = codec.encode(layout, Selection(chunk, place, np.ones(1, np.float32)), values=Values.SIGNS)
+    counts = pack_integers((np.arange(64) == 0).astype(np.int64), 4)
+
+    def told(high: int) -> bytes:
+        unary = pack_unary(np.array([high]))
+        return good[:HEADER_BYTES] + struct.pack("<BBI", 1, 24, len(unary)) + counts + pack_integers(place, 24) + unary + b"\0"
+
+    assert codec.decode(layout, told(0), values=Values.SIGNS).indices.tolist() == [5]
+    with pytest.raises(PayloadRejected, match="outside its chunk"):
+        codec.decode(layout, told(2**8), values=Values.SIGNS)
 
 
 def test_the_fingerprint_covers_chunk_and_topk() -> None:
