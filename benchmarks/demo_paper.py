@@ -38,10 +38,18 @@ def basis(size: int) -> Tensor:
 class DemoPaper:
     """parameters: by name, with gradients in `.grad` when `compress` is called."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], *, chunk: int = 64, topk: int = 8, decay: float = 0.999) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        *,
+        chunk: int = 64,
+        topk: int = 8,
+        decay: float = 0.999,
+        weight_decay: float = 0.1,
+    ) -> None:
         self._parameters = {name: parameters[name] for name in sorted(parameters)}
         self._delta = {name: torch.zeros_like(tensor) for name, tensor in self._parameters.items()}
-        self._chunk, self._topk, self._decay = chunk, topk, decay
+        self._chunk, self._topk, self._decay, self._weight_decay = chunk, topk, decay, weight_decay
         sizes = {chunk_size(side, chunk) for tensor in self._parameters.values() for side in tensor.shape}
         self._basis = {size: basis(size) for size in sizes}
 
@@ -63,12 +71,13 @@ class DemoPaper:
 
     @torch.no_grad()
     def apply(self, results: Sequence[Sequence[Sent]], *, learning_rate: float) -> None:
-        """The sign of the decoded mean of all peers' results, slot by slot."""
-        for place, (name, parameter) in enumerate(self._parameters.items()):
-            rows = self._encode(self._delta[name])  # for its shape, as the published code does
+        """Weight decay, and the sign of the decoded mean of all peers' results, slot by slot."""
+        for place, parameter in enumerate(self._parameters.values()):
             indices = torch.cat([result[place].indices for result in results], dim=1)
             values = torch.cat([result[place].values for result in results], dim=1)
-            mean = torch.zeros_like(rows).scatter_reduce_(1, indices, values, reduce="mean", include_self=False)
+            rows = torch.zeros(indices.shape[0], parameter.numel() // indices.shape[0])
+            mean = rows.scatter_reduce_(1, indices, values, reduce="mean", include_self=False)
+            parameter.mul_(1 - learning_rate * self._weight_decay)
             parameter.sub_(self._decode(mean, parameter.shape).sign_(), alpha=learning_rate)
 
     def _encode(self, tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,15 +14,21 @@ BUILD = Path(__file__).parents[1] / "programs/toolchain/build.py"
 
 
 @pytest.fixture(scope="session")
-def toolchain() -> Any:
-    """A `Toolchain` of programs/toolchain/build.py. Skips, saying what to install, where rustc or its sources are missing."""
+def build_module() -> ModuleType:
+    """programs/toolchain/build.py."""
     spec = importlib.util.spec_from_file_location("psyche_toolchain_build", BUILD)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def toolchain(build_module: ModuleType) -> Any:
+    """A `Toolchain` of it. Skips, saying what to install, where its rustc or the sources are missing."""
     try:
-        return module.Toolchain()
-    except module.BuildError as error:
+        return build_module.Toolchain()
+    except build_module.BuildError as error:
         pytest.skip(str(error))

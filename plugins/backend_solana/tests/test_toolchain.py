@@ -86,6 +86,14 @@ ACCEPTED = {
 }
 
 
+def test_another_rustc_is_refused_with_the_way_to_the_right_one(build_module: ModuleType, tmp_path: Path) -> None:
+    newer = tmp_path / "rustc"
+    newer.write_text("#!/bin/sh\necho 'release: 1.96.0'\necho 'LLVM version: 22.1.8'\n")
+    newer.chmod(0o755)
+    with pytest.raises(build_module.BuildError, match=r"version 1\.96\.0, .*'?rustc-web=1\.85\.\*"):
+        build_module.Toolchain(str(newer))
+
+
 def build(toolchain, folder: Path, source: str) -> bytes:
     (folder / "lib.rs").write_text(PRELUDE + source)
     return toolchain.link("example", folder / "lib.rs", folder / "example.so").read_bytes()

@@ -3,8 +3,8 @@
 
     python build.py [PROGRAM ...] [--out FOLDER] [--check FOLDER]
 
-Needs: apt-get install --no-install-recommends rustc-web rust-web-src. The first build compiles `core` (about 10 s) into a cache,
-later ones take a second or two. The same sources and the same rustc give the same bytes, in whatever folder.
+Needs rustc 1.85 and its sources; README.md has the line that installs them. The first build compiles `core` (about 10 s) into a
+cache, later ones take a second or two. The same sources and the same rustc give the same bytes, in whatever folder.
 
 Decided: only `core`; no compiler_builtins, so a program may use neither floating-point numbers nor 128-bit division (multiplying,
 shifting and adding 128 bits are lowered by sbf_ld.py); whatever needs a missing function does not link.
@@ -27,6 +27,12 @@ SOURCES = TOOLS.parent
 SHIPPED = SOURCES.parent / "psyche_backend_solana/programs"
 CACHE = TOOLS / ".cache"
 RUSTC = "/usr/bin/rustc"
+RUST = "1.85"
+"""What is shipped was built by this one. Debian's security updates bring newer ones, which build other bytes or none."""
+
+INSTALL = "apt-get install --no-install-recommends --allow-downgrades " + " ".join(
+    f"'{package}={RUST}.*'" for package in ("rustc-web", "rust-web-src", "libstd-rust-web-dev")
+)
 PROGRAMS = ("coordinator", "authorizer", "treasurer", "mining_pool")
 TARGET = (
     "--target",
@@ -52,18 +58,21 @@ class Toolchain:
     """One rustc with the libraries made for it.
 
     rustc: Debian's. cache: folder for libraries, by rustc's version. sources: folder of the programs' crates. BuildError if rustc
-    or its sources are missing; the message says which package has them.
+    or its sources are missing or it is not the one we build with; the message says how to install that.
     """
 
     def __init__(self, rustc: str = RUSTC, *, cache: Path = CACHE, sources: Path = SOURCES) -> None:
         if not Path(rustc).exists():
-            message = f"{rustc} is missing; install it with: apt-get install --no-install-recommends rustc-web rust-web-src"
+            message = f"{rustc} is missing; install it with: {INSTALL}"
             raise BuildError(message)
         said = _run([rustc, "-Vv"])
         version = re.search(r"^release: (\S+)", said, re.MULTILINE)
         llvm = re.search(r"^LLVM version: (\d+)\.(\d+)", said, re.MULTILINE)
         if version is None or llvm is None:
             message = f"{rustc} -Vv tells no version: {said}"
+            raise BuildError(message)
+        if not version[1].startswith(f"{RUST}."):
+            message = f"{rustc} is version {version[1]}, the programs are built with {RUST}; install that with: {INSTALL}"
             raise BuildError(message)
         self.version = version[1]
         self._rustc = rustc
@@ -72,7 +81,7 @@ class Toolchain:
         self._library = Path(f"/usr/src/rustc-{self.version}/library")
         self._cache = cache / self.version
         if not (self._library / "core/src/lib.rs").exists():
-            message = f"{self._library} is missing; install it with: apt-get install --no-install-recommends rust-web-src"
+            message = f"{self._library} is missing; install it with: {INSTALL}"
             raise BuildError(message)
 
     def build(self, name: str, out: Path, *, assembly: Path | None = None) -> Path:
