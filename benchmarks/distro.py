@@ -13,8 +13,8 @@ For each size, on the CPU, after a few real training steps:
                           compress and an apply of most peers
 
 The ways take turns, the short ones thrice while forward and backward come once, and the best counts, so other work on the
-machine counts little. Goals at 20M, two threads, 2048
-tokens: compress and apply of 32 peers at most 5 % of forward and backward each, three times faster than the paper's.
+machine counts little. Goals at 20M, two threads, 2048 tokens: compress and apply of 32 peers at most 5 % of forward and backward
+each, three times faster than the paper's.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ What is measured, for 1, 2 and 4 members that share:
 
     fresh_memory_mb_per_s
                        how fast the system hands out memory that was not used for some seconds, before the first fetch. Files pass
-                       through such memory. Virtual machines that give free memory back to their host get it again at some 300
-                       MB/s, and all fetches are slower by what that takes; others at several 1,000
+                       through such memory. A virtual machine that gave free memory back to its host got it again at some 300
+                       MB/s, and all fetches were slower by what that takes; the same one at over 1,000 when it kept it
 
 All processes and the system's network stack share this machine's cores; on two cores more members are not faster than one.
 Where the system allows, it all runs in a network namespace with loopback only (tools/loopback.sh).
