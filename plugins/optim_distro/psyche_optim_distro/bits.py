@@ -64,8 +64,13 @@ def unpack_flags(data: bytes, count: int) -> NDArray[np.uint8]:
     return np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count, bitorder="little")
 
 
+def padding_is_zero(data: bytes, bits: int) -> bool:
+    """Whether bits of the last byte that are not in use are zero."""
+    return not (bits % 8 and data[-1] >> bits % 8)
+
+
 def _refuse_padding(data: bytes, bits: int) -> None:
-    if bits % 8 and data[-1] >> bits % 8:
+    if not padding_is_zero(data, bits):
         message = "padding bits of a packed table are not zero"
         raise PayloadRejected(message)
 

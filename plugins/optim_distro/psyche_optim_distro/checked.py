@@ -7,8 +7,15 @@ whether a payload is valid is found out each time it is asked.
 from __future__ import annotations
 
 import threading
+from typing import Any, Protocol
 
-from psyche_optim_distro.aggregation import Votes
+
+class Votes(Protocol):
+    """The votes of a payload, as the mover reads them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes they take."""
 
 
 class CheckedVotes:
@@ -17,7 +24,7 @@ class CheckedVotes:
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
         self._held = 0
-        self._votes: dict[bytes, Votes] = {}  # in order of arrival
+        self._votes: dict[bytes, Any] = {}  # in order of arrival
         self._turn = threading.Lock()
 
     def keep(self, payload: bytes, votes: Votes) -> None:
@@ -32,7 +39,7 @@ class CheckedVotes:
                 oldest = next(iter(self._votes))
                 self._held -= _size(oldest, self._votes.pop(oldest))
 
-    def take(self, payload: bytes) -> Votes | None:
+    def take(self, payload: bytes) -> Any | None:
         """The votes of a payload, which are kept no longer; None when they are not here."""
         with self._turn:
             votes = self._votes.pop(payload, None)

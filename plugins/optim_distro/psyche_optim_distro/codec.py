@@ -17,6 +17,8 @@ allocates in proportion to the bytes it was given, and to our own table, whateve
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -74,6 +76,29 @@ def as_sent(exact: NDArray[np.float32], values: Values) -> NDArray[np.float32]:
 
 def decode(layout: Layout, payload: bytes, *, values: Values) -> Selection:
     """The selection in a payload, checked against our own table. Raises PayloadRejected and nothing else."""
+    return concatenate([_decoded(section, values) for section in sections(layout, payload, values=values)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Section:
+    """One class of a payload, cut into its parts, each as long as it must be; gaps and values are not looked at yet.
+
+    counts: int64, coefficients of each chunk of the class; total: of all; full: whether all chunks send as many as they may.
+    rice: parameter of the gaps. low, unary, values: see the module.
+    """
+
+    entry: ChunkClass
+    counts: IntArray
+    total: int
+    full: bool
+    rice: int
+    low: bytes
+    unary: bytes
+    values: bytes
+
+
+def sections(layout: Layout, payload: bytes, *, values: Values) -> Iterator[Section]:
+    """A payload's classes. Raises PayloadRejected, after the last for bytes that follow."""
     limit = max_payload_bytes(layout, values=values)
     if len(payload) > limit:
         message = f"a payload of {len(payload)} bytes is over the {limit} bytes this model can need"
@@ -93,9 +118,9 @@ def decode(layout: Layout, payload: bytes, *, values: Values) -> Selection:
         message = "payload was made for other parameters, chunk size or top-k than ours"
         raise PayloadRejected(message)
 
-    selection = concatenate([_decode_class(entry, reader, values) for entry in layout.classes])
+    for entry in layout.classes:
+        yield _section(entry, reader, values)
     reader.finish()
-    return selection
 
 
 def max_payload_bytes(layout: Layout, *, values: Values) -> int:
@@ -162,7 +187,7 @@ def _exceptions_are_shorter(entry: ChunkClass, count: int) -> bool:
     return exceptions < packed_bytes(entry.chunks.size, width)
 
 
-def _decode_class(entry: ChunkClass, reader: _Reader, values: Values) -> Selection:
+def _section(entry: ChunkClass, reader: _Reader, values: Values) -> Section:
     form, rice, unary_bytes = _CLASS.unpack(reader.take(_CLASS.size))
     if form not in (_FULL, _TABLE, _EXCEPTIONS) or rice not in _rices(entry.size):
         most = _rices(entry.size)[-1]
@@ -171,13 +196,20 @@ def _decode_class(entry: ChunkClass, reader: _Reader, values: Values) -> Selecti
 
     counts = _decode_counts(entry, reader, form)
     total = int(counts.sum())
-    low = unpack_integers(reader.take(packed_bytes(total, rice)), total, rice)
-    ends = unary_ends(reader.take(unary_bytes), total)
-    every = entry.keep if form == _FULL else counts
+    low, unary = reader.take(packed_bytes(total, rice)), reader.take(unary_bytes)
+    own = reader.take(packed_bytes(total, _VALUE_BITS[values]))
+    return Section(entry, counts, total, form == _FULL, rice, low, unary, own)
+
+
+def _decoded(section: Section, values: Values) -> Selection:
+    entry, counts, total, rice = section.entry, section.counts, section.total, section.rice
+    low = unpack_integers(section.low, total, rice)
+    ends = unary_ends(section.unary, total)
+    every = entry.keep if section.full else counts
 
     # Positions: running sum of gap + 1 inside each chunk; what ran up before a chunk's first coefficient is taken off. A gap is
     # its low bits and 2**rice times its high part, and `ends` of code i is i and all high parts so far.
-    kind: type[np.signedinteger[Any]] = np.int32 if ((8 * unary_bytes + total + 1) << rice) + total < 2**31 else np.int64
+    kind: type[np.signedinteger[Any]] = np.int32 if ((8 * len(section.unary) + total + 1) << rice) + total < 2**31 else np.int64
     reached: NDArray[np.signedinteger[Any]] = np.arange(total + 1, dtype=kind)
     reached *= 1 - (1 << rice)
     reached[1:] += np.cumsum(low, dtype=kind)
@@ -188,7 +220,7 @@ def _decode_class(entry: ChunkClass, reader: _Reader, values: Values) -> Selecti
         message = f"a coefficient index {int(indices.max())} is outside its chunk of {entry.size}"
         raise PayloadRejected(message)
 
-    return Selection(np.repeat(entry.chunks, every), indices, _decode_values(reader, total, values))
+    return Selection(np.repeat(entry.chunks, every), indices, _decode_values(section.values, total, values))
 
 
 def _decode_counts(entry: ChunkClass, reader: _Reader, form: int) -> IntArray:
@@ -234,8 +266,7 @@ def _encode_values(coefficients: NDArray[np.float32], values: Values) -> bytes:
     return coefficients.astype("<f4").tobytes()
 
 
-def _decode_values(reader: _Reader, total: int, values: Values) -> NDArray[np.float32]:
-    data = reader.take(packed_bytes(total, _VALUE_BITS[values]))
+def _decode_values(data: bytes, total: int, values: Values) -> NDArray[np.float32]:
     if values is Values.SIGNS:
         return np.float32(1) - np.float32(2) * unpack_flags(data, total)
 

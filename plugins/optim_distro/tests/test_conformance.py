@@ -1,4 +1,4 @@
-"""The contract of every optimizer, for DisTrO with signs and with values."""
+"""The contract of every optimizer, for DisTrO with signs, compiled where that can be had and plain, and with values."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ class TestDistroOneBit(OptimizerConformance):
         return DistroOptimizer(
             DistroSettings(compression_topk=4, quantize_1bit=True, weight_decay=0.1, clip_grad_norm=1.0), model
         )
+
+
+class TestDistroOneBitInPlainTorch(OptimizerConformance):
+    def make_optimizer(self, model: Model) -> Optimizer:
+        settings = DistroSettings(compression_topk=4, quantize_1bit=True, weight_decay=0.1, clip_grad_norm=1.0)
+        return DistroOptimizer(settings, model, compiled=False)
 
 
 class TestDistroValues(OptimizerConformance):

@@ -211,14 +211,14 @@ def test_lookahead_is_masters_minus_the_sign_of_delta() -> None:
     assert torch.equal(model.parameters["w"].detach(), torch.full((4, 4), -0.5))
 
 
-@pytest.mark.parametrize("one_bit", [True, False])
-def test_500_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool) -> None:
+@pytest.mark.parametrize(("one_bit", "compiled"), [(True, True), (True, False), (False, False)])
+def test_500_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool, compiled: bool) -> None:
     shapes = {"embed": (64, 48), "norm": (48,), "odd": (29, 6)}
     replicas = []
     for _ in range(4):
         model = ToyModel(shapes, dtype=torch.bfloat16)
         settings = DistroSettings(compression_topk=4, quantize_1bit=one_bit, weight_decay=0.1, clip_grad_norm=1.0)
-        replicas.append(Replica(model, DistroOptimizer(settings, model)))
+        replicas.append(Replica(model, DistroOptimizer(settings, model, compiled=compiled)))
     digests: list[set[str]] = []
     play_rounds(
         replicas,

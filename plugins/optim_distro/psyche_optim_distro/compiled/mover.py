@@ -1,0 +1,138 @@
+"""Signs to moved masters in compiled code: votes are read straight from a payload's bits, and a chunk stays in a core's first
+cache from its votes to the weights.
+
+Equal bits to `moving.VoteMover` (tested with random and hostile payloads): all arithmetic before the sign is of integers below
+2**24, see `integer_inverse`. Refuses parameters that are not on a CPU in little endian, by not being built there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from psyche_core.errors import PayloadRejected
+from psyche_core.types import MAX_CLIENTS
+from psyche_optim_distro import codec
+from psyche_optim_distro.aggregation import mean_of_votes
+from psyche_optim_distro.bits import padding_is_zero
+from psyche_optim_distro.compiled.bases import basis_of
+from psyche_optim_distro.compiled.kernels import move_group, read_votes
+from psyche_optim_distro.compiled.threads import in_threads
+from psyche_optim_distro.layout import Layout
+from psyche_optim_distro.moving import Mover
+from psyche_optim_distro.values import Values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkVotes:
+    """The votes of one payload in the order of classes, ready to be counted.
+
+    places: uint16 or uint32 [n], twice the position in its chunk, and one more for a vote of -1. counts: uint16 [chunks], votes
+    of each chunk.
+    """
+
+    places: NDArray[np.unsignedinteger[Any]]
+    counts: NDArray[np.uint16]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return self.places.nbytes + self.counts.nbytes
+
+
+class CompiledMover(Mover[ChunkVotes]):
+    """layout: of the parameters, which are on a CPU. Compiles on its first use on a machine, for some seconds."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._bases = {size: basis_of(size) for size in {side for group in layout.groups for side in (group.height, group.width)}}
+        self._bits = min((basis.bits for basis in self._bases.values()), default=1)
+        self._means = mean_of_votes(self._bits).float().numpy()
+        largest = max((entry.size for entry in layout.classes), default=1)
+        self._place_type = np.uint16 if 2 * largest <= 2**16 else np.uint32
+        starts = np.cumsum([0, *(entry.chunks.size for entry in layout.classes)])
+        firsts = np.array([group.first_chunk for group in layout.groups], np.int64)
+        self._positions: list[int] = (starts[layout.chunk_class[firsts]] + layout.chunk_rank[firsts]).tolist()
+        self._warm_up()
+
+    def read(self, payload: bytes) -> ChunkVotes:
+        """The votes of a payload; any thread. Raises PayloadRejected, never anything else."""
+        places, counts = [], []
+        for section in codec.sections(self._layout, payload, values=Values.SIGNS):
+            counts.append(section.counts.astype(np.uint16))
+            places.append(np.empty(section.total, self._place_type))
+            if not _read(section, counts[-1], places[-1]):
+                codec.decode(self._layout, payload, values=Values.SIGNS)  # says what is wrong
+                message = "a payload that no encoder writes"
+                raise PayloadRejected(message)
+
+        if not places:
+            return ChunkVotes(np.empty(0, self._place_type), np.empty(0, np.uint16))
+
+        return ChunkVotes(np.concatenate(places), np.concatenate(counts))
+
+    def move(self, masters: Tensor, read: Sequence[ChunkVotes], *, keep: float, rate: float) -> None:
+        """See the contract."""
+        if len(read) > MAX_CLIENTS:
+            message = f"at most {MAX_CLIENTS} payloads can be aggregated exactly, got {len(read)}"
+            raise ValueError(message)
+
+        votes = np.concatenate([part.places for part in read])
+        counts = np.stack([part.counts for part in read])
+        starts = np.cumsum([0, *(part.places.size for part in read[:-1])])
+        flat = masters.numpy()
+
+        def some(part: int, parts: int) -> None:
+            for group, position in zip(self._layout.groups, self._positions, strict=True):
+                first, last = (group.chunk_count * edge // parts for edge in (part, part + 1))
+                down, across = self._bases[group.height], self._bases[group.width]
+                move_group(
+                    first,
+                    last,
+                    votes,
+                    starts,
+                    counts,
+                    position,
+                    self._means,
+                    group.height,
+                    group.columns,
+                    group.width,
+                    down.bits,
+                    across.rows,
+                    down.levels,
+                    down.matrices,
+                    flat[group.start : group.stop],
+                    np.float32(keep),
+                    np.float32(rate),
+                )
+
+        in_threads(some)
+
+    def _warm_up(self) -> None:
+        """Have everything compiled now, and not in the middle of a round."""
+        none, places = np.empty(0, np.uint16), np.empty(0, self._place_type)
+        read_votes(_words(b""), 0, _words(b""), 0, _words(b""), none, 1, places)
+        basis, weights, factor = basis_of(1), np.empty(0, np.float32), np.float32(0)
+        starts, counts = np.empty(0, np.int64), none.reshape(0, 0)
+        cut = basis.bits, basis.rows, basis.levels, basis.matrices
+        move_group(0, 0, places, starts, counts, 0, self._means, 1, 1, 1, *cut, weights, factor, factor)
+
+
+def _read(section: codec.Section, counts: NDArray[np.uint16], out: NDArray[Any]) -> bool:
+    """A section's votes into `out`; False where an encoder writes other bytes."""
+    total, rice, size = section.total, section.rice, section.entry.size
+    if not (padding_is_zero(section.low, total * rice) and padding_is_zero(section.values, total)):
+        return False
+
+    low, unary, signs = _words(section.low), _words(section.unary), _words(section.values)
+    return read_votes(low, rice, unary, len(section.unary), signs, counts, size, out)
+
+
+def _words(data: bytes) -> NDArray[np.uint64]:
+    """The bytes as little-endian words, zeros behind them, a whole word of them at least."""
+    return np.frombuffer(data + bytes(16 - len(data) % 8), dtype="<u8")

@@ -1,0 +1,218 @@
+"""The compiled code: the plain code's bits, its opinion of hostile bytes, and nothing outside an array."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psyche_core.errors import PayloadRejected
+from psyche_core.testing.optimizer import Replica, digest, play_rounds
+from psyche_core.testing.toy_model import ToyModel
+from psyche_optim_distro import codec
+from psyche_optim_distro.compiled import can_compile
+from psyche_optim_distro.layout import Layout, build_layout
+from psyche_optim_distro.moving import Mover, VoteMover, mover_for
+from psyche_optim_distro.optimizer import DistroOptimizer
+from psyche_optim_distro.selection import Selection
+from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.strips import Workspace
+from psyche_optim_distro.values import Values
+
+pytestmark = pytest.mark.skipif(not can_compile(), reason="needs psyche-optim-distro[fast]")
+
+CPU = torch.device("cpu")
+ODD_SHAPES = {"w": (128, 192), "odd": (97, 30), "norm": (64,), "tall": (60, 7), "one": (1,), "stack": (2, 48, 40), "none": (0, 3)}
+
+
+def mover(layout: Layout, *, compiled: bool) -> Mover[object]:
+    return mover_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), compiled=compiled)
+
+
+def payload(layout: Layout, generator: np.random.Generator, *, fill: float = 1.0) -> bytes:
+    """A chunk sends all it may, or with a chance of 1 - fill fewer."""
+    chunks, indices = [], []
+    for entry in layout.classes:
+        for chunk in entry.chunks.tolist():
+            count = entry.keep if generator.random() < fill else int(generator.integers(0, entry.keep + 1))
+            indices.append(np.sort(generator.permutation(entry.size)[:count]))
+            chunks.append(np.full(count, chunk))
+    values = np.where(generator.random(sum(part.size for part in indices)) < 0.5, -1, 1).astype(np.float32)
+    selection = Selection(
+        np.concatenate([np.zeros(0, np.int64), *chunks]), np.concatenate([np.zeros(0, np.int64), *indices]), values
+    )
+    return codec.encode(layout, selection, values=Values.SIGNS)
+
+
+def moved(layout: Layout, payloads: Sequence[bytes], *, compiled: bool, keep: float = 0.9999, rate: float = 1e-3) -> torch.Tensor:
+    masters = torch.randn(layout.total, generator=torch.Generator().manual_seed(1))
+    by = mover(layout, compiled=compiled)
+    by.move(masters, [by.read(each) for each in payloads], keep=keep, rate=rate)
+    return masters
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(left.view(torch.int32), right.view(torch.int32))
+
+
+def test_it_is_used_where_it_can_be() -> None:
+    layout = build_layout({"w": (4, 4)}, chunk=4, topk=2)
+    assert not isinstance(mover(layout, compiled=True), VoteMover)
+    assert isinstance(mover(layout, compiled=False), VoteMover)
+
+
+@pytest.mark.parametrize("senders", [1, 2, 7, 32, 256])
+def test_it_moves_masters_to_the_bits_of_the_plain_code(senders: int) -> None:
+    layout = build_layout(ODD_SHAPES, chunk=64, topk=8)
+    generator = np.random.default_rng(senders)
+    payloads = [payload(layout, generator, fill=number % 3 / 2) for number in range(senders)]
+    assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
+
+
+@pytest.mark.parametrize(("chunk", "topk"), [(1, 1), (2, 2), (7, 3), (48, 40), (64, 65535), (100, 9), (192, 200), (1024, 64)])
+def test_chunks_of_any_size(chunk: int, topk: int) -> None:
+    """Sides that are not a multiple of four, wider than what is worked on at once, and places beyond 16 bits."""
+    shapes = {"a": (300, 200), "b": (3, 48, 80), "c": (77,), "d": (33, 1), "e": (1024, 1024)} if chunk > 2 else {"a": (30, 20)}
+    layout = build_layout(shapes, chunk=chunk, topk=topk)
+    payloads = [payload(layout, np.random.default_rng(seed)) for seed in range(3)]
+    assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=3), min_size=1, max_size=4),
+    st.integers(1, 80),
+    st.integers(1, 20),
+    st.integers(1, 12),
+    st.floats(0, 1),
+    st.floats(1e-8, 1e3),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_table_is_moved_to_the_same_bits(
+    shapes: list[list[int]], chunk: int, topk: int, senders: int, fill: float, rate: float, seed: int
+) -> None:
+    layout = build_layout({f"p{number}": shape for number, shape in enumerate(shapes)}, chunk=chunk, topk=topk)
+    generator = np.random.default_rng(seed)
+    payloads = [payload(layout, generator, fill=fill) for _ in range(senders)]
+    found = [moved(layout, payloads, compiled=compiled, keep=1 - rate / 7, rate=rate) for compiled in (True, False)]
+    assert same_bits(*found)
+
+
+def test_threads_and_order_do_not_matter() -> None:
+    layout = build_layout({"w": (1024, 768), "wide": (64, 6400), "norm": (768,)}, chunk=64, topk=8)
+    payloads = [payload(layout, np.random.default_rng(seed)) for seed in range(5)]
+    expected = moved(layout, payloads, compiled=True)
+    for threads in (2, 3, 8):
+        torch.set_num_threads(threads)
+        assert same_bits(moved(layout, payloads[::-1], compiled=True), expected)
+
+
+def test_zero_has_no_sign_and_no_weight_changes_for_it() -> None:
+    """Two peers say the opposite: keep alone moves the weights, and -0.0 stays -0.0."""
+    layout = build_layout({"w": (2, 2)}, chunk=2, topk=2)
+    both = [
+        codec.encode(layout, Selection(np.zeros(2, np.int64), np.array([0, 3]), np.array(signs, np.float32)), values=Values.SIGNS)
+        for signs in ([1, -1], [-1, 1])
+    ]
+    masters = torch.tensor([-0.0, 0.0, 1.0, -1.0])
+    by = mover(layout, compiled=True)
+    by.move(masters, [by.read(each) for each in both], keep=0.5, rate=0.1)
+    assert same_bits(masters, torch.tensor([-0.0, 0.0, 0.5, -0.5]))
+
+
+def test_more_than_256_payloads_are_refused() -> None:
+    layout = build_layout({"w": (2, 2)}, chunk=2, topk=1)
+    by = mover(layout, compiled=True)
+    one = by.read(payload(layout, np.random.default_rng(1)))
+    with pytest.raises(ValueError, match="256"):
+        by.move(torch.zeros(4), [one] * 257, keep=1.0, rate=1.0)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_hostile_payloads_are_refused_as_the_plain_code_refuses_them(data: st.DataObject) -> None:
+    layout = build_layout({"embed": (20, 12), "norm": (12,), "stack": (2, 4, 6)}, chunk=6, topk=5)
+    fill = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    changed = bytearray(payload(layout, np.random.default_rng(data.draw(st.integers(0, 99))), fill=fill))
+    for _ in range(data.draw(st.integers(0, 4))):
+        changed[data.draw(st.integers(22, len(changed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    cut = bytes(changed[: data.draw(st.sampled_from([len(changed), len(changed) - 1, len(changed) // 2]))])
+    said = []
+    for compiled in (True, False):
+        by = mover(layout, compiled=compiled)
+        masters = torch.zeros(layout.total)
+        try:
+            by.move(masters, [by.read(cut)], keep=1.0, rate=-1.0)
+        except PayloadRejected as refused:
+            said.append(str(refused))
+        else:
+            said.append(str(masters.tolist()))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "clip_grad_norm": 1.0}])
+def test_replicas_with_and_without_it_stay_equal(settings: dict[str, float]) -> None:
+    models = [ToyModel({"w": (64, 96), "norm": (96,), "odd": (33, 10)}, seed=3) for _ in range(4)]
+    replicas = [
+        Replica(
+            model,
+            DistroOptimizer(DistroSettings(compression_topk=4, quantize_1bit=True, **settings), model, compiled=number % 2 == 0),
+        )
+        for number, model in enumerate(models)
+    ]
+
+    def equal() -> None:
+        assert len({digest(replica.optimizer.masters) for replica in replicas}) == 1
+
+    play_rounds(replicas, rounds=40, learning_rate=0.01, after_round=equal)
+
+
+WITHOUT_BOUNDS = """
+import sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+import test_compiled as tests
+from psyche_core.errors import PayloadRejected
+from psyche_optim_distro.layout import build_layout
+
+for chunk, topk in ((1, 1), (6, 5), (7, 49), (64, 8), (100, 9)):
+    layout = build_layout({**tests.ODD_SHAPES, "wide": (12, 1300)}, chunk=chunk, topk=topk)
+    generator = np.random.default_rng(chunk)
+    payloads = [tests.payload(layout, generator, fill=fill) for fill in (0.0, 0.5, 1.0)]
+    tests.moved(layout, payloads, compiled=True)
+    by, refused = tests.mover(layout, compiled=True), 0
+    for turn in range(400):
+        hostile = bytearray(payloads[turn % 3])
+        for place in generator.integers(22, len(hostile), 3):
+            hostile[place] = generator.integers(256)
+        try:
+            by.move(tests.torch.zeros(layout.total), [by.read(bytes(hostile))], keep=1.0, rate=1.0)
+        except PayloadRejected:
+            refused += 1
+    print(chunk, refused)
+    assert refused > 50
+"""
+
+
+def test_nothing_outside_an_array_is_touched(tmp_path: Path) -> None:
+    """With numba's own check of every index, which raises where the compiled code would read or write what is not its own."""
+    environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", WITHOUT_BOUNDS, str(Path(__file__).parent)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 5
+
+
+@pytest.mark.parametrize("how", ["sys.modules['numba'] = None", "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"])
+def test_without_numba_the_plain_code_does_the_work(how: str) -> None:
+    program = f"import sys; {how}; from psyche_optim_distro.compiled import can_compile; print(can_compile())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
