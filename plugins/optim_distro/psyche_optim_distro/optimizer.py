@@ -16,7 +16,7 @@ block (`in_blocks`), since nearly all that is done with it is done to blocks. Re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -30,14 +30,15 @@ from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
 from psyche_optim_distro import codec
 from psyche_optim_distro.checked import CheckedVotes
+from psyche_optim_distro.finding import add_sent, bases, finder_for
 from psyche_optim_distro.in_blocks import InBlocks, Prefixed
-from psyche_optim_distro.layout import Group, build_layout
+from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.moving import mover_for
-from psyche_optim_distro.precision import Precision, precision_for
-from psyche_optim_distro.selection import Selection, Tables, TopFinder
+from psyche_optim_distro.precision import Precision
+from psyche_optim_distro.selection import Selection, Tables
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.strips import CPU_ELEMENTS, Part, Workspace, parts_of, strips_of
-from psyche_optim_distro.transform import add_decoded, blocks_of, dct_basis, encode
+from psyche_optim_distro.transform import blocks_of
 from psyche_optim_distro.values import Values
 
 _CLIP_EPSILON = 1e-6
@@ -63,8 +64,8 @@ class _Sent:
 class DistroOptimizer(Optimizer):
     """One replica's DisTrO. model: its parameters' current values become the masters. All parameters on one device.
 
-    precision: of the transform; None for what suits settings and device. compiled: whether compiled code may do
-    the work (extra `fast`; on a CPU, for signs), which gives equal bits in less time.
+    precision: of torch's transform in `compress`; None for what suits. compiled: whether compiled code may do the work (extra
+    `fast`, on a CPU), in less time and with the same bits wherever replicas must agree.
     """
 
     def __init__(
@@ -78,17 +79,13 @@ class DistroOptimizer(Optimizer):
         self._values = settings.values
         self._max_payload_bytes = codec.max_payload_bytes(self._layout, values=self._values)
         self._checked = CheckedVotes(limit=4 * self._layout.total // CHECKED_SHARE)
-        self._basis = {
-            size: dct_basis(size).to(self._device, torch.float32)
-            for size in sorted({size for group in self._layout.groups for size in (group.height, group.width)})
-        }
-        self._precision = precision_for(self._values, self._device) if precision is None else precision
-        self._rounded_basis = {size: basis.to(self._precision.large) for size, basis in self._basis.items()}
-        self._strips = strips_of(self._layout, self._device)
-        self._parts = [parts_of(strip, self._layout) for strip in self._strips]
+        self._basis = bases(self._layout, self._device)
         small = strips_of(self._layout, self._device, elements=CPU_ELEMENTS // 2)  # float32 takes twice bfloat16's scratch memory
         self._ahead = [(strip, parts_of(strip, self._layout)) for strip in small]
         self._work = Workspace(self._device)
+        self._finder = finder_for(
+            self._layout, self._values, self._device, work=self._work, precision=precision, compiled=compiled
+        )
         self._mover = mover_for(self._layout, self._values, self._device, work=self._work, compiled=compiled)
         self._flat_masters = self._zeros()
         self._flat_delta = self._zeros()
@@ -133,7 +130,7 @@ class DistroOptimizer(Optimizer):
     @torch.no_grad()
     def load_masters(self) -> None:
         """Write the masters, cast, into the compute weights."""
-        for parts in self._parts:
+        for _, parts in self._ahead:
             for part in parts:
                 self._write(part, self._flat_masters[part.start : part.stop])
 
@@ -151,18 +148,9 @@ class DistroOptimizer(Optimizer):
         gradients = self._flat_gradients()
         waiting = [sent for sent in self._sent.values() if sent.subtracted is None]
         scale = self._gradient_scale(gradients, waiting, step, learning_rate)
-        tables = Tables(self._layout, self._device, self._precision)
-        for group in self._layout.groups:
-            finder = TopFinder(group, self._device, dtype=self._precision.of(group.height * group.width))
-            for strip, parts in self._strips_of(group):
-                self._take_in(strip, parts, gradients, scale, waiting)
-                coefficients = self._transformed(strip)
-                finder.look(strip, coefficients, out=self._work.lend(2, coefficients.shape, dtype=coefficients.dtype))
-            indices, values = tables.of(group)
-            found = finder.found()
-            indices.copy_(found[0])
-            values.copy_(found[1])
-
+        tables = Tables(self._layout, self._device, self._finder.precision)
+        sent_before = [sent.tables for sent in waiting]
+        self._finder.find(self._flat_delta, gradients, sent_before, tables, scale=scale, decay=decay)
         tables.drop_noise()
         selection = tables.selection()
         travels = codec.as_sent(selection.values, self._values)
@@ -172,39 +160,6 @@ class DistroOptimizer(Optimizer):
             sent.subtracted = (1.0 if sent.subtracted is None else sent.subtracted) * decay
         self._sent[step] = _Sent(tables, tables.norm())
         return codec.encode(self._layout, Selection(selection.chunks, selection.indices, travels), values=self._values)
-
-    def _take_in(
-        self, strip: Group, parts: Sequence[Part], gradients: Mapping[str, Tensor], scale: float, waiting: Sequence[_Sent]
-    ) -> None:
-        """In one strip: delta <- decay (delta - own results not subtracted yet) + scale g."""
-        for sent in waiting:
-            self._add_sent(strip, sent, -1.0)
-        self._flat_delta[strip.start : strip.stop].mul_(self._settings.compression_decay)
-        for part in parts:
-            gradient = gradients.get(part.name)
-            if gradient is not None:
-                natural = gradient[part.first : part.last].view(-1, strip.height, strip.columns)
-                blocks = blocks_of(natural, strip.width)
-                self._flat_delta[part.start : part.stop].view(blocks.shape).add_(blocks, alpha=scale)
-
-    def _transformed(self, strip: Group) -> Tensor:
-        """The coefficients of a strip of delta, in scratch memory."""
-        delta, basis = self._delta_blocks(strip), self._basis
-        kind = self._precision.of(strip.height * strip.width)
-        first, second, rounded = (self._work.lend(number, delta.shape, dtype=kind) for number in range(3))
-        if kind != delta.dtype:
-            delta, basis = rounded.copy_(delta), self._rounded_basis
-        return encode(delta, basis[strip.height], basis[strip.width], out=(first, second))
-
-    def _delta_blocks(self, strip: Group) -> Tensor:
-        """A strip of delta, [chunks, height, width]."""
-        return self._flat_delta[strip.start : strip.stop].view(-1, strip.height, strip.width)
-
-    def _strips_of(self, group: Group) -> Iterator[tuple[Group, tuple[Part, ...]]]:
-        """The strips of a group and their parameters."""
-        for strip, parts in zip(self._strips, self._parts, strict=True):
-            if group.start <= strip.start < group.stop:
-                yield strip, parts
 
     def check(self, payload: bytes) -> None:
         """Decode against our table; signs are kept for `apply`. Raises PayloadRejected, never anything else."""
@@ -269,14 +224,9 @@ class DistroOptimizer(Optimizer):
                 self._add_everywhere(sent, sent.subtracted)
 
     def _add_everywhere(self, sent: _Sent, factor: float) -> None:
-        for strip in self._strips:
-            self._add_sent(strip, sent, factor)
+        for strip in strips_of(self._layout, self._device):
+            add_sent(self._flat_delta, strip, sent.tables, self._basis, factor=factor)
         self._delta_bound += abs(factor) * sent.norm
-
-    def _add_sent(self, strip: Group, sent: _Sent, factor: float) -> None:
-        """Add factor times the inverse DCT of what was sent to a strip of delta."""
-        bases = self._basis[strip.height], self._basis[strip.width]
-        add_decoded(self._delta_blocks(strip), *sent.tables.of(strip), *bases, factor=factor)
 
     def _flat_gradients(self) -> dict[str, Tensor]:
         """Gradients seen as rows; parameters without one are missing."""

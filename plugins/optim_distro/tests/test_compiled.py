@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,15 @@ from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec
 from psyche_optim_distro.compiled import can_compile
+from psyche_optim_distro.finding import finder_for
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.moving import Mover, VoteMover, mover_for
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.selection import Selection
+from psyche_optim_distro.precision import Precision
+from psyche_optim_distro.selection import Selection, Tables
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.strips import Workspace
+from psyche_optim_distro.transform import dct_basis
 from psyche_optim_distro.values import Values
 
 pytestmark = pytest.mark.skipif(not can_compile(), reason="needs psyche-optim-distro[fast]")
@@ -175,6 +179,115 @@ def test_replicas_with_and_without_it_stay_equal(settings: dict[str, float]) -> 
     play_rounds(replicas, rounds=40, learning_rate=0.01, after_round=equal)
 
 
+def deltas(layout: Layout) -> torch.Tensor:
+    return torch.randn(layout.total, generator=torch.Generator().manual_seed(2))
+
+
+def found(
+    layout: Layout, gradients: Mapping[str, torch.Tensor], waiting: Sequence[Tables] = (), *, compiled: bool, scale: float = 0.5
+) -> tuple[torch.Tensor, Tables]:
+    """Delta afterwards, and what is sent."""
+    precision = None if compiled else Precision()
+    by = finder_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), precision=precision, compiled=compiled)
+    delta, tables = deltas(layout), Tables(layout, CPU, by.precision)
+    by.find(delta, gradients, waiting, tables, scale=scale, decay=0.9)
+    return delta, tables
+
+
+def random_gradients(layout: Layout, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {entry.name: torch.randn(math.prod(entry.shape), generator=generator) for entry in layout.parameters}
+
+
+def close(ours: tuple[torch.Tensor, Tables], theirs: tuple[torch.Tensor, Tables]) -> None:
+    """Equal but for float32's rounding: delta, and the sizes of what is sent, whichever of nearly equal ones that is."""
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
+    for left, right in zip(ours[1].indices, theirs[1].indices, strict=True):
+        assert (left.diff(dim=1) > 0).all()
+        both = sum(len(set(one) & set(other)) for one, other in zip(left.tolist(), right.tolist(), strict=True))
+        assert both >= 0.99 * left.numel()
+    for left, right in zip(ours[1].values, theirs[1].values, strict=True):
+        torch.testing.assert_close(left.abs().sort(dim=1).values, right.abs().sort(dim=1).values, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "topk"), [(1, 1), (2, 3), (7, 3), (48, 40), (64, 8), (64, 65535), (100, 9), (192, 200), (1024, 64)]
+)
+def test_what_is_found_is_what_torch_finds(chunk: int, topk: int) -> None:
+    shapes = {"a": (300, 200), "b": (3, 48, 80), "c": (77,), "d": (33, 1), "e": (1024, 1024), "none": (0, 3)}
+    layout = build_layout(shapes if chunk > 2 else {"a": (30, 20), "c": (7,)}, chunk=chunk, topk=topk)
+    waiting = [found(layout, random_gradients(layout, seed), compiled=False)[1] for seed in (1, 2)]
+    gradients = random_gradients(layout, 3)
+    gradients.pop("c")
+    close(found(layout, gradients, waiting, compiled=True), found(layout, gradients, waiting, compiled=False))
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=3), min_size=1, max_size=4),
+    st.integers(1, 80),
+    st.integers(1, 20),
+    st.integers(0, 2),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=40, deadline=None)
+def test_in_any_table(shapes: list[list[int]], chunk: int, topk: int, results: int, seed: int) -> None:
+    layout = build_layout({f"p{number}": shape for number, shape in enumerate(shapes)}, chunk=chunk, topk=topk)
+    waiting = [found(layout, random_gradients(layout, seed + 1 + number), compiled=False)[1] for number in range(results)]
+    gradients = random_gradients(layout, seed)
+    ours, theirs = (found(layout, gradients, waiting, compiled=compiled) for compiled in (True, False))
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
+    for left, right in zip(ours[1].values, theirs[1].values, strict=True):
+        torch.testing.assert_close(left.abs().sort(dim=1).values, right.abs().sort(dim=1).values, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_gradients_of_any_kind(dtype: torch.dtype) -> None:
+    layout = build_layout(ODD_SHAPES, chunk=64, topk=8)
+    gradients = {name: gradient.to(dtype) for name, gradient in random_gradients(layout, 4).items()}
+    gradients["norm"] = torch.randn(128, dtype=dtype)[::2]
+    close(found(layout, gradients, compiled=True), found(layout, gradients, compiled=False))
+
+
+def test_finding_in_threads_gives_the_same_bits() -> None:
+    layout = build_layout({"w": (1024, 768), "wide": (64, 6400), "norm": (768,), "small": (5, 3)}, chunk=64, topk=8)
+    gradients, waiting = random_gradients(layout, 5), [found(layout, random_gradients(layout, 6), compiled=True)[1]]
+    expected = found(layout, gradients, waiting, compiled=True)
+    for threads in (2, 3, 8):
+        torch.set_num_threads(threads)
+        got = found(layout, gradients, waiting, compiled=True)
+        assert same_bits(got[0], expected[0])
+        for kind in ("indices", "values"):
+            for left, right in zip(getattr(got[1], kind), getattr(expected[1], kind), strict=True):
+                assert torch.equal(left, right)
+
+
+def test_equal_coefficients_are_sent_up_to_the_limit() -> None:
+    """A chunk of zeros, and one whose 64 coefficients are all 1 or -1: as many as may be sent, each once."""
+    layout = build_layout({"w": (8, 16)}, chunk=8, topk=5)
+    signs = torch.where(torch.arange(64).view(8, 8) % 3 == 0, -1.0, 1.0)
+    blocks = torch.zeros(8, 16)
+    blocks[:, 8:] = dct_basis(8).float() @ signs @ dct_basis(8).float().T
+    by = finder_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), precision=None, compiled=True)
+    delta, tables = torch.zeros(layout.total), Tables(layout, CPU, by.precision)
+    by.find(delta, {"w": blocks.reshape(-1)}, [], tables, scale=1.0, decay=0.5)
+    indices, values = tables.indices[0], tables.values[0]
+    assert values[0].tolist() == [0.0] * 5
+    assert (indices[1].diff() > 0).all()
+    torch.testing.assert_close(values[1], signs.view(-1)[indices[1]])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 12, 48, 64, 97, 160, 1024])
+def test_a_basis_taken_apart_is_the_basis(size: int) -> None:
+    """Column by column, as a delta of one column whose coefficients are all sent."""
+    layout = build_layout({"w": (size, 1)}, chunk=size, topk=size)
+    column = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    by = finder_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), precision=None, compiled=True)
+    delta, tables = torch.zeros(layout.total), Tables(layout, CPU, by.precision)
+    by.find(delta, {"w": column}, [], tables, scale=1.0, decay=0.5)
+    assert tables.indices[0][0].tolist() == list(range(size))
+    torch.testing.assert_close(tables.values[0][0].double(), column.double() @ dct_basis(size), rtol=1e-4, atol=1e-5)
+
+
 WITHOUT_BOUNDS = """
 import sys
 import numpy as np
@@ -188,6 +301,8 @@ for chunk, topk in ((1, 1), (6, 5), (7, 49), (64, 8), (100, 9)):
     generator = np.random.default_rng(chunk)
     payloads = [tests.payload(layout, generator, fill=fill) for fill in (0.0, 0.5, 1.0)]
     tests.moved(layout, payloads, compiled=True)
+    sent = tests.found(layout, tests.random_gradients(layout, 1), compiled=True)[1]
+    tests.found(layout, tests.random_gradients(layout, 2), [sent, sent], compiled=True)
     by, refused = tests.mover(layout, compiled=True), 0
     for turn in range(400):
         hostile = bytearray(payloads[turn % 3])
@@ -216,3 +331,25 @@ def test_without_numba_the_plain_code_does_the_work(how: str) -> None:
     program = f"import sys; {how}; from psyche_optim_distro.compiled import can_compile; print(can_compile())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
+
+
+def test_compiling_ahead(tmp_path: Path) -> None:
+    """The command compiles, and what it kept serves a second time; without numba it says what to install."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "psyche_optim_distro.compiled"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=True,
+        )
+        assert "is compiled for this processor" in done.stdout
+        kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")}
+        assert len([name for name in kept if name.startswith("finding.find_group")]) == 1
+        assert len([name for name in kept if name.startswith("moving.move_group")]) == 2
+    without = "import sys; sys.modules['numba'] = None; from psyche_optim_distro.compiled.__main__ import main; sys.exit(main())"
+    failed = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 2
+    assert "psyche-core[fast]" in failed.stderr

@@ -1,8 +1,8 @@
 """How a function becomes machine code: without Python's lock, kept on disk, for the processor it runs on.
 
-Decided: only `exact` lets a product and a sum be one operation; it is for integers in float32, where both ways give equal bits.
-Everything else rounds as it is written, since all replicas must agree. Refuses to check bounds: what is compiled is given arrays
-that fit, which is tested with `NUMBA_BOUNDSCHECK=1`.
+Decided: only `free` lets a product and a sum be one operation; it is for integers in float32, where both ways give equal bits,
+and for what is private to a member. Everything else rounds as it is written, since all replicas must agree. Refuses to check
+bounds: what is compiled is given arrays that fit, which is tested with `NUMBA_BOUNDSCHECK=1`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def compiled(function: F) -> F:
     return _compiled(function, fastmath=False)
 
 
-def exact(function: F) -> F:
-    """The same for float32 operands whose sums and products are integers of at most 2**24: products may be added in one go."""
+def free(function: F) -> F:
+    """The same where a product may be added without being rounded before."""
     return _compiled(function, fastmath={"contract"})
 
 

@@ -20,8 +20,9 @@ from psyche_core.types import MAX_CLIENTS
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import mean_of_votes
 from psyche_optim_distro.bits import padding_is_zero
-from psyche_optim_distro.compiled.bases import basis_of
-from psyche_optim_distro.compiled.kernels import move_group, read_votes
+from psyche_optim_distro.compiled.bases import inverse_basis
+from psyche_optim_distro.compiled.moving import move_group
+from psyche_optim_distro.compiled.reading import read_votes
 from psyche_optim_distro.compiled.threads import in_threads
 from psyche_optim_distro.layout import Layout
 from psyche_optim_distro.moving import Mover
@@ -50,7 +51,9 @@ class CompiledMover(Mover[ChunkVotes]):
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._bases = {size: basis_of(size) for size in {side for group in layout.groups for side in (group.height, group.width)}}
+        self._bases = {
+            size: inverse_basis(size) for size in {side for group in layout.groups for side in (group.height, group.width)}
+        }
         self._bits = min((basis.bits for basis in self._bases.values()), default=1)
         self._means = mean_of_votes(self._bits).float().numpy()
         largest = max((entry.size for entry in layout.classes), default=1)
@@ -117,7 +120,7 @@ class CompiledMover(Mover[ChunkVotes]):
         """Have everything compiled now, and not in the middle of a round."""
         none, places = np.empty(0, np.uint16), np.empty(0, self._place_type)
         read_votes(_words(b""), 0, _words(b""), 0, _words(b""), none, 1, places)
-        basis, weights, factor = basis_of(1), np.empty(0, np.float32), np.float32(0)
+        basis, weights, factor = inverse_basis(1), np.empty(0, np.float32), np.float32(0)
         starts, counts = np.empty(0, np.int64), none.reshape(0, 0)
         cut = basis.bits, basis.rows, basis.levels, basis.matrices
         move_group(0, 0, places, starts, counts, 0, self._means, 1, 1, 1, *cut, weights, factor, factor)

@@ -1,8 +1,6 @@
-"""Everything that is compiled, in one file, since numba keeps machine code by the file it came from.
+"""From votes to the weights, compiled: a chunk is counted, transformed and taken off while it is in a core's first cache.
 
-Arrays are numpy's, C-contiguous. A chunk's values lie in *tiles* of LANES columns, [tiles * tall rows, LANES], where `tall` rows
-leave room for zeros that a product rounded up to fours reads. Numba wraps negative indices around, so loops that should become
-vector instructions run from zero over slices; and it counts references at each call, so calls are made per chunk, never per vote.
+Sums and products are of integers below 2**24, see `integer_inverse`; the weights are rounded as torch rounds them.
 """
 
 from __future__ import annotations
@@ -12,86 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.compiled.compiler import compiled, exact
-
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
-
-LANES = 64
-"""Columns that are worked on at once: four vectors of the widest processors, and the usual width of a chunk."""
-
-PANEL = 16
-"""Chunks that lie side by side and are written to memory together, row by row: 4 KiB of each row where they are 64 wide."""
+from psyche_optim_distro.compiled.compiler import compiled, free
+from psyche_optim_distro.compiled.product import LANES, MAGNITUDE, PANEL, Floats, Integers, product
 
 _ONE_SENDER = np.int32(1 << 10)
 _ONE_BIT, _SIXTEEN, _HALF = np.int32(1), np.int32(16), np.int32(0x7FFF)
-_UPPER, _MAGNITUDE = np.int32(-0x10000), np.int32(0x7FFFFFFF)
-_FLOAT_ONE = np.int32(127 << 23)
+_UPPER, _FLOAT_ONE = np.int32(-0x10000), np.int32(127 << 23)
 _ROUND = np.float32(3 << 22)
 """Added and taken off again it rounds float32 values of magnitude <= 2**22 to integers, half to even."""
-
-_BIT_OF = np.zeros(64, dtype=np.int64)
-_BIT_OF[[(0x03F79D71B4CB0A89 << bit & 0xFFFFFFFFFFFFFFFF) >> 58 for bit in range(64)]] = np.arange(64)
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
-_ONE, _TO_TABLE, _WORD = np.uint64(1), np.uint64(58), np.uint64(64)
-
-
-# ------------------------------------------------------------------------------------------------------------ reading a payload
-
-
-@compiled
-def read_votes(
-    low: NDArray[np.uint64],
-    rice: int,
-    unary: NDArray[np.uint64],
-    unary_bytes: int,
-    signs: NDArray[np.uint64],
-    counts: NDArray[np.uint16],
-    size: int,
-    out: NDArray[Any],
-) -> bool:
-    """Golomb-Rice coded positions and signs of the chunks of one class into `out` [sum of counts]: twice the position in its
-    chunk, and one more for -1. False, with anything in `out`, where the bytes are not what an encoder writes.
-
-    low, unary, signs: the payload's bytes as words, zeros behind them: at least one word more than is needed.
-    """
-    number, word_number, last = 0, 0, -1
-    word = unary[0]
-    wide = np.uint64(rice)
-    mask = (_ONE << wide) - _ONE
-    for chunk in range(counts.size):
-        position = -1
-        for _ in range(counts[chunk]):
-            while word == 0:
-                word_number += 1
-                if word_number * 8 >= unary_bytes:
-                    return False
-
-                word = unary[word_number]
-            bit = word & (~word + _ONE)
-            word ^= bit
-            end = word_number * 64 + _BIT_OF[np.int64((bit * _DE_BRUIJN) >> _TO_TABLE)]
-
-            begin = number * rice
-            shift = np.uint64(begin & 63)
-            bits = low[begin >> 6] >> shift
-            if shift:
-                bits |= low[(begin >> 6) + 1] << (_WORD - shift)
-            position += 1 + ((end - last - 1) << rice) + np.int64(bits & mask)
-            last = end
-            if position >= size:
-                return False
-
-            negative = np.int64((signs[number >> 6] >> np.uint64(number & 63)) & _ONE)
-            out[number] = 2 * position + negative
-            number += 1
-    if word != 0:
-        return False
-
-    return last >> 3 == unary_bytes - 1 if number else unary_bytes == 0
-
-
-# ------------------------------------------------------------------------------------------------------ from votes to the weights
 
 
 @compiled
@@ -190,7 +116,7 @@ def _clear(stage: Floats, tiles: int, tall: int, height: int) -> None:
                 stage[row, lane] = 0
 
 
-@exact
+@free
 def _add_rows(
     stage: Floats,
     tiles: int,
@@ -225,7 +151,7 @@ def _rescale(stage: Floats, stage_bits: NDArray[np.int32], tiles: int, tall: int
                 value = stage_bits[row, lane]
                 value = (value + _HALF + ((value >> _SIXTEEN) & _ONE_BIT)) & _UPPER
                 stage_bits[row, lane] = value
-                peak = max(peak, value & _MAGNITUDE)
+                peak = max(peak, value & MAGNITUDE)
     if peak < _FLOAT_ONE:  # a chunk of zeros
         peak = _FLOAT_ONE
     scale = np.int32((bits + 126 + 127 - np.int64(peak >> 23)) << 23).view(np.float32)
@@ -235,14 +161,14 @@ def _rescale(stage: Floats, stage_bits: NDArray[np.int32], tiles: int, tall: int
                 stage[row, lane] = (stage[row, lane] * scale + _ROUND) - _ROUND
 
 
-@exact
+@free
 def _inverse(levels: Integers, matrices: Floats, source: Floats, begin: int, odd: Floats, found: Floats) -> None:
     """Second stage, of one tile: `found` = Q @ source[begin:], from the innermost even part outwards. See `bases`."""
     at = levels[0, 1] * levels[0, 1]
-    _product(matrices, 0, levels[0, 1], source, begin, levels[0, 2], found)
+    product(matrices, 0, levels[0, 1], levels[0, 1], source, begin, levels[0, 2], found, 0)
     for level in range(1, levels.shape[0]):
         size, padded, step = levels[level, 0], levels[level, 1], levels[level, 2]
-        _product(matrices, at, padded, source, begin + step // 2, step, odd)
+        product(matrices, at, padded, padded, source, begin + step // 2, step, odd, 0)
         at += padded * padded
         for row in range(size // 2):
             mirrored = size - 1 - row
@@ -250,34 +176,6 @@ def _inverse(levels: Integers, matrices: Floats, source: Floats, begin: int, odd
                 from_even, from_odd = found[row, lane], odd[row, lane]
                 found[row, lane] = from_even + from_odd
                 found[mirrored, lane] = from_even - from_odd
-
-
-@exact
-def _product(matrices: Floats, at: int, size: int, source: Floats, begin: int, step: int, out: Floats) -> None:
-    """out[i] = sum over j of matrix[i, j] source[begin + j step]; the matrix [size, size] at `at`, its size a multiple of four.
-
-    Four rows and four terms at once: what is read of `source` and `out` serves sixteen products.
-    """
-    for row in range(0, size, 4):
-        for lane in range(LANES):
-            out[row, lane] = out[row + 1, lane] = out[row + 2, lane] = out[row + 3, lane] = 0
-        for term in range(0, size, 4):
-            place = at + row * size + term
-            a0, a1, a2, a3 = matrices[place], matrices[place + 1], matrices[place + 2], matrices[place + 3]
-            place += size
-            b0, b1, b2, b3 = matrices[place], matrices[place + 1], matrices[place + 2], matrices[place + 3]
-            place += size
-            c0, c1, c2, c3 = matrices[place], matrices[place + 1], matrices[place + 2], matrices[place + 3]
-            place += size
-            d0, d1, d2, d3 = matrices[place], matrices[place + 1], matrices[place + 2], matrices[place + 3]
-            r0 = begin + term * step
-            r1, r2, r3 = r0 + step, r0 + 2 * step, r0 + 3 * step
-            for lane in range(LANES):
-                w, x, y, z = source[r0, lane], source[r1, lane], source[r2, lane], source[r3, lane]
-                out[row, lane] += a0 * w + a1 * x + a2 * y + a3 * z
-                out[row + 1, lane] += b0 * w + b1 * x + b2 * y + b3 * z
-                out[row + 2, lane] += c0 * w + c1 * x + c2 * y + c3 * z
-                out[row + 3, lane] += d0 * w + d1 * x + d2 * y + d3 * z
 
 
 @compiled

@@ -1,0 +1,176 @@
+"""Gradients to what is sent in compiled code: delta and gradients are read once, parameter after parameter.
+
+Decided: float32 throughout, which costs no more here than products in bfloat16 do in torch, so coefficients change places only
+where they are equal to float32's rounding. Refuses parameters that are not on a CPU, by not being built there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from psyche_optim_distro.compiled.bases import forward_basis
+from psyche_optim_distro.compiled.finding import find_group
+from psyche_optim_distro.compiled.product import Floats, Integers
+from psyche_optim_distro.compiled.threads import in_threads
+from psyche_optim_distro.finding import Finder
+from psyche_optim_distro.layout import Group, Layout
+from psyche_optim_distro.precision import Precision
+from psyche_optim_distro.selection import Tables
+
+_RUNS = (16, 8, 4, 2)
+"""Rows of which only the largest is looked at first, where there are at least twice as many of these as coefficients."""
+
+NO_FLOATS, NO_HALVES = np.empty(0, np.float32), np.empty(0, np.uint16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Chunks first to last - 1 of one parameter. group: all of the parameter's. run: see `find_group`."""
+
+    name: str
+    group: Group
+    run: int
+    first: int
+    last: int
+
+
+class CompiledFinder(Finder):
+    """layout: of the parameters, which are on a CPU. Compiles on its first use on a machine, for some seconds."""
+
+    precision = Precision()
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._bases = {
+            size: forward_basis(size) for size in {side for group in layout.groups for side in (group.height, group.width)}
+        }
+        self._parameters = _parameters_of(layout)
+        self._warm_up()
+
+    def find(
+        self,
+        delta: Tensor,
+        gradients: Mapping[str, Tensor],
+        waiting: Sequence[Tables],
+        tables: Tables,
+        *,
+        scale: float,
+        decay: float,
+    ) -> None:
+        """See the contract."""
+        flat = delta.numpy()
+        arrays = {name: _array(gradient) for name, gradient in gradients.items()}
+        sent = [_sent(waiting, number, entry.chunks.size) for number, entry in enumerate(self._layout.classes)]
+
+        def some(part: int, parts: int) -> None:
+            for share in _shares(self._parameters, part, parts):
+                group, number = share.group, int(self._layout.chunk_class[share.group.first_chunk])
+                rank = int(self._layout.chunk_rank[group.first_chunk])
+                own = slice(rank, rank + group.chunk_count)
+                down, across = self._bases[group.height], self._bases[group.width]
+                find_group(
+                    share.first,
+                    share.last,
+                    flat[group.start : group.stop],
+                    *arrays.get(share.name, (NO_FLOATS, NO_HALVES)),
+                    np.float32(scale),
+                    np.float32(decay),
+                    sent[number][0][own],
+                    sent[number][1][own],
+                    group.height,
+                    group.columns,
+                    group.width,
+                    down.rows,
+                    down.blocks,
+                    down.matrices,
+                    across.rows,
+                    across.blocks,
+                    across.matrices,
+                    down.order,
+                    across.order,
+                    share.run,
+                    tables.indices[number].numpy()[own],
+                    tables.values[number].numpy()[own],
+                )
+
+        in_threads(some)
+
+    def _warm_up(self) -> None:
+        """Have everything compiled now, and not in the middle of a round."""
+        basis, places, values, zero = forward_basis(1), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.float32(0)
+        one = basis.rows, basis.blocks, basis.matrices
+        find_group(
+            0,
+            0,
+            NO_FLOATS,
+            NO_FLOATS,
+            NO_HALVES,
+            zero,
+            zero,
+            places,
+            values,
+            1,
+            1,
+            1,
+            *one,
+            *one,
+            basis.order,
+            basis.order,
+            1,
+            places,
+            values,
+        )
+
+
+def _parameters_of(layout: Layout) -> list[_Share]:
+    """Every parameter with all its chunks, in the order of memory."""
+    found = []
+    for entry in sorted(layout.parameters, key=lambda entry: entry.start):
+        group = next((group for group in layout.groups if group.start <= entry.start < entry.stop <= group.stop), None)
+        if group is not None:
+            size = group.height * group.width
+            first_chunk = group.first_chunk + (entry.start - group.start) // size
+            rows = math.prod(entry.shape) // (group.height * group.columns)
+            own = replace(group, start=entry.start, row_blocks=rows, first_chunk=first_chunk)
+            found.append(_Share(entry.name, own, _run(own), 0, own.chunk_count))
+    return found
+
+
+def _shares(parameters: Sequence[_Share], part: int, parts: int) -> Iterator[_Share]:
+    """The chunks that begin in one of equal parts of memory."""
+    total = parameters[-1].group.stop if parameters else 0
+    for whole in parameters:
+        group = whole.group
+        size = group.height * group.width
+        first, last = (
+            min(max(-(-(total * edge // parts - group.start) // size), 0), group.chunk_count) for edge in (part, part + 1)
+        )
+        if first < last:
+            yield replace(whole, first=first, last=last)
+
+
+def _run(group: Group) -> int:
+    fitting = (run for run in _RUNS if group.width // run * group.height >= 2 * group.keep)
+    return next(fitting, 1)
+
+
+def _array(gradient: Tensor) -> tuple[Floats, NDArray[np.uint16]]:
+    """A flat gradient as float32, or as the bits of bfloat16; the other is empty."""
+    if gradient.dtype == torch.bfloat16:
+        return NO_FLOATS, gradient.contiguous().view(torch.int16).numpy().view(np.uint16)
+
+    return gradient.to(torch.float32).contiguous().numpy(), NO_HALVES
+
+
+def _sent(waiting: Sequence[Tables], number: int, chunks: int) -> tuple[Integers, Floats]:
+    """What waits to be taken off the chunks of a class: places and values, [chunks, any]."""
+    places = [np.empty((chunks, 0), np.int64), *(tables.indices[number].numpy() for tables in waiting)]
+    values = [np.empty((chunks, 0), np.float32), *(tables.values[number].numpy() for tables in waiting)]
+    return np.concatenate(places, axis=1), np.concatenate(values, axis=1)
