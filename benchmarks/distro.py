@@ -1,6 +1,6 @@
 """What a DisTrO step costs, beside the forward and backward pass of the same model and beside DeMo as its paper writes it.
 
-    python -m benchmarks.distro [--sizes 1M,6M,20M] [--peers 1,8,32] [--tokens 2048] [--threads 2] [--json]
+    python -m benchmarks.distro [--sizes 1M,6M,20M] [--peers 1,8,32] [--tokens 2048] [--threads 2] [--plain] [--json]
 
 For each size, on the CPU, after a few real training steps:
 
@@ -11,6 +11,8 @@ For each size, on the CPU, after a few real training steps:
     paper_compress_ms, paper_apply_ms   the same of benchmarks.demo_paper, without any coding
     extra_memory_mb       memory of the optimizer beyond masters, delta and the model's own weights, at rest and at the peak of a
                           compress and an apply of most peers
+
+    compiled              whether our work was done by compiled code: where numba is installed, and without --plain
 
 The ways take turns, the short ones thrice while forward and backward come once, and the best counts, so other work on the
 machine counts little. Goals at 20M, two threads, 2048 tokens: compress and apply of 32 peers at most 5 % of forward and backward
@@ -52,27 +54,29 @@ def main() -> None:
     parser.add_argument("--peers", default="1,8,32", help="payloads applied at once (default: 1,8,32)")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of a forward and backward pass (default: 2048)")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default: 2)")
+    parser.add_argument("--plain", action="store_true", help="our work by torch even where numba is installed")
     parser.add_argument("--json", action="store_true", help="one JSON object; a list of them for several sizes")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     peers = [int(count) for count in given.peers.split(",")]
     if given.memory_of:
-        sys.stdout.write(json.dumps(_extra_memory(given.memory_of, max(peers))) + "\n")
+        sys.stdout.write(json.dumps(_extra_memory(given.memory_of, max(peers), compiled=not given.plain)) + "\n")
         return
 
     found = []
     for size in given.sizes.split(","):
-        found.append({**measure(size, peers, given.tokens), "extra_memory_mb": _memory_of(size, peers)})
+        figures = measure(size, peers, given.tokens, compiled=not given.plain)
+        found.append({**figures, "extra_memory_mb": _memory_of(size, peers, compiled=not given.plain)})
         if not given.json:
             sys.stdout.write(_table(found[-1]))
     if given.json:
         sys.stdout.write(json.dumps(found[0] if len(found) == 1 else found) + "\n")
 
 
-def measure(size: str, peers: list[int], tokens: int) -> dict[str, Any]:
+def measure(size: str, peers: list[int], tokens: int, *, compiled: bool) -> dict[str, Any]:
     """Milliseconds of the module's docstring."""
-    model, optimizer, paper = llama.build(size), *optimizers(llama.build(size))
+    model, optimizer, paper = llama.build(size), *optimizers(llama.build(size), compiled=compiled)
     ours, theirs = results(model, optimizer, paper, max(peers))
     samples = llama.batch(tokens // llama.SEQUENCE, step=99)
     steps = iter(range(10**6, 2 * 10**6))
@@ -101,6 +105,7 @@ def measure(size: str, peers: list[int], tokens: int) -> dict[str, Any]:
     best = _best_ms(lambda: model.gradients(samples, micro_batch_size=samples.count), ways, before)
     return {
         "params": llama.parameter_count(model),
+        "compiled": optimizer.compiled,
         "forward_backward_ms": best["forward_backward"],
         "compress_ms": best["compress"],
         "apply_ms": {str(count): best[f"apply {count}"] for count in peers},
@@ -110,9 +115,9 @@ def measure(size: str, peers: list[int], tokens: int) -> dict[str, Any]:
     }
 
 
-def optimizers(model: Model) -> tuple[DistroOptimizer, DemoPaper]:
+def optimizers(model: Model, *, compiled: bool = True) -> tuple[DistroOptimizer, DemoPaper]:
     settings = DistroSettings(compression_topk=TOPK, quantize_1bit=True, clip_grad_norm=1.0, weight_decay=0.1)
-    return DistroOptimizer(settings, model), DemoPaper(dict(model.parameters), topk=TOPK)
+    return DistroOptimizer(settings, model, compiled=compiled), DemoPaper(dict(model.parameters), topk=TOPK)
 
 
 def results(model: Model, optimizer: DistroOptimizer, paper: DemoPaper, count: int) -> tuple[list[bytes], list[list[Sent]]]:
@@ -152,17 +157,18 @@ def _best_ms(
 # ------------------------------------------------------------------------------------------------ memory, in a process of its own
 
 
-def _memory_of(size: str, peers: list[int]) -> dict[str, float]:
+def _memory_of(size: str, peers: list[int], *, compiled: bool) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.distro", "--memory-of", size, "--peers", str(max(peers)), "--threads", "1"]
+    command += [] if compiled else ["--plain"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
 
-def _extra_memory(size: str, peers: int) -> dict[str, float]:
+def _extra_memory(size: str, peers: int, *, compiled: bool) -> dict[str, float]:
     """Beyond masters and delta, in MB. Another model's optimizer runs before: what it loads of libraries is nobody's memory."""
     small = llama.build("1M")
-    other = optimizers(small)[0]
+    other = optimizers(small, compiled=compiled)[0]
     small.gradients(llama.batch(1, step=1), micro_batch_size=1)
     other.apply(1, [other.compress(1, learning_rate=LEARNING_RATE)], learning_rate=LEARNING_RATE, own_accepted=True)
     del small, other
@@ -171,7 +177,7 @@ def _extra_memory(size: str, peers: int) -> dict[str, float]:
     give_back_memory()  # what the C library keeps of what was freed belongs to nobody
     before = _resident("VmRSS")
     settings = DistroSettings(compression_topk=TOPK, quantize_1bit=True, clip_grad_norm=1.0, weight_decay=0.1)
-    optimizer = DistroOptimizer(settings, model)
+    optimizer = DistroOptimizer(settings, model, compiled=compiled)
     payloads = []
     for step in range(1, peers + 1):
         payloads.append(optimizer.compress(step, learning_rate=LEARNING_RATE))
@@ -204,7 +210,8 @@ def _forget_peak() -> None:
 
 def _table(figures: Mapping[str, Any]) -> str:
     whole = figures["forward_backward_ms"]
-    lines = [f"{figures['params'] / 1e6:.1f} M parameters: forward and backward {whole:.0f} ms"]
+    how = "compiled" if figures["compiled"] else "by torch"
+    lines = [f"{figures['params'] / 1e6:.1f} M parameters: forward and backward {whole:.0f} ms; ours is {how}"]
     rows = [("compress", figures["compress_ms"], figures["paper_compress_ms"])]
     rows += [(f"apply {count}", ms, figures["paper_apply_ms"][count]) for count, ms in figures["apply_ms"].items()]
     rows += [(f"checked {count}", ms, figures["paper_apply_ms"][count]) for count, ms in figures["apply_checked_ms"].items()]

@@ -6,11 +6,16 @@ from random import Random
 
 import numpy as np
 
+from psyche_core.errors import PayloadRejected
 from psyche_optim_distro import codec
+from psyche_optim_distro.compiled import can_compile
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.values import Values
 from tests.fuzz.mutation import change_bytes
+
+if can_compile():
+    from psyche_optim_distro.compiled.mover import CompiledMover
 
 _HEADER_BYTES = 22
 _SHAPES = {"embed": (20, 12), "norm": (12,), "stack": (2, 4, 6)}
@@ -24,6 +29,7 @@ class Payloads:
     def __init__(self, values: Values) -> None:
         self.layout = build_layout(_SHAPES, chunk=6, topk=5)
         self.values = values
+        self._mover = CompiledMover(self.layout) if values is Values.SIGNS and can_compile() else None
         self.max_bytes = codec.max_payload_bytes(self.layout, values=values)
 
         self._seeds = [
@@ -42,8 +48,14 @@ class Payloads:
         return header + change_bytes(body, random, others=self._bodies)
 
     def check(self, data: bytes) -> None:
-        """Decode, and assert what aggregation relies on."""
-        selection = codec.decode(self.layout, data, values=self.values)
+        """Decode, and assert what aggregation relies on; of signs, that the compiled reader is of one mind with this one."""
+        try:
+            selection = codec.decode(self.layout, data, values=self.values)
+        except PayloadRejected as refused:
+            self._compare(data, str(refused))
+            raise
+
+        self._compare(data, (2 * selection.indices + np.signbit(selection.values)).tolist())
         size = selection.chunks.size
         assert selection.indices.shape == selection.values.shape == (size,)
         assert selection.values.dtype == np.float32
@@ -56,6 +68,17 @@ class Payloads:
         again = codec.decode(self.layout, codec.encode(self.layout, selection, values=self.values), values=self.values)
         np.testing.assert_array_equal(again.indices, selection.indices)
         np.testing.assert_array_equal(again.values, selection.values)
+
+    def _compare(self, data: bytes, plain: str | list[int]) -> None:
+        if self._mover is None:
+            return
+
+        compiled: str | list[int]
+        try:
+            compiled = self._mover.read(data).places.tolist()
+        except PayloadRejected as refused:
+            compiled = str(refused)
+        assert compiled == plain
 
     def _selection(self, fill: float, generator: np.random.Generator) -> Selection:
         chunks, indices = [], []

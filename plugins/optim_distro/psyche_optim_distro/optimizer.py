@@ -30,7 +30,7 @@ from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
 from psyche_optim_distro import codec
 from psyche_optim_distro.checked import CheckedVotes
-from psyche_optim_distro.finding import add_sent, bases, finder_for
+from psyche_optim_distro.finding import TorchFinder, add_sent, bases, finder_for
 from psyche_optim_distro.in_blocks import InBlocks, Prefixed
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.moving import mover_for
@@ -99,6 +99,11 @@ class DistroOptimizer(Optimizer):
     def exact(self) -> bool:
         """Always: the aggregate is decoded in integers, whether signs or values travel."""
         return True
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code does the work; of values it only finds what is sent."""
+        return not isinstance(self._finder, TorchFinder)
 
     @property
     def max_payload_bytes(self) -> int:

@@ -81,7 +81,9 @@ def test_it_moves_masters_to_the_bits_of_the_plain_code(senders: int) -> None:
     assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
 
 
-@pytest.mark.parametrize(("chunk", "topk"), [(1, 1), (2, 2), (7, 3), (48, 40), (64, 65535), (100, 9), (192, 200), (1024, 64)])
+@pytest.mark.parametrize(
+    ("chunk", "topk"), [(1, 1), (2, 2), (7, 3), (48, 40), (64, 65535), (100, 9), (192, 200), (256, 9), (1024, 64)]
+)
 def test_chunks_of_any_size(chunk: int, topk: int) -> None:
     """Sides that are not a multiple of four, wider than what is worked on at once, and places beyond 16 bits."""
     shapes = {"a": (300, 200), "b": (3, 48, 80), "c": (77,), "d": (33, 1), "e": (1024, 1024)} if chunk > 2 else {"a": (30, 20)}
@@ -262,9 +264,10 @@ def test_finding_in_threads_gives_the_same_bits() -> None:
 
 
 def test_equal_coefficients_are_sent_up_to_the_limit() -> None:
-    """A chunk of zeros, and one whose 64 coefficients are all 1 or -1: as many as may be sent, each once."""
+    """A chunk of zeros, and one of 1 and -1 but for two larger ones, which are last: as many as may be sent, each once."""
     layout = build_layout({"w": (8, 16)}, chunk=8, topk=5)
     signs = torch.where(torch.arange(64).view(8, 8) % 3 == 0, -1.0, 1.0)
+    signs[7, 6:] = torch.tensor([3.0, -2.0])
     blocks = torch.zeros(8, 16)
     blocks[:, 8:] = dct_basis(8).float() @ signs @ dct_basis(8).float().T
     by = finder_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), precision=None, compiled=True)
@@ -273,6 +276,7 @@ def test_equal_coefficients_are_sent_up_to_the_limit() -> None:
     indices, values = tables.indices[0], tables.values[0]
     assert values[0].tolist() == [0.0] * 5
     assert (indices[1].diff() > 0).all()
+    assert indices[1][3:].tolist() == [62, 63]
     torch.testing.assert_close(values[1], signs.view(-1)[indices[1]])
 
 

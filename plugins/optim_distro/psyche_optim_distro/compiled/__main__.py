@@ -1,4 +1,4 @@
-"""Compile everything now: `python -m psyche_optim_distro.compiled`. Otherwise a machine's first client does, in about ten seconds."""
+"""Compile everything now: `python -m psyche_optim_distro.compiled`; else a machine's first client does, in ten seconds or so."""
 
 from __future__ import annotations
 
