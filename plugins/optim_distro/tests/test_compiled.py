@@ -112,6 +112,15 @@ def test_any_table_is_moved_to_the_same_bits(
     assert same_bits(*found)
 
 
+@pytest.mark.parametrize("shape", [(64, 1), (1, 64), (640, 1), (5, 1), (1024, 1), (1, 1024)])
+def test_chunks_of_one_column_or_row(shape: tuple[int, int]) -> None:
+    """Alone in their table, so that a mean of 1 is as large as an operand may be: no bit of it may be rounded away."""
+    layout = build_layout({"w": shape}, chunk=1024 if 1024 in shape else 64, topk=200)
+    for seed in range(20):
+        payloads = [payload(layout, np.random.default_rng([seed, sender])) for sender in range(3)]
+        assert same_bits(moved(layout, payloads, compiled=True), moved(layout, payloads, compiled=False))
+
+
 def test_threads_and_order_do_not_matter() -> None:
     layout = build_layout({"w": (1024, 768), "wide": (64, 6400), "norm": (768,)}, chunk=64, topk=8)
     payloads = [payload(layout, np.random.default_rng(seed)) for seed in range(5)]

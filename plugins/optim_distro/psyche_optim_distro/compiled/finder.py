@@ -100,7 +100,7 @@ class CompiledFinder(Finder):
                     tables.values[number].numpy()[own],
                 )
 
-        in_threads(some)
+        in_threads(some, elements=self._layout.total)
 
     def _warm_up(self) -> None:
         """Have everything compiled now, and not in the middle of a round."""

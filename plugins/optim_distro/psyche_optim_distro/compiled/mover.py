@@ -114,7 +114,7 @@ class CompiledMover(Mover[ChunkVotes]):
                     np.float32(rate),
                 )
 
-        in_threads(some)
+        in_threads(some, elements=self._layout.total)
 
     def _warm_up(self) -> None:
         """Have everything compiled now, and not in the middle of a round."""

@@ -64,7 +64,7 @@ def move_group(
         voted = _count(votes, cursors, counts, position + chunk, sums, places)
         _clear(stage, tiles, tall, height)
         _add_rows(stage, tiles, tall, voted, places, sums, means, width, row_basis)
-        if height > 1:
+        if height > 1 and width > 1:
             _rescale(stage, stage_bits, tiles, tall, height, bits)
         column = chunk % across
         if waiting == 0:
