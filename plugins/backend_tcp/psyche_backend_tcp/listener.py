@@ -7,8 +7,10 @@ peer does ends the accept loop. Refuses to know what is said after the login.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -31,6 +33,9 @@ from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
 logger = logging.getLogger("psyche.backend.tcp")
+
+_BACKLOG = 65_536
+"""Connections that may wait to be accepted: as many as the system lets, as anyio has it."""
 
 CONNECTION_LOST = (EndOfStream, BrokenResourceError, ClosedResourceError, BusyResourceError, OSError)
 """What a stream raises when the other side is gone or broke TLS (ssl.SSLError is an OSError)."""
@@ -91,13 +96,12 @@ class Listener:
         """
         context = await anyio.to_thread.run_sync(server_context, key)
         try:
-            listener = await anyio.create_tcp_listener(local_host=host or None, local_port=port)
+            sockets = await _listen(host, port)
         except (OSError, BaseExceptionGroup, ValueError, OverflowError) as error:
             message = f"cannot listen on {format_address(host, port)}: {reason(error)}; choose another host or port"
             raise UserError(message) from error
 
-        bound_port = listener.listeners[0].extra(SocketAttribute.local_port)  # noqa: S610  # a socket, not a query
-        sockets = [cast("SocketListener", one) for one in listener.listeners]
+        bound_port = sockets[0].extra(SocketAttribute.local_port)  # noqa: S610  # a socket, not a query
         place = (host or "0.0.0.0", bound_port)  # noqa: S104  # only says what the caller asked for
         return cls(sockets, place, service=service, run_id=run_id, key=key, context=context, limits=limits, allowed=allowed)
 
@@ -204,3 +208,18 @@ class Listener:
 def _host(stream: SocketStream) -> str:
     address = stream.extra(SocketAttribute.remote_address, ("", 0))  # noqa: S610  # a socket, not a query
     return str(address[0]) if isinstance(address, tuple) else ""
+
+
+async def _listen(host: str, port: int) -> list[SocketListener]:
+    """Sockets for what a host name stands for, or for an address as it is.
+
+    Looked up as a name, 127.0.0.1 is refused by a machine that has no other IPv4 address but an IPv6 one.
+    """
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        listener = await anyio.create_tcp_listener(local_host=host or None, local_port=port)
+        return [cast("SocketListener", one) for one in listener.listeners]
+
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    return [await SocketListener.from_socket(socket.create_server((host, port), family=family, backlog=_BACKLOG))]

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -231,6 +234,37 @@ async def test_port_in_use_and_bad_host_are_one_clear_sentence() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 203\.0\.113\.77:0: "):
         async with TcpServer(ServerContext(state=small_state(), host="203.0.113.77")):
             pass
+
+
+ONLY_IPV6 = """
+ip link set lo up && ip link add near type veth peer name far && ip link set near up && ip link set far up || exit 77
+until ip -6 address show dev near | grep -q fe80; do sleep 0.01; done
+exec "$@"
+"""
+
+LISTEN = """
+import anyio
+from psyche_backend_tcp.limits import Limits
+from psyche_backend_tcp.listener import Listener
+from psyche_core.wire.signing import SecretKey
+
+async def main():
+    for host in ("127.0.0.1", "::1"):
+        listener = await Listener.bind(host, 0, service="coordinator", run_id="any", key=SecretKey(bytes(32)), limits=Limits())
+        print(listener.address.partition("#")[0].rpartition(":")[0])
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or shutil.which("ip") is None, reason="needs unshare and ip")
+def test_a_machine_without_ipv4_listens_on_its_loopback_address() -> None:
+    """The system's look-up says of 127.0.0.1 that such a machine does not support it."""
+    command = ["unshare", "-rn", "sh", "-c", ONLY_IPV6, "sh", sys.executable, "-c", LISTEN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode in (1, 77) and "Traceback" not in done.stderr:
+        pytest.skip(f"no network namespace here: {done.stderr.strip()}")
+    assert done.stdout.split() == ["127.0.0.1", "[::1]"], done.stderr
 
 
 async def test_only_changes_are_sent(serving: Any, client: Any, keys: list[SecretKey]) -> None:
