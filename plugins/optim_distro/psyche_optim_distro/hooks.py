@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from psyche_core.hookspecs import OptimizerRegistration, ShardingContext, ShardingRegistration, hookimpl
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
@@ -12,17 +10,12 @@ from psyche_optim_distro.settings import DistroSettings
 
 PSYCHE_PLUGIN_API = "1.0"
 
-logger = logging.getLogger("psyche.distro")
-
 
 def create(settings: DistroSettings, model: Model) -> Optimizer:
     """Build the optimizer of `model`; the masters start as the model's compute weights."""
     from psyche_optim_distro.optimizer import DistroOptimizer
 
-    optimizer = DistroOptimizer(settings, model)
-    hint = "" if optimizer.compiled else "; on a CPU it takes less time with numba: pip install 'psyche-core[fast]'"
-    logger.info("DisTrO's work is %s%s", "compiled" if optimizer.compiled else "done by torch", hint)
-    return optimizer
+    return DistroOptimizer(settings, model)
 
 
 def create_deepspeed_engine(context: ShardingContext) -> ShardingEngine:

@@ -112,6 +112,30 @@ def test_any_table_is_moved_to_the_same_bits(
     assert same_bits(*found)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_thousands_of_tables() -> None:
+    """Sides from 1 to 1,024, up to 256 senders, rates over seven orders of magnitude; some minutes."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    print(f"seed {seed}")
+    dice = np.random.default_rng(seed)
+    sides = [1, 2, 3, 4, 5, 7, 8, 12, 16, 30, 33, 48, 60, 64, 96, 97, 100, 128, 192, 200, 256, 320, 512, 768, 1000, 1024]
+    tables = 0
+    while tables < 5000:
+        drawn = [tuple(dice.choice(sides, dice.integers(1, 4)).tolist()) for _ in range(dice.integers(1, 4))]
+        shapes = {f"p{number}": shape for number, shape in enumerate(drawn) if math.prod(shape) <= 400_000}
+        chunk, topk = int(dice.choice([8, 16, 64, 100, 128, 256, 1024])), int(dice.choice([1, 3, 8, 32, 200, 4000]))
+        layout = build_layout(shapes, chunk=chunk, topk=topk)
+        senders = int(dice.choice([1, 2, 3, 5, 8, 32, 100, 256] if layout.total < 50_000 else [1, 3, 8]))
+        different = [payload(layout, dice, fill=float(dice.choice([0, 0.5, 1]))) for _ in range(min(senders, 12))]
+        payloads = [different[number % len(different)] for number in range(senders)]
+        torch.set_num_threads(int(dice.integers(1, 3)))
+        rate = float(10 ** dice.uniform(-6, 1))
+        found = [moved(layout, payloads, compiled=compiled, keep=1 - rate / 10, rate=rate) for compiled in (True, False)]
+        assert same_bits(*found), (shapes, chunk, topk, senders)
+        tables += 1
+
+
 @pytest.mark.parametrize("shape", [(64, 1), (1, 64), (640, 1), (5, 1), (1024, 1), (1, 1024)])
 def test_chunks_of_one_column_or_row(shape: tuple[int, int]) -> None:
     """Alone in their table, so that a mean of 1 is as large as an operand may be: no bit of it may be rounded away."""
