@@ -12,7 +12,7 @@ from psyche_optim_distro.layout import build_layout
 def main() -> int:
     """Exit code 2 where nothing can be compiled."""
     if not can_compile():
-        sys.stderr.write("Error: this needs numba; get it with: pip install 'psyche-core[fast]'\n")
+        sys.stderr.write("Error: this needs numba, and NUMBA_DISABLE_JIT not set; pip install 'psyche-core[fast]'\n")
         return 2
 
     from psyche_optim_distro.compiled.finder import CompiledFinder
