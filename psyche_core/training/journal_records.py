@@ -5,10 +5,10 @@
     check   first 8 bytes of SHA-256 over the check before it (MAGIC and VERSION for the first frame), kind, length (u64) and the
             SHA-256 of the body
 
-The first frame is the header. Bodies of header, results and rounds are canonical CBOR lists in the order of the fields below; that
-of a payload is the payload itself. Decided here: each check covers all frames before it, so what passes is a beginning of what
-was written, never a choice from it; a payload stands once in a file, before the first record that names its SHA-256. Refuses a body
-that is too long before it is read, and one that does not follow these rules before it is used.
+The first frame is the header. Bodies of header, results and rounds are canonical CBOR lists in the order of the fields below;
+that of a payload is the payload itself. Decided here: each check covers all frames before it, so what passes is a beginning of
+what was written, never a choice from it; a payload stands once in a file, before the first record that names its SHA-256. Refuses
+a body that is too long before it is read, and one that does not follow these rules before it is used.
 """
 
 from __future__ import annotations
@@ -144,7 +144,13 @@ def encode_record(record: Record) -> bytes:
             value = [record.epoch, record.height, record.step, record.seed, record.slot, share, record.commitment]
             value += [record.payload_hash, record.signature, record.trainer, record.signer]
         case AppliedRound():
-            value = [record.epoch, record.height, record.step, float(record.learning_rate), [list(each) for each in record.results]]
+            value = [
+                record.epoch,
+                record.height,
+                record.step,
+                float(record.learning_rate),
+                [list(each) for each in record.results],
+            ]
             value += [record.statements, record.sampled_seed, record.sampled]
     try:
         body = encode(value)
