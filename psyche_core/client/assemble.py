@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from psyche_core.client import report
 from psyche_core.client.bench import Bench, ModelStore, Start
-from psyche_core.client.data_source import data_source, first_samples, held_out_place
+from psyche_core.client.data_source import check_announced, data_source, first_samples, held_out_place
 from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.client.parallelism import parallelism_of
@@ -92,6 +92,7 @@ async def train_client(
             downloads_at_once=settings.max_concurrent_downloads,
             descriptions=DescriptionExchange(transport, folder=_cache_folder(settings) / "descriptions"),
             store=_open_store(settings),
+            explain=registry.explain,
         )
         tell(report.Started("client", backend.identity.signer.hex(), settings.run_id, route))
         async with anyio.create_task_group() as tasks:
@@ -212,6 +213,7 @@ def bench_builder(
                 registry, choice, sequence_length=llm.max_seq_len, key=key, base=settings.base, cache=cache
             )
             known = opened[choice, llm.max_seq_len] = await stack.enter_async_context(source)
+            check_announced(known, sequence_length=llm.max_seq_len, name=registry.label("data", choice.name))
         return known
 
     async def build(start: Start) -> Bench:
@@ -221,7 +223,7 @@ def bench_builder(
         validation = None
         if settings.validation_data is not None:
             held_out = await provider(held_out_place(settings.validation_data, settings.validation_token_size), llm)
-            validation = await first_samples(held_out, settings.validation_sequences)
+            validation = await first_samples(held_out, settings.validation_sequences, sequence_length=llm.max_seq_len)
         return Bench(
             trainer,
             data,
@@ -230,6 +232,8 @@ def bench_builder(
             keep_checkpoints=_keeper(settings, start.state.run_id),
             step=origin.step,
             stored_step=origin.stored_step,
+            optimizer_name=registry.label("optimizer", llm.optimizer.name),
+            data_name=registry.label("data", llm.data_location.name),
         )
 
     return build

@@ -99,7 +99,7 @@ class Bench:
     """What is needed to work on a run. checkpoints: folder that checkpoints go to; None saves nothing.
 
     step: the last one whose results are in the trainer's masters; None for the model the run's checkpoint names. stored_step: the
-    one that this model says it is of, for people.
+    one that this model says it is of, for people. optimizer_name, data_name: what their plugins are called in sentences.
     """
 
     trainer: TrainerLike
@@ -109,3 +109,5 @@ class Bench:
     keep_checkpoints: Callable[[Path], None] | None = None
     step: int | None = None
     stored_step: int | None = None
+    optimizer_name: str = "the optimizer"
+    data_name: str = "the data provider"

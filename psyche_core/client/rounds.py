@@ -7,7 +7,7 @@ applied: that is the coordinator's statements' business (`verdict`), evaluated t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -105,7 +105,7 @@ class RoundRecord:
         self.announced.setdefault(result.payload_hash, {})[slot] = result.commitment
         return True
 
-    def payload_arrived(self, payload_hash: bytes, valid_hashes: set[bytes]) -> None:
+    def payload_arrived(self, payload_hash: bytes, valid_hashes: Collection[bytes]) -> None:
         """Note a verified payload: the first one of each slot is the one a witness attests to."""
         if payload_hash in valid_hashes:
             for slot, commitment in self.announced.get(payload_hash, {}).items():

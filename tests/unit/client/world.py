@@ -329,7 +329,7 @@ class World:
             if action.payload_hash in other.payloads and other.alive and not self.drop(other, member, action.payload_hash):
                 member.payloads[action.payload_hash] = other.payloads[action.payload_hash]
                 valid = not self.invalid(member, action.payload_hash)
-                self._later(member, ev.PayloadChecked(action.payload_hash, valid))
+                self._later(member, ev.PayloadChecked(action.payload_hash, valid, action.tag))
                 return
 
         self._later(member, ev.PayloadMissing(action.payload_hash), extra=0.5)
