@@ -86,7 +86,7 @@ class ChainTrainer:
         return () if manifest.hashes == (hashlib.sha256(self.weights).digest(),) else (0,)
 
     def install(self, manifest: Manifest, pieces: Mapping[int, bytes]) -> None:
-        self.weights = pieces.get(0, self.weights)
+        self.weights = bytes(pieces.get(0, self.weights))
         self.installed.append(manifest.step)
 
     def evaluate(self, samples: Samples) -> float:
