@@ -9,20 +9,31 @@ raise. Factories are guarded besides (`guarded`): who calls one with arguments i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 from psyche_core.errors import PluginFailed, PsycheError
 from psyche_core.hookspecs import Registration
+from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, ShardingEngine, Transport
 
 OURS = "psyche_core"
 MAX_TEXT = 300
 """Letters of an exception's own text that are repeated."""
 
 _FACTORIES = ("create", "create_server", "transport_key", "route", "member_options", "lose_route")
+_INTERFACES: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
+    {
+        "backend": (Backend, BackendServer),
+        "data": DataProvider,
+        "model": Model,
+        "optimizer": Optimizer,
+        "sharding": ShardingEngine,
+        "transport": Transport,
+    }
+)
 _MUST_GIVE = ("create", "create_server")
 
 Place = tuple[str, str, str, str]
@@ -64,16 +75,16 @@ def explain(error: BaseException, places: Iterable[Place]) -> str:
         return blamed
 
     frames = list(_frames(first.__traceback__))
-    return f"{brief(first)}{_where(*frames[-1]) if frames else ''}"
+    return f"{brief(first)}{_where(frames[-1]) if frames else ''}"
 
 
 def explain_plugin(error: BaseException, places: Iterable[Place]) -> str | None:
     """The sentence about an exception that came out of a plugin's code; None where no plugin stands in its traceback."""
     known = [place for place in places if not _within(place[3], OURS)]
-    for module, path, line in reversed(list(_frames(error.__traceback__))):
-        holders = [place for place in known if _within(module, _root(place[3]))]
+    for at in reversed(list(_frames(error.__traceback__))):
+        holders = [place for place in known if _within(_module(at), _root(place[3]))]
         if holders:
-            return f"{_named(holders, module)} failed with {brief(error)}{_where(module, path, line)}"
+            return f"{_named(holders, at.tb_frame)} failed with {brief(error)}{_where(at)}"
 
     return None
 
@@ -97,8 +108,9 @@ def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[...,
         except (PsycheError, ModuleNotFoundError):  # the second may be an extra that is not installed, which has its own sentence
             raise
         except Exception as error:
-            frames = list(_frames(error.__traceback__))
-            message = f"{called} failed in its {name} with {brief(error)}{_where(*frames[-1])}"
+            *_, last = _frames(error.__traceback__)
+            where = "" if _within(_module(last), OURS) else _where(last)
+            message = f"{called} failed in its {name} with {brief(error)}{where}"
             raise PluginFailed(message) from error
 
         if made is None and name in _MUST_GIVE:
@@ -109,9 +121,12 @@ def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[...,
     return guard
 
 
-def _named(holders: list[Place], module: str) -> str:
-    """One plugin, or several of one distribution whose modules cannot be told apart."""
+def _named(holders: list[Place], frame: FrameType) -> str:
+    """One plugin, or several of one distribution that cannot be told apart by their modules, nor by whose method it is."""
+    module, owner = str(frame.f_globals.get("__name__", "")), frame.f_locals.get("self")
     nearest = [place for place in holders if _within(module, place[3])] or holders
+    kinds = {kind for kind, interface in _INTERFACES.items() if isinstance(owner, interface)}
+    nearest = [place for place in nearest if place[0] in kinds] or nearest
     kind, name, origin, _ = nearest[0]
     if len(nearest) == 1:
         return label(kind, name, origin)
@@ -120,16 +135,19 @@ def _named(holders: list[Place], module: str) -> str:
     return f"the plugins of {origin} ({names})"
 
 
-def _frames(traceback: TracebackType | None) -> Iterator[tuple[str, str, int]]:
-    """Module, file and line of each frame, the outermost first."""
+def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    """The entries of a traceback, the outermost first."""
     while traceback is not None:
-        frame = traceback.tb_frame
-        yield str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename, traceback.tb_lineno
+        yield traceback
         traceback = traceback.tb_next
 
 
-def _where(module: str, path: str, line: int) -> str:
-    return f" ({Path(path).name or module}, line {line})"
+def _module(at: TracebackType) -> str:
+    return str(at.tb_frame.f_globals.get("__name__", ""))
+
+
+def _where(at: TracebackType) -> str:
+    return f" ({Path(at.tb_frame.f_code.co_filename).name}, line {at.tb_lineno})"
 
 
 def _root(module: str) -> str:

@@ -5,6 +5,7 @@ Also answers to our commands. Refuses to choose what comes next (`agenda`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
@@ -98,7 +99,8 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
 
 def _trained(me: Standing, event: ev.Trained, *, sign: Callable[[bytes], bytes]) -> None:
     speed = event.tokens / event.seconds if event.seconds > 0 else 0.0
-    me.figures = replace(me.figures, loss=event.loss, tokens_per_second=speed)
+    loss = event.loss if math.isfinite(event.loss) else 0.0  # no other number goes into a statement
+    me.figures = replace(me.figures, loss=loss, tokens_per_second=speed)
     notes = me.notes
     record = notes.records.get(event.height) if notes is not None else None
     if notes is None or record is None or notes.slot is None:

@@ -277,10 +277,11 @@ class Workshop:
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
             return TrainFailed(work.height, f"{_not_done(work)}: {str(error) or type(error).__name__}")
 
+        loss = float(done.loss)
         await check_own(self.bench, work.step, done.payload)
         payload_hash = await self._transport.publish(done.payload, tag=work.tag)
         self._payloads.put(payload_hash, done.payload, tag=work.tag)
-        return Trained(work.height, done.loss, done.tokens, done.seconds, payload_hash, len(done.payload))
+        return Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
 
     async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> PayloadChecked | PayloadUnjudged:
         """Keep a fetched payload if it fits our parameter table; says whether it does. Raises RanksLost.
