@@ -96,7 +96,7 @@ def guarded(registration: AnyRegistration, *, called: str) -> AnyRegistration:
     """
     present = {field.name for field in fields(registration)}.intersection(_FACTORIES)
     made = {name: getattr(registration, name) for name in sorted(present)}
-    wrapped = {name: _guard(factory, name, called) for name, factory in made.items() if factory is not None}
+    wrapped: dict[str, Any] = {name: _guard(factory, name, called) for name, factory in made.items() if factory is not None}
     return replace(registration, **wrapped)
 
 

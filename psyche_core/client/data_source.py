@@ -98,7 +98,7 @@ async def read_samples(
     return samples
 
 
-def _what_is_wrong(samples: Samples, *, count: int, sequence_length: int) -> str | None:
+def _what_is_wrong(samples: object, *, count: int, sequence_length: int) -> str | None:
     """What is not as asked for, as the rest of a sentence. Lengths in bytes are checked as Samples are made."""
     if not isinstance(samples, Samples):
         return f"gave a {type(samples).__name__} where Samples are expected"

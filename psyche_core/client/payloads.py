@@ -42,12 +42,13 @@ class PayloadShelf:
         self._kept = {payload_hash: kept for payload_hash, kept in self._kept.items() if kept[0] >= before}
 
 
-async def check_own(bench: Bench, step: int, payload: bytes) -> None:
+async def check_own(bench: Bench, step: int, payload: object) -> None:
     """See that others can use our result of a step: one that nobody can use would be trained again and again.
 
     Raises PluginFailed, which ends the client, since the optimizer would make the next one the same way; and RanksLost.
     """
-    limit, cause = bench.trainer.max_payload_bytes, None
+    limit = bench.trainer.max_payload_bytes
+    cause: Exception | None = None
     if not isinstance(payload, bytes):
         why = f"gave a {type(payload).__name__} as the result of step {step}, expected bytes"
     elif len(payload) > limit:

@@ -126,7 +126,7 @@ class ClientRuntime:
     async def run(self) -> report.Ended:
         """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot go on."""
         stop: ev.Stop | None = None
-        async with contextlib.aclosing(self._workshop), anyio.create_task_group() as tasks:
+        async with contextlib.aclosing(self._workshop), self._events, self._inbox, anyio.create_task_group() as tasks:
             for watch in (self._watch_states, self._watch_messages, self._watch_time):
                 tasks.start_soon(watch)
             async for event in self._inbox:
@@ -143,7 +143,6 @@ class ClientRuntime:
                 with anyio.move_on_after(WITHDRAW_TIMEOUT):
                     await self._withdrawn.wait()
             tasks.cancel_scope.cancel()
-        self._events.close()
         if stop is None and self._failure is not None:
             self._report(report.Ended(str(self._failure), success=False))
             raise self._failure

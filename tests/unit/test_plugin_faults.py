@@ -112,7 +112,7 @@ CONTEXT = DataContext(settings=None, sequence_length=8)
         (code(create="1 / 0"), f"{CALLED} failed in its create with ZeroDivisionError: division by zero (broken_data_plugin.py"),
         (
             code(factory="lambda: None"),
-            f"{CALLED} failed in its create with TypeError: psyche_register_data.<locals>.<lambda>() takes 0",
+            f"{CALLED} failed in its create with TypeError: psyche_register_data",
         ),
         (code(create="return None"), f"{CALLED} gave nothing from its create, where an object is expected"),
     ],
