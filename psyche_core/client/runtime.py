@@ -125,6 +125,23 @@ class ClientRuntime:
 
     async def run(self) -> report.Ended:
         """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot go on."""
+        try:
+            stop = await self._take_part()
+        except Exception as error:  # out of a plugin that we call ourselves, or a defect: who reads events learns of it
+            self._report(report.Ended(self._explain(error), success=False))
+            raise
+
+        if stop is None and self._failure is not None:
+            self._report(report.Ended(str(self._failure), success=False))
+            raise self._failure
+
+        ended = report.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
+        self._report(self._totals())
+        self._report(ended)
+        return ended
+
+    async def _take_part(self) -> ev.Stop | None:
+        """Until the machine stops us, or None when something failed."""
         stop: ev.Stop | None = None
         async with contextlib.aclosing(self._workshop), self._events, self._inbox, anyio.create_task_group() as tasks:
             for watch in (self._watch_states, self._watch_messages, self._watch_time):
@@ -143,14 +160,7 @@ class ClientRuntime:
                 with anyio.move_on_after(WITHDRAW_TIMEOUT):
                     await self._withdrawn.wait()
             tasks.cancel_scope.cancel()
-        if stop is None and self._failure is not None:
-            self._report(report.Ended(str(self._failure), success=False))
-            raise self._failure
-
-        ended = report.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
-        self._report(self._totals())
-        self._report(ended)
-        return ended
+        return stop
 
     async def _put(self, event: ev.Event) -> None:
         """Hand an event to the machine, when there is room for it."""

@@ -15,6 +15,7 @@ import pytest
 
 from psyche_core import plugin_faults
 from psyche_core.cli.failures import describe_failure
+from psyche_core.client.report import Ended, from_json
 from psyche_core.errors import DataError, PluginFailed
 from psyche_core.hookspecs import GROUP, DataContext
 from psyche_core.plugins import PluginRegistry
@@ -230,6 +231,7 @@ def client(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "psyche_core", *words, "client", "train", "--run-id", "none", "--logs", "none"]
         command += ["--backend", "Silent", "--transport", "Alone", "--cache-dir", str(tmp_path / "cache")]
+        command += ["--events-file", str(tmp_path / "events.jsonl")]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": path}, check=False
         )
@@ -252,11 +254,15 @@ def test_a_plugin_s_factory_that_fails_ends_the_process_with_one_sentence(
 
 
 def test_a_plugin_s_method_that_fails_in_a_task_group_ends_the_process_with_one_sentence(
-    client: Callable[..., subprocess.CompletedProcess[str]],
+    client: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     """It came as a raw exception group of forty lines."""
     done = client(next_state="raise LookupError('no page')")
     assert done.returncode == 1
+    last = from_json((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert last is not None
+    assert isinstance(last[1], Ended)
+    assert last[1].reason.startswith(f"{BLAMED} failed with LookupError: no page")
     assert done.stderr.startswith(f"Error: {BLAMED} failed with LookupError: no page (silent_backend_plugin.py, line ")
     assert len(done.stderr.splitlines()) == 1
 
