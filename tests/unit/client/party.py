@@ -21,10 +21,9 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ModelError, NonFiniteError, PayloadRejected, PluginFailed
 from psyche_core.interfaces.data import Samples
 from psyche_core.run_config import parse_run_file
-from psyche_core.types import NodeIdentity
 from psyche_core.wire.manifest import Manifest, Piece, Table, parameter_table
 from psyche_core.wire.signing import SecretKey
-from world import RUN
+from world import INSTANCE, RUN
 
 TABLE = {"total_steps": 6, "clients": 3, "min_clients": 2, "witness_nodes": 0, "rounds_per_epoch": 3}
 
@@ -108,7 +107,7 @@ class Party:
 
     def __init__(self, trainers: list[ChainTrainer], *, backend: type[MemoryBackend] = MemoryBackend, **config: int) -> None:
         run = parse_run_file(RUN.format(**{**TABLE, "clients": len(trainers), **config}), source="world")
-        self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model))
+        self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model, instance=INSTANCE))
         self.network = MemoryNetwork()
         self.trainers = trainers
         self.backend = backend
@@ -121,13 +120,12 @@ class Party:
 
     async def member(self, index: int) -> None:
         key = SecretKey(hashlib.sha256(b"party" + bytes((index,))).digest())
-        identity = NodeIdentity(key.public, key.public)
 
         async def build(_: CoordinatorState) -> Bench:
             return Bench(self.trainers[index], data)
 
         async with (
-            self.backend(self.coordinator, identity) as backend,
+            self.backend(self.coordinator, key) as backend,
             MemoryTransport(self.network, key.public) as transport,
             DummyData(sequence_length=16) as data,
         ):

@@ -22,6 +22,7 @@ from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.types import RunState
 from psyche_core.wire.messages import Finished, seal
 from psyche_core.wire.signing import SecretKey
+from world import INSTANCE
 
 
 @pytest.mark.slow
@@ -70,7 +71,7 @@ async def test_garbage_from_a_peer_reaches_nobody() -> None:
         while len(party.transports) < 2 or not party.transports[0].stats.peers:
             party.coordinator.tick()
             await anyio.sleep(0.05)
-        for garbage in (b"", b"\xff" * 100, seal(stranger, "other", Finished(0, 0)), seal(stranger, "world", Finished(0, 0))):
+        for garbage in (b"", b"\xff" * 100, seal(stranger, bytes(32), Finished(0, 0)), seal(stranger, INSTANCE, Finished(0, 0))):
             await party.transports[1].broadcast(garbage, tag=0)
         party.runtimes[0].leave()
         party.runtimes[1].leave()
@@ -246,7 +247,7 @@ async def test_when_the_queue_is_full_nothing_that_matters_is_dropped(monkeypatc
         while 1 not in party.transports or not party.transports[1].stats.peers:
             await anyio.sleep(0.01)
         for number in range(200):
-            await party.transports[1].broadcast(seal(talker, "world", Finished(0, 10**6 + number)), tag=2**40)
+            await party.transports[1].broadcast(seal(talker, INSTANCE, Finished(0, 10**6 + number)), tag=2**40)
             await anyio.sleep(0)
 
     async with anyio.create_task_group() as tasks:
