@@ -136,7 +136,7 @@ def test_payloads_that_were_lost_are_asked_for_again() -> None:
 
 
 def test_payloads_that_nobody_has_any_more_lead_to_a_resync() -> None:
-    world = World(3)
+    world = World(3, total_steps=120, rounds_per_epoch=120)
     loser, lost = world.members[0], set[bytes]()
 
     def lose(member: Member, work: ev.Work) -> ev.WorkDone | None:

@@ -271,7 +271,7 @@ class Shop:
 
     async def load(self) -> Workshop:
         run = parse_run_file(RUN.format(total_steps=9, min_clients=1, witness_nodes=0, rounds_per_epoch=3), source="world")
-        state = new_state(run.run_id, run.config, run.model)
+        state = new_state(run.run_id, run.config, run.model, instance=bytes(32))
         ready = await self.workshop.do(ev.Load(replace(state, progress=replace(state.progress, step=2))))
         assert isinstance(ready, ev.ModelReady)
         return self.workshop
