@@ -1,9 +1,10 @@
 """What one liar of four does to the loss: DisTrO with signs, DisTrO with values, and AdamW, beside honest runs of each.
 
-python -m benchmarks.robustness [--steps 100] [--seed 0] [--optimizers signs,values,adamw] [--lies none,flip,...] [--json]
+python -m benchmarks.robustness [--size 0.2M] [--steps 100] [--seed 0] [--optimizers signs,values,adamw] [--lies none,flip,...]
+                                [--json]
 
-Four members train a Llama of 0.2 million parameters on Shakespeare, 16 sequences of 64 tokens a step, with the two steps' delay
-of a run; the last member replaces its honest result:
+Four members train a small Llama on Shakespeare, 16 sequences of 64 tokens a step, with the two steps' delay of a run; the last
+member replaces its honest result:
 
 flip     every value's sign
 few      every sign, and one value of each chunk (AdamW: one in 64) as large as the format allows
@@ -55,6 +56,7 @@ Lie = Callable[[bytes], bytes]
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=llama.SIZES, default="0.2M", help="model (default: 0.2M)")
     parser.add_argument("--steps", type=int, default=100, help="steps of each training (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, data and lies (default: 0)")
     parser.add_argument("--optimizers", default=",".join(OPTIMIZERS), help="which, with commas between (default: all)")
@@ -73,15 +75,15 @@ def main() -> None:
         for lie in lies:
             same = "flip" if optimizer == "signs" and lie in ("few", "huge", "one") else lie
             if same not in known:
-                known[same] = round(train(optimizer, same, steps=given.steps, seed=given.seed), 4)
+                known[same] = round(train(optimizer, same, size=given.size, steps=given.steps, seed=given.seed), 4)
             losses[optimizer][lie] = known[same]
-    figures = {"members": MEMBERS, "steps": given.steps, "seed": given.seed, "loss": losses}
+    figures = {"size": given.size, "members": MEMBERS, "steps": given.steps, "seed": given.seed, "loss": losses}
     sys.stdout.write(json.dumps(figures) + "\n" if given.json else _table(losses, lies))
 
 
-def train(kind: str, lie: str, *, steps: int, seed: int) -> float:
+def train(kind: str, lie: str, *, size: str, steps: int, seed: int) -> float:
     """The validation loss after so many steps. Raises AssertionError when the members' masters differ in the end."""
-    models = [llama.build("0.2M", seed=seed, sequence_length=LENGTH) for _ in range(MEMBERS)]
+    models = [llama.build(size, seed=seed, sequence_length=LENGTH) for _ in range(MEMBERS)]
     members = [optimizer_of(kind, model) for model in models]
     liar = liar_of(kind, lie, models[0], np.random.default_rng(seed))
     waiting: dict[int, Sequence[bytes]] = {}
