@@ -42,7 +42,8 @@ def normalised(selection: Selection) -> NDArray[np.int32]:
     squares = np.add.reduceat(whole * whole, starts)
     roots = np.repeat(_integer_root((squares << 2 * _ROOT_BITS) // counts), counts)
     sizes = ((np.abs(whole) << UNIT_BITS + _ROOT_BITS + 1) + roots) // (2 * roots)
-    return (np.sign(whole) * sizes).astype(np.int32)
+    amounts: NDArray[np.int32] = (np.sign(whole) * sizes).astype(np.int32)
+    return amounts
 
 
 def _integer_root(squares: IntArray) -> IntArray:
