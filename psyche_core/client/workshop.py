@@ -224,8 +224,8 @@ class Workshop:
             await self._validate(0)
         step = bench.step if bench.step is not None else _step_of_stored(work.state, bench.stored_step, digest)
         held = bench.held
-        if step is None and any((end.step, end.digest) == (bench.stored_step, digest) for end in work.state.ends):
-            held = (*held, (bench.stored_step, digest))  # what the run's store holds is an earlier end
+        if step is None:  # what the run's store holds may be an earlier end
+            held += tuple((end.step, digest) for end in work.state.ends if (end.step, end.digest) == (bench.stored_step, digest))
         return ModelReady(digest, bench.trainer.max_payload_bytes, step, held)
 
     def _take_run(self, state: CoordinatorState) -> None:
