@@ -37,6 +37,7 @@ def predownload(
 ) -> None:
     """Get a model now, whole and checked, so that joining its run later starts at once."""
     from psyche_core.run_config import Choice, load_run_file
+    from psyche_core.sentences import printable
     from psyche_core.training import sources
     from psyche_core.training.checkpoint_manifest import read_manifest, total_bytes, verify
     from psyche_core.training.scratch import default_folder
@@ -60,15 +61,14 @@ def predownload(
         checkpoint,
         base=base or Path.cwd(),
         cache=cache_dir or default_folder(),
-        tell=lambda sentence: click.echo(sentence, err=True),
+        tell=lambda sentence: click.echo(printable(sentence), err=True),
     )
     manifest = read_manifest(folder)
     if manifest is None:
-        click.echo(f"the model is in {folder}")
+        click.echo(printable(f"the model is in {folder}"))
         return
 
     verify(folder, manifest)
     size = bytes_text(total_bytes(manifest))
-    click.echo(
-        f"the model of step {manifest.step} of run {manifest.run_id} ({size}, every byte as its manifest says) is in {folder}"
-    )
+    what = f"the model of step {manifest.step} of run {printable(manifest.run_id, at_most=64)}"
+    click.echo(f"{what} ({size}, every byte as its manifest says) is in {printable(str(folder))}")

@@ -18,6 +18,7 @@ import anyio
 from psyche_core.cli.failures import Interrupted
 from psyche_core.client.report import Report, Sink, json_lines
 from psyche_core.errors import UserError
+from psyche_core.sentences import PrintableFormatter
 
 _Result = TypeVar("_Result")
 
@@ -51,7 +52,9 @@ async def _until_signal(program: Callable[[], Awaitable[_Result]]) -> _Result:
 
 def log_to_stderr() -> None:
     """Show warnings of every room on stderr, one line each."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 @contextlib.contextmanager

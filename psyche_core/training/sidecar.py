@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from psyche_core.sentences import printable_lines
 from psyche_core.training.secret import read_secret
 
 EXAMPLE: Final = """\
@@ -71,7 +72,7 @@ def _serve(given: argparse.Namespace, secret: bytes) -> int:
             engines=lambda name: registry.load("sharding", name).create,
         )
     except PsycheError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"Error: {printable_lines(str(error))}\n")
         return _USER_ERROR if isinstance(error, UserError) else 1
     return 0
 
@@ -100,7 +101,7 @@ def _start_all(given: argparse.Namespace, secret: bytes) -> int:
         ranks.kill()
         return 130
     ranks.kill()
-    sys.stderr.write(f"Error: {problem}\n")
+    sys.stderr.write(f"Error: {printable_lines(str(problem))}\n")
     return 1
 
 

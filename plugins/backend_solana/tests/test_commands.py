@@ -150,6 +150,20 @@ def run(shell: Shell, request: pytest.FixtureRequest) -> str:
     return name
 
 
+def test_names_of_others_cannot_write_to_the_terminal(shell: Shell) -> None:
+    """Anybody may name a run so that a raw terminal would be cleared, coloured or given a line that is not there."""
+    evil = "\x1b[2J\x1b]0;x\x07\n\u202elist"
+    shell("create-run", "-r", evil, wallet="owner")
+    shell("update-config", "-r", evil, "--name", f"n{evil}", wallet="owner")
+    listed = shell("list-runs", "--all")
+    (line,) = [line for line in listed.splitlines() if "\\x1b[2J" in line]
+    assert line.isprintable()
+    assert line.count("\\u202elist") == 2
+    said = shell("can-join", "-r", "no\x1b[2J", "--address", EVERYBODY, code=1)
+    assert said.isprintable()
+    assert shell.json("list-runs", "--all")["runs"], "JSON escapes by itself"
+
+
 def test_a_runs_life(shell: Shell) -> None:
     said = shell("create-run", "-r", "life", "-c", "v1", wallet="owner")
     assert "the run 'life' is made" in said
