@@ -63,7 +63,7 @@ def test_start_mode_takes_part_with_a_real_client_until_the_run_asks_for_another
     assert mine()["state"] == "Healthy"
     assert address in {row["address"] for row in chain.ask("run-manager", "json-dump-run", "-r", RUN)["clients"]}
 
-    chain.ask("run-manager", "update-config", *words, "--client-version", "99.0")
+    chain.ask("run-manager", "update-config", *words, "--client-version", "99.0", "--allow-later-version")
     del chain.processes[MEMBER]  # it may end now
     assert manager.wait(timeout=60) == 2
     said = (chain.folder / f"{MEMBER}.log").read_text()
