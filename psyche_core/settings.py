@@ -142,7 +142,13 @@ class ClientSettings(_ProgramSettings):
     validation_sequences: int = Field(default=64, ge=1, description="Sequences of it to use each time.")
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
-    base: Path = Field(default_factory=Path.cwd, description="Folder that relative paths of the run configuration start from.")
+    base: Path = Field(
+        default_factory=Path.cwd,
+        description=(
+            "Folder that relative paths of the run's configuration (model, data) start from on this machine, in place of the "
+            "folder of the run file, which only its server has; where we are when not given."
+        ),
+    )
 
     @field_validator("server_addr")
     @classmethod
@@ -313,7 +319,14 @@ class TrainLocalSettings(_ProgramSettings):
     cache_dir: Path | None = Field(default=None, description="Folder for downloads; the system's cache folder when not given.")
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
-    base: Path = Field(default_factory=Path.cwd, description="Folder that relative paths of the run file start from.")
+    base: Path | None = Field(
+        default=None, description="Folder that relative paths of the run file start from; its own folder when not given."
+    )
+
+    @property
+    def run_base(self) -> Path:
+        """Where relative paths of the run file start."""
+        return self.state.parent if self.base is None else self.base
 
 
 _Settings = TypeVar("_Settings", bound=BaseModel)

@@ -25,7 +25,11 @@ from psyche_core.errors import ConfigError
 @click.option("--gcs-bucket", help="Bucket of Google Cloud Storage; s3://NAME for one of S3.")
 @click.option("--gcs-prefix", help="Folder of the checkpoint in that bucket.")
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="Folder for downloads of buckets; the system's cache folder.")
-@click.option("--base", type=click.Path(path_type=Path), help="Folder that a relative local folder starts from; where we are.")
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    help="Folder that a relative path starts from; that of --state FILE, else where we are.",
+)
 def predownload(
     state: Path | None,
     hub_repo: str | None,
@@ -59,7 +63,7 @@ def predownload(
 
     folder = sources.find(
         checkpoint,
-        base=base or Path.cwd(),
+        base=base or (Path.cwd() if state is None else state.parent),
         cache=cache_dir or default_folder(),
         tell=lambda sentence: click.echo(printable(sentence), err=True),
     )

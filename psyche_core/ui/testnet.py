@@ -374,7 +374,7 @@ class _Testnet:
             *("--device", settings.device, "--torch-threads", str(settings.torch_threads)),
             *("--micro-batch-size", str(settings.micro_batch_size), "--compute-dtype", settings.compute_dtype),
             *("--attention", settings.attention, *(["--gradient-checkpointing"] if settings.gradient_checkpointing else [])),
-            *("--cache-dir", str(self._out / "cache")),
+            *("--cache-dir", str(self._out / "cache"), "--base", str(settings.config_path.absolute())),
             *("--logs", "json", "--events-file", str(self._out / "events" / f"{name}.jsonl"), *more),
         ]
 

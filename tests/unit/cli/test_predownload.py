@@ -52,8 +52,8 @@ def test_a_bucket_is_downloaded_into_the_cache(psyche, tmp_path: Path) -> None:
     assert (folder / "model.safetensors").is_file()
 
 
-def test_a_run_file_names_the_model(psyche, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(STATE.parents[2])
+def test_a_run_file_names_the_model_from_any_folder(psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     result = psyche("predownload", "--state", STATE)
     assert result.code == 0
     assert "examples/local_testnet/model" in result.out

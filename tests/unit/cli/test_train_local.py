@@ -61,7 +61,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def arguments(base: Path, *more: str) -> list[str]:
-    return ["train-local", "--state", str(base / "state.toml"), "--base", str(base), "--device", "cpu", "--logs", "json", *more]
+    return ["train-local", "--state", str(base / "state.toml"), "--device", "cpu", "--logs", "json", *more]
 
 
 def told(out: str, kind: str) -> list[dict[str, object]]:
