@@ -77,7 +77,8 @@ class ClientSettings(_ProgramSettings):
     identity_secret_key_path: Path | None = Field(
         default=None,
         description=(
-            "File with our 32-byte Ed25519 key. Without it: one that follows from our wallet, where the backend has one, else a "
+            "File with our 32-byte Ed25519 key, that only we can read. Without it: one that follows from our wallet, where the "
+            "backend has one, else a "
             "new one, and we are somebody new each time."
         ),
     )
@@ -181,7 +182,8 @@ class ServerSettings(_ProgramSettings):
     identity_secret_key_path: Path | None = Field(
         default=None,
         description=(
-            "File with the server's 32-byte Ed25519 key, whose public half clients are given (`openssl rand 32 > server.key`). "
+            "File with the server's 32-byte Ed25519 key, whose public half clients are given, that only we can read "
+            "(`openssl rand 32 > server.key && chmod 600 server.key`). "
             "Without it: server.key in --save-state-dir, made at the first start; without that a new key at each start."
         ),
     )

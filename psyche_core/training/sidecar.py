@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from psyche_core.errors import IdentityError
 from psyche_core.sentences import printable_lines
 from psyche_core.training.secret import read_secret
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"ranks {given.start_rank} and {given.local_ranks - 1} more do not fit into a world of {given.world_size}")
     try:
         secret = _secret(given)
-    except (OSError, ValueError) as error:
+    except (IdentityError, OSError, ValueError) as error:
         return _refuse(f"the secret cannot be read: {error}")
     if given.local_ranks > 1:
         return _start_all(given, secret)

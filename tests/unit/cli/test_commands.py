@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from nacl.signing import SigningKey
 
+from psyche_core.wire.signing import SecretKey
+
 SEED = bytes(range(32))
 
 
 def test_show_identity_prints_the_public_half_and_never_the_secret(psyche, tmp_path: Path) -> None:
-    (tmp_path / "me.key").write_bytes(SEED)
+    SecretKey(SEED).save(tmp_path / "me.key")
     result = psyche("client", "show-identity", "-i", tmp_path / "me.key")
     assert (result.code, result.out) == (0, bytes(SigningKey(SEED).verify_key).hex() + "\n")
     assert SEED.hex() not in result.out + result.err
