@@ -3,7 +3,7 @@
 Decided: one sentence per problem, `key = value: rule`; an unknown key never shows its value (it may be a secret put in the wrong
 place) but the nearest known key. What somebody else wrote (a run's name, a server's refusal, a peer's reason) goes through
 `printable` before it reaches a terminal, a log or a report: whoever writes it must not be able to move the cursor, to colour,
-reorder or hide what we write, nor to add lines of its own. Refuses nothing itself.
+reorder or hide what we write, nor to add lines of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
+
+from psyche_core.errors import ConfigError
 
 NESTED = "psyche_nested"
 """Error type of a custom validator that has several problems of its own; `ctx["problems"]` is a list of (path, text)."""
@@ -144,6 +146,22 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[tuple[st
             found.append((path, f" = {shown(value)}: {_rule(detail['msg'])}"))
 
     return found
+
+
+def validated(model: type[BaseModel], given: Mapping[str, Any], *, where: str) -> BaseModel:
+    """A table read by its model; unknown keys are refused also where the model would ignore or keep them.
+
+    where: dotted key of the table. Raises ConfigError with one sentence per problem.
+    """
+    known = {name for key, field in model.model_fields.items() for name in (key, field.alias) if name}
+    unknown = [key for key in given if key not in known] if model.model_config.get("extra") != "forbid" else []
+    if unknown:
+        raise ConfigError("\n".join(printable(f"{where}.{key}: unknown key{did_you_mean(key, known)}") for key in unknown))
+
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError("\n".join(sentences(error, model, where=where))) from error
 
 
 def sentences(error: ValidationError, model: type[BaseModel], *, where: str = "") -> list[str]:

@@ -8,8 +8,10 @@ model that does not fit keeps nobody waiting. Refuses to decide anything: it doe
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 
 import anyio
@@ -303,15 +305,25 @@ class Workshop:
             try:
                 facts = Facts(run_id=self._run_id, step=work.step, epoch=work.epoch, data_index=work.data_index)
                 await anyio.to_thread.run_sync(lambda: save_checkpoint(directory, facts, write=bench.trainer.save))
-                await anyio.to_thread.run_sync(bench.trainer.save_private, private_path(bench.checkpoints, self._run_id))
-                if bench.keep_checkpoints is not None:
-                    await anyio.to_thread.run_sync(bench.keep_checkpoints, directory)
             except (ModelError, OSError) as error:
                 self._tell(report.Problem("error", f"the checkpoint of step {work.step} was not saved: {error}"))
             else:
                 saved = True
                 self._tell(report.CheckpointSaved(work.step, str(directory)))
+                await self._after_saving(bench, bench.checkpoints, directory, step=work.step)
         return EpochClosed(digest, saved)
+
+    async def _after_saving(self, bench: Bench, folder: Path, directory: Path, *, step: int) -> None:
+        """What belongs to a saved checkpoint; neither part hinders the other, and the checkpoint is good without them."""
+        private = private_path(folder, self._run_id)
+        after: list[Callable[[], object]] = [lambda: bench.trainer.save_private(private)]
+        if bench.keep_checkpoints is not None:
+            after.append(functools.partial(bench.keep_checkpoints, directory))
+        for work in after:
+            try:
+                await anyio.to_thread.run_sync(work)
+            except (ModelError, OSError) as error:
+                self._tell(report.Problem("warning", f"the checkpoint of step {step} is saved, but {error}"))
 
     async def store(self, action: StoreModel) -> ModelStored | StoreFailed:
         """Put the checkpoint of an epoch's end into our store; what prevents it is one sentence."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_train_local import DISTRO, RUN
+from lone_run import DISTRO, RUN
 
 from psyche_core.testing.tiny_models import LLAMA, VOCABULARY
 
