@@ -142,7 +142,11 @@ class PreprocessedData(DataProvider):
             message = f"{place} does not exist, and {self._location!r} is not the name of a data set on the hub (like owner/name)"
             raise DataError(message)
 
-        return downloaded(self._location, revision=self._revision)
+        try:
+            return downloaded(self._location, revision=self._revision)
+        except DataError as error:
+            message = f"{place} does not exist, and {error}"
+            raise DataError(message) from error
 
 
 def downloaded(name: str, *, revision: str | None = None) -> Path:

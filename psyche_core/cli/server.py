@@ -59,7 +59,12 @@ def run(**given: Any) -> int:
     default=True,
     help="Look at the model's folder and the token files, as `psyche testnet start` would use them.  [default: disk]",
 )
-def validate_config(state: Path, data_config: Path | None, disk: bool) -> None:
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    help="Folder that relative paths of the run file start from; its own when not given.",
+)
+def validate_config(state: Path, data_config: Path | None, disk: bool, base: Path | None) -> None:
     """Check a run's files, down to each plugin's own settings and what they name on disk, and say what the run would be.
 
     An owner's file without run_id, as `run-manager update-config` takes it, will do. What was not checked is said.
@@ -70,7 +75,7 @@ def validate_config(state: Path, data_config: Path | None, disk: bool) -> None:
     from psyche_core.sentences import printable
 
     files = load_run(state, data_config, PluginRegistry.discover(), prepares_data=True, only_looks=True)
-    found = list(look_at_disk(files, base=state.parent)) if disk else []
+    found = list(look_at_disk(files, base=base or state.parent)) if disk else []
     problems = [finding.sentence for finding in found if isinstance(finding, Problem)]
     if problems:
         message = "\n".join([*problems, "if model and data lie on other machines only, say --no-disk"])

@@ -89,8 +89,8 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
     repo, revision = settings["repo_id"], settings.get("revision")
     if not is_hub_name(repo):
         message = (
-            f"there is no folder {base / repo}: the checkpoint {printable(repo)!r} is a path, which starts at {base}; "
-            "a repository of the Hub is written owner/name"
+            f"there is no folder {base / repo}: the checkpoint {printable(repo)!r} is a path, which starts at {base} "
+            "(say --base for another start); a repository of the Hub is written owner/name"
         )
         raise ModelError(message)
     try:

@@ -216,7 +216,7 @@ def place_model(toml: str):
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (drop_model, "there is no folder {config}/model: the checkpoint 'model' is a path, which starts at {config}"),
+        (drop_model, "there is no folder {config}/model: the checkpoint 'model' is a path, which starts at {config} (say --base"),
         (place_model('repo_id = "model"\nrevision = "main"'), "is a local folder, which has no revision"),
         (swap("state.toml", "[model.LLM.checkpoint.Hub]", "[model.LLM.checkpoint.Dummy]"), "names no place to load the model"),
         (drop("model/config.json"), "{config}/model holds no config.json"),
@@ -249,6 +249,16 @@ def test_validate_config_looks_at_what_is_on_disk(psyche, local_testnet, monkeyp
     assert "say --no-disk" in result.err
     assert sorted(config.rglob("*")) == before, "nothing is written"
     assert psyche("server", "validate-config", "--state", config / "state.toml", "--no-disk").code == 0
+
+
+def test_validate_config_looks_where_it_is_told(psyche, local_testnet) -> None:
+    config = local_testnet()
+    (config / "model").rename(config.parent / "model")
+    swap("data.toml", '"model/tokenizer.json"', '"../model/tokenizer.json"')(config)
+    words = ("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
+    assert psyche(*words).code == 2
+    result = psyche(*words, "--base", config.parent)
+    assert (result.code, result.err) == (0, "")
 
 
 @pytest.mark.parametrize(
