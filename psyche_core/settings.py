@@ -118,7 +118,8 @@ class ClientSettings(_ProgramSettings):
         default=None,
         description=(
             "Where to store the model when it is our turn after an epoch: a repository of the Hub (owner/name, made when it does "
-            "not exist; needs HF_TOKEN or a login), or an existing folder that all members can read; a relative one starts at --base."
+            "not exist; needs HF_TOKEN or a login), or an existing folder that all members can read; a relative one starts at "
+            "--base."
         ),
     )
     gcs_bucket: str | None = Field(
