@@ -32,6 +32,7 @@ from psyche_backend_solana.settings import ChainSettings, WalletSettings, parse_
 from psyche_backend_solana.wallet import Signer, Wallet
 from psyche_backend_solana.where import Programs
 from psyche_core.errors import BackendError, ConfigError
+from psyche_core.sentences import printable_lines
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -118,7 +119,7 @@ def perform(action: Callable[[Desk], Awaitable[Outcome]], settings: ChainSetting
         raise BackendError(str(error)) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    click.echo(json.dumps(plain(outcome.facts), indent=2) if as_json else outcome.sentence)
+    click.echo(json.dumps(plain(outcome.facts), indent=2) if as_json else printable_lines(outcome.sentence))
 
 
 @asynccontextmanager
