@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 HELP_OF_FAULTS = """\b
 Kinds of faults:
-  members   crash restart pause slow skew late leave bit-flip
+  members   crash restart pause slow skew late leave bit-flip all-die
+            empty-results
   network   drop duplicate reorder delay partition asymmetric
-  server    server-restart owner-pause
-  liars     wrong-hash wrong-shape two-results garbage withhold
-            false-statements false-digests silent-witness flood"""
+  server    server-restart owner-pause older-state slow-rpc failing-rpc
+  liars     wrong-hash wrong-shape two-results repeated-payload garbage
+            withhold false-statements false-digests flood stolen-key
+            old-signatures
+  slow down silent-witness never-states all-ones empty-statements
+            never-finished late-finished just-in-time idle-joiners"""
 
 
 @click.command(
@@ -39,7 +43,7 @@ Kinds of faults:
     "--seeds", "seeds_text", default="0:100", show_default=True, metavar="A:B",
     help="Which runs: A:B (B not included), one seed, a list 3,5,9, or random:N for N fresh ones, which are printed.",
 )  # fmt: skip
-@click.option("--clients", type=click.IntRange(1, 32), default=8, show_default=True, help="Members of each run.")
+@click.option("--clients", type=click.IntRange(1, 64), default=8, show_default=True, help="Members of each run.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=20, show_default=True, help="Steps each run trains.")
 @click.option(
     "--faults", "faults_text", default="all", show_default=True, metavar="KINDS",

@@ -11,6 +11,7 @@ import random
 from collections.abc import Collection
 
 from psyche_core.testing.sim.script import KINDS, LIES, SERVER, Fault, Script, Shape, Trainer
+from psyche_core.types import MAX_WITNESSES
 
 MOST_FAULTS = 7
 MOST_KINDS = 5
@@ -20,6 +21,12 @@ SEALED_EVERY = 200
 
 _KILLS = ("crash", "restart", "late", "leave", "bit-flip")
 _FOR_GOOD = ("crash", "leave")
+
+_ONCE = ("all-die", "older-state")
+"""Faults that strike once in a run."""
+
+MOST_LIARS = (MAX_WITNESSES - 1) // 3
+"""So many can be drawn as witnesses together, and the others are a quorum of any draw."""
 
 
 def generate(
@@ -32,7 +39,8 @@ def generate(
     chance.shuffle(members)
 
     lies = [kind for kind in chosen if kind in LIES]
-    liars = members[: chance.randint(1, max(1, (clients - 1) // 3))] if lies and clients >= 4 else []
+    most = min(max(1, (clients - 1) // 3), MOST_LIARS)
+    liars = members[: chance.randint(1, most)] if lies and clients >= 4 else []
     honest = members[len(liars) :]
     mortal = honest[: (len(honest) - 1) // 2]
     faults = [_lie(chance, node, kind, rounds) for node in liars for kind in _per_liar(chance, lies)]
@@ -47,6 +55,8 @@ def generate(
         if fault is None:
             continue
 
+        if kind in _ONCE and any(known.kind == kind for known in faults):
+            continue
         if kind in _FOR_GOOD:
             if len(lost) >= lost_for_good:
                 continue
@@ -146,6 +156,17 @@ def _fault(chance: random.Random, kind: str, *, members: list[int], mortal: list
             return fault((SERVER, *side) if chance.random() < 0.4 else side, 15.0)
         case "server-restart":
             return fault((SERVER,), 15.0)
+        case "older-state":
+            return fault((SERVER,), 15.0, amount=chance.choice((1.0, 4.0, chance.uniform(1.0, 60.0))))
+        case "slow-rpc":
+            return fault(few, 20.0, amount=chance.uniform(0.5, 6.0))
+        case "failing-rpc":
+            return fault(few, 20.0, amount=chance.uniform(0.1, 0.8))
+        case "empty-results":
+            return fault(tuple(sorted(chance.sample(members, chance.randint(1, len(members))))), 30.0, amount=chance.uniform(0.1, 1.0))
+        case "all-die":
+            survive = chance.choice((0, 1, 1, 2, len(members)))  # disks: of one at least in most runs
+            return fault(tuple(sorted(chance.sample(members, len(members) - min(survive, len(members))))), 20.0)
         case _:
             return fault((), 15.0)
 

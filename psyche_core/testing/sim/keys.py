@@ -13,11 +13,15 @@ from dataclasses import replace
 from functools import lru_cache
 
 from psyche_core.coordinator.commands import Equivocation, SignedResult
-from psyche_core.types import NodeIdentity
-from psyche_core.wire.messages import Result, sign_commitment
+from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.types import BatchId, NodeIdentity
+from psyche_core.wire.messages import Result, commitment_hash, sign_commitment
 from psyche_core.wire.signing import SecretKey
 
 RUN_ID = "simulated"
+EARLIER = RUN_ID
+"""What signatures of an earlier run of the same name were bound to."""
+
 REMEMBERED = 16_384
 """Tokens kept: more than a run makes."""
 
@@ -35,6 +39,33 @@ def identity_of(index: int) -> NodeIdentity:
     """The identity of the member with this number."""
     public = key_of(index).public
     return NodeIdentity(public, public)
+
+
+@lru_cache(maxsize=64)
+def _numbers(members: int) -> dict[bytes, int]:
+    return {identity_of(index).signer: index for index in range(members)}
+
+
+def member_with(signer: bytes, members: int) -> int | None:
+    """The number of the member with this signer among so many; None when it is none of them."""
+    return _numbers(members).get(signer)
+
+
+def commitment_of(state: CoordinatorState, result: Result, *, trainer: bytes, payload_hash: bytes) -> bytes:  # noqa: ARG001
+    """The commitment to another payload for the share of a result. state: of the coordinator, which knows the round."""
+    return commitment_hash(
+        RUN_ID, epoch=result.epoch, step=result.step, share=result.share, trainer=trainer, payload_hash=payload_hash
+    )
+
+
+def signed_earlier(
+    index: int, *, epoch: int, played: Round, share: tuple[BatchId, ...], payload_hash: bytes
+) -> SignedResult:
+    """What the member with this number signed in an earlier run of the same name, in the same place of that run."""
+    commitment = commitment_hash(
+        EARLIER, epoch=epoch, step=played.step, share=share, trainer=identity_of(index).signer, payload_hash=payload_hash
+    )
+    return SignedResult(payload_hash, sign_commitment(key_of(index), EARLIER, commitment))
 
 
 def _token(public: bytes, commitment: bytes) -> bytes:

@@ -41,6 +41,16 @@ class Ledger:
         self._settled_height = -1
         self._epoch = -1
 
+    def copy(self) -> Ledger:
+        """The ledger as it is now, to go on from later."""
+        other = Ledger(honest=self._honest)
+        other.accepted = {key: list(known) for key, known in self.accepted.items()}
+        other.of_liars = dict(self.of_liars)
+        other.last, other.vetoed = set(self.last), set(self.vetoed)
+        other._accepted_ever = self._accepted_ever
+        other._settled_height, other._epoch = self._settled_height, self._epoch
+        return other
+
     def settled(self, event: RoundSettled, state: CoordinatorState) -> None:
         """A round is decided. Acceptance is counted again here: two thirds of the elected witnesses (F5, F6)."""
         round_ = state.round_at(event.height)

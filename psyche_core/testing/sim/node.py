@@ -20,7 +20,7 @@ from psyche_core.testing.sim.keys import RUN_ID, identity_of, key_of, signed_by,
 from psyche_core.testing.sim.ledger import bits
 from psyche_core.testing.sim.replica import Payload, Replica
 from psyche_core.testing.sim.replica_watch import check_sizes
-from psyche_core.wire.messages import Message, seal, unseal
+from psyche_core.wire.messages import Message, Result, seal, unseal
 
 if TYPE_CHECKING:
     from psyche_core.testing.sim.network import Letter
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 LOOK = 1.0
 """Seconds between two looks at the clock (TimePassed)."""
+
+EMPTY_RESULT = hashlib.sha256(b"").digest()
+"""The payload of whoever's result is all zeros: the same bytes for everybody, in every round."""
 
 STORE_FAILS = 0.2
 """How often storing a model fails."""
@@ -57,6 +60,12 @@ class Node:
         self.liar = liar
         self.lies: list[str] = []
         self.lying_chance = random.Random()
+        self.joins_as = self.identity
+        self.repeats: Payload | None = None
+        self.empty_results: list[float] = []
+        self.rpc_lags: list[float] = []
+        self.rpc_fails: list[float] = []
+        self.lineage = 0
         self.life = 0
         self.running = False
         self.paused = 0
@@ -118,6 +127,7 @@ class Node:
         self.expired_before = 0
         self.joined = self.state_due = False
         self.version = -1
+        self.lineage = 0
         self._held = []
         self.trace("starts" + (" with what is on its disk" if self._disk else ""))
         world.clock.after(self._chance.random() * LOOK, self._look, self.life)
@@ -212,7 +222,11 @@ class Node:
 
     def _join(self, action: ev.Join) -> None:  # noqa: ARG002 - carries nothing
         self.joined = True
-        self._world.server.ask(self, Join(self.identity))
+        self._world.server.ask(self, self.join_command())
+
+    def join_command(self) -> Join:
+        """The command with which this member joins."""
+        return Join(self.joins_as)
 
     def _send(self, action: ev.Send) -> None:
         command = action.command
@@ -242,6 +256,8 @@ class Node:
             origin, read = unseal(seal(key_of(self.index), RUN_ID, message), run_id=RUN_ID)
             if (origin, read) != (self.identity.p2p, message):
                 raise Broken("messages-travel-whole", f"{message} was read back as {read}")
+        if message.__class__ is Result:
+            self._world.announced.note(self.index, message)
         if self._world.timeline is not None:
             self.trace(f"says {message.__class__.__name__} {_brief(message)}")
         self._world.network.broadcast(self, message, tag, held_back=held_back)
@@ -280,6 +296,10 @@ class Node:
         """Give a payload to these members only."""
         self._withheld[payload_hash] = served
 
+    def serve_again(self, payload_hash: bytes) -> None:
+        """Give a payload to everybody again."""
+        self._withheld.pop(payload_hash, None)
+
     # ------------------------------------------------------------------------------------ work
 
     def _work(self, work: Any) -> None:
@@ -290,16 +310,17 @@ class Node:
         seconds *= max(self.slowed, default=1.0) * (0.5 + self._chance.random())
         if self._world.timeline is not None and kind is not ev.Digest:
             self.trace(f"begins {kind.__name__} {_brief(work)}")
-        self._world.clock.after(seconds, self._work_done, self.life, work)
+        self._world.clock.after(seconds, self._work_done, self.life, work, self.lineage)
 
-    def _work_done(self, life: int, work: Any) -> None:
+    def _work_done(self, life: int, work: Any, lineage: int) -> None:
+        """lineage: of the state that the machine had seen when it asked for the work."""
         if life != self.life:
             return
         if self.paused:
-            self._world.clock.after(0.2, self._work_done, life, work)
+            self._world.clock.after(0.2, self._work_done, life, work, lineage)
             return
 
-        self.receive(life, _WORK[work.__class__](self, work))
+        self.receive(life, _WORK[work.__class__](self, work, lineage))
 
     @property
     def holds_model(self) -> bool:
@@ -315,7 +336,7 @@ class Node:
         self.spoiled = True
         self.replica.spoil(bit)
 
-    def _load(self, work: ev.Load) -> ev.Event:
+    def _load(self, work: ev.Load, lineage: int) -> ev.Event:  # noqa: ARG002
         checkpoint = work.state.model.LLM.checkpoint
         if checkpoint.name == "P2P" and not self._knows_the_model and self._loads_from is None:
             return ev.SourceMissing("nothing here says how the model is built")
@@ -332,10 +353,13 @@ class Node:
             self.replica.restore(masters)
         return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step)
 
-    def _train(self, work: ev.Train) -> ev.Event:
+    def _train(self, work: ev.Train, lineage: int) -> ev.Event:  # noqa: ARG002
         self._trained += 1
         salt = b"%d/%d/%d" % (self.index, self.life, self._trained)
         payload_hash, content = self.replica.train(work.step, work.share, salt=salt)
+        if self.empty_results and not content and self._chance.random() < max(self.empty_results):
+            self.counts["empty-results"] += 1
+            payload_hash, content = EMPTY_RESULT, b""
         valid = "wrong-shape" not in self.lies
         payload = Payload(payload_hash, self.index, bits(work.share), valid=valid, content=content, size=len(content) or 32)
         if not valid:
@@ -343,26 +367,27 @@ class Node:
         self.payloads[payload_hash] = (work.tag, payload)
         return ev.Trained(work.height, 2.0, 64 * len(work.share), 0.5, payload_hash, payload.size)
 
-    def _apply(self, work: ev.Apply) -> ev.Event:
+    def _apply(self, work: ev.Apply, lineage: int) -> ev.Event:
         missing = [item for item in work.payload_hashes if item not in self.payloads]
         if missing and not self.liar:
             raise Broken("applies-what-it-holds", f"{self.name} applies step {work.step} without {len(missing)} of the payloads")
 
-        payloads = tuple(self.payloads[item][1] for item in work.payload_hashes if item in self.payloads)
-        self.replica.apply(work.step, payloads, own_accepted=work.own_accepted)
+        held = {item: self.payloads[item][1] for item in work.payload_hashes if item in self.payloads}
+        before = self.replica.snapshot()
+        self.replica.apply(
+            work.step, [held[item] for item in work.payload_hashes if item in held], own_accepted=work.own_accepted
+        )
         if not self.liar and not self.spoiled:
-            self._world.replicas.applied(
-                self.name, height=work.height, step=work.step, payloads=payloads, masters=self.replica.snapshot()
-            )
+            self._world.applied(self, work, held, lineage=lineage, before=before)
         return ev.Applied(work.height, 0.01)
 
-    def _digest(self, work: ev.Digest) -> ev.Event:
+    def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002
         return ev.Digested(work.height, self.replica.sampled_digest(work.seed))
 
-    def _close_epoch(self, work: ev.CloseEpoch) -> ev.Event:
+    def _close_epoch(self, work: ev.CloseEpoch, lineage: int) -> ev.Event:
         masters = self.replica.snapshot()
         if not self.liar and not self.spoiled:
-            self._world.replicas.closed(self.name, step=work.step, masters=masters)
+            self._world.replicas.closed(self.name, lineage=lineage, step=work.step, masters=masters)
         if not self.spoiled:
             self._disk = (masters, work.step)
         return ev.EpochClosed(self.replica.digest(), saved=not self.spoiled)
@@ -383,14 +408,14 @@ class Node:
         self._world.stored[location["Hub"]["repo_id"]] = disk
         self.receive(life, ev.ModelStored(action.step, location))
 
-    def _take_snapshot(self, work: ev.TakeSnapshot) -> ev.Event:
+    def _take_snapshot(self, work: ev.TakeSnapshot, lineage: int) -> ev.Event:  # noqa: ARG002
         manifest = hashlib.sha256(b"manifest" + self.replica.digest()).digest()
         self.snapshots[manifest] = (work.tag, work.step, self.replica.snapshot())
         self.counts["snapshots"] += 1
         described = hashlib.sha256(b"description").digest()
         return ev.SnapshotTaken(work.step, manifest, 256, described, 64, digest=self.replica.digest())
 
-    def _fetch_model(self, work: ev.FetchModel) -> ev.Event:
+    def _fetch_model(self, work: ev.FetchModel, lineage: int) -> ev.Event:
         network = self._world.network
         source, _ = network.find(self, work.sources, lambda other: work.manifest_hash in other.snapshots)
         if source is None:
@@ -399,7 +424,7 @@ class Node:
 
         masters = source.snapshots[work.manifest_hash][2]
         if not self.liar:
-            self._world.replicas.fetched(self.name, step=work.step, masters=masters, held=self._world.held)
+            self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=self._world.held)
         if work.build is not None:
             if (hashlib.sha256(b"description").digest(), 64) not in work.descriptions:
                 raise Broken(

@@ -9,23 +9,28 @@ from __future__ import annotations
 import random
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psyche_core.client import events as ev
+from psyche_core.client.epoch import masters_due
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import Pause, Resume, SetFutureEpochRates
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.run_config import Choice, CoordinatorConfig, LLMConfig, ModelConfig
+from psyche_core.testing.sim.announced import Announced
 from psyche_core.testing.sim.clock import Clock
 from psyche_core.testing.sim.coordinator_watch import CoordinatorWatch
 from psyche_core.testing.sim.failure import Broken, SimFailure
-from psyche_core.testing.sim.keys import RUN_ID, identity_of
+from psyche_core.testing.sim.keys import RUN_ID, identity_of, member_with
 from psyche_core.testing.sim.lies import Lies
 from psyche_core.testing.sim.network import Network
 from psyche_core.testing.sim.node import Node
-from psyche_core.testing.sim.replica import HashReplica, Replica
+from psyche_core.testing.sim.replica import HashReplica, Payload, Replica
 from psyche_core.testing.sim.replica_watch import ProgressWatch, ReplicaWatch
 from psyche_core.testing.sim.script import LIES, NETWORK_FAULTS, Fault, Script
 from psyche_core.testing.sim.server import EPOCH_OF_TIME, Server
+from psyche_core.testing.sim.times import StepTimes
 
 WATCH = 2.0
 """Virtual seconds between two looks at the run's progress."""
@@ -37,6 +42,9 @@ ENDING = 60.0
 """Virtual seconds after the run's end in which every honest member must have stopped."""
 
 
+REMEMBER = 300.0
+"""Virtual seconds for which the server's older states are kept, where they are needed."""
+
 AFTERMATH = 15.0
 """Virtual seconds a member may need to come back after a fault; a run that ends meanwhile may end without it."""
 
@@ -45,7 +53,7 @@ AFTERMATH = 15.0
 class RunResult:
     """What a run was. failure: None when every invariant held. mark: a number that is equal for equal runs.
 
-    seconds: virtual; events: calls of machines; counts: how often each fault struck, each refusal, each repair.
+    seconds: virtual; step_seconds: virtual, median of a step after the first ten; events: calls of machines; counts: how often each fault struck, each refusal, each repair.
     """
 
     seed: int
@@ -55,6 +63,7 @@ class RunResult:
     steps: int
     epochs: int
     mark: int
+    step_seconds: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     end_reasons: tuple[str, ...] = ()
 
@@ -74,8 +83,10 @@ class World:
         self.index_of = {identity_of(index).p2p: index for index in range(script.clients)}
         liars = script.liars
         honest = frozenset(identity_of(index).signer for index in range(script.clients) if index not in liars)
-        self.coordinator = CoordinatorWatch(honest=honest)
-        self.replicas = ReplicaWatch(self.coordinator.ledger, initial=self.new_replica().snapshot())
+        self.announced = Announced()
+        kinds = {fault.kind for fault in script.faults}
+        self.coordinator = CoordinatorWatch(honest=honest, announced=self._has_announced, calm=kinds <= set(LIES))
+        self.replicas = ReplicaWatch(lambda: self.coordinator.ledger, initial=self.new_replica().snapshot())
         self.progress = ProgressWatch(bound=_bound(script), calm_after=script.calm_after)
         self.network = Network(self.clock, self._stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
         state = new_state(RUN_ID, _config(script), _MODEL, now=EPOCH_OF_TIME)
@@ -88,7 +99,12 @@ class World:
             counts=self.counts,
             sealed=script.sealed,
             withdraw_after=script.shape.withdraw_after,
+            remember=REMEMBER if kinds & {"older-state", "slow-rpc"} else 0.0,
+            with_ledger="older-state" in kinds,
         )
+        self.server.went_back = self._went_back
+        self.times = StepTimes()
+        self.server.changed = self.times.look
         self.lies = Lies(self.clock, self.server, members=script.clients, counts=self.counts)
         self.nodes = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
@@ -146,6 +162,7 @@ class World:
             steps=progress.step - 1,
             epochs=progress.epoch,
             mark=self.mark & (2**64 - 1),
+            step_seconds=self.times.median,
             counts=dict(self.counts),
             end_reasons=tuple(self.coordinator.end_reasons),
         )
@@ -200,7 +217,8 @@ class World:
 
         ended = self._finished_at if self._finished_at is not None else self.clock.now
         return any(
-            fault.end > ended - AFTERMATH and (not fault.nodes or node.index in fault.nodes or fault.kind in NETWORK_FAULTS)
+            fault.end > ended - AFTERMATH
+            and (not fault.nodes or node.index in fault.nodes or fault.kind in (*NETWORK_FAULTS, "all-die", "older-state"))
             for fault in self.script.faults
             if fault.kind not in LIES and fault.start <= self.clock.now
         )
@@ -233,9 +251,12 @@ class World:
         self.note("fault", f"{fault.kind} of {fault.nodes or 'all'} for {fault.duration:.1f} s, {fault.amount:.2f}")
         if fault.kind in NETWORK_FAULTS:
             self.network.begin(fault)
-        elif fault.kind == "server-restart":
+        elif fault.kind in ("server-restart", "older-state"):
             if self.server.up:
                 self.server.crash()
+        elif fault.kind == "all-die":
+            self._all_die(fault)
+            return
         elif fault.kind == "owner-pause":
             if self.server.up and self.server.take(Pause()) is None:
                 self.counts["owner-pause"] += 1
@@ -246,6 +267,20 @@ class World:
             return
 
         self.clock.after(fault.duration, self._end, fault)
+
+    def _all_die(self, fault: Fault) -> None:
+        """All members are gone at the same moment; each comes back within the fault's duration, with its disk or without it."""
+        self.counts["all-die"] += 1
+        for node in self.nodes:
+            if node.running:
+                node.crash()
+                chance = self._stream(f"death of {node.index} at {fault.start}")
+                wait = fault.duration * (0.3 + 0.7 * chance.random())
+                self.clock.after(wait, self._comes_back, node, node.index not in fault.nodes)
+
+    def _comes_back(self, node: Node, disk: bool) -> None:
+        if not node.running and node.stop is None and not self.server.finished:
+            node.boot(disk=disk)
 
     def _befall(self, fault: Fault, node: Node) -> None:
         match fault.kind:
@@ -262,6 +297,12 @@ class World:
                 self.counts["skew"] += 1
                 node.clock_offset += fault.amount * 1000.0
                 node.clock_rate = fault.amount
+            case "empty-results":
+                node.empty_results.append(fault.amount)
+            case "slow-rpc":
+                node.rpc_lags.append(fault.amount)
+            case "failing-rpc":
+                node.rpc_fails.append(fault.amount)
             case "leave":
                 if node.running:
                     self.counts["leave"] += 1
@@ -274,6 +315,27 @@ class World:
                 pass
             case _:
                 self.lies.begin(node, fault.kind)
+
+    def _has_announced(self, signer: bytes, place: tuple[int, int]) -> bool:
+        return member_with(signer, self.script.clients) in self.announced.by(place)
+
+    def _went_back(self, lineage: int, state: CoordinatorState) -> None:
+        """The coordinator goes on from an older state or step: what was decided since is forgotten."""
+        self.note("server", f"goes back to step {state.progress.step}")
+        self.replicas.went_back(lineage, masters_due(state))
+
+    def applied(
+        self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object
+    ) -> None:
+        """An honest member applied the results of a round. held: its payloads by hash; before: its masters without them."""
+        place = (work.height, work.step)
+        accepted = self.coordinator.ledger.accepted.get(place, [])
+        payloads = self.announced.meant(work.payload_hashes, held, place=place, accepted=accepted)
+        state = self.server.state
+        begins = getattr(state, "from_checkpoint", False) and work.step == state.epoch.start_step
+        self.replicas.applied(
+            node.name, (lineage, *place), payloads=payloads, before=before, masters=node.replica.snapshot(), begins=begins
+        )
 
     def held(self, masters: object) -> bool:
         """Whether any honest member that runs holds these masters."""
@@ -299,9 +361,9 @@ class World:
                 for node in self.nodes:
                     if node.running:
                         self.server.reconnect(node)
-        elif fault.kind == "server-restart":
+        elif fault.kind in ("server-restart", "older-state"):
             if not self.server.up:
-                self.server.restart()
+                self.server.restart(older=fault.amount if fault.kind == "older-state" else 0.0)
         elif fault.kind == "owner-pause":
             self._resume()
         else:
@@ -323,6 +385,13 @@ class World:
                 node.unpause()
             case "slow":
                 node.slowed.remove(fault.amount)
+            case "empty-results":
+                node.empty_results.remove(fault.amount)
+            case "slow-rpc":
+                node.rpc_lags.remove(fault.amount)
+                self.server.tell(node)
+            case "failing-rpc":
+                node.rpc_fails.remove(fault.amount)
             case "skew":
                 now = node.now
                 node.clock_rate = 1.0
