@@ -44,6 +44,8 @@ class Announced:
         """
         found: list[Payload] = []
         for payload_hash in dict.fromkeys(hashes):
+            if payload_hash not in held:
+                continue
             payload, copies = held[payload_hash], hashes.count(payload_hash)
             by_member = self._samples.get((payload_hash, place), {})
             if copies == 1 and len(by_member) == 1 and payload.samples in by_member.values():

@@ -51,6 +51,15 @@ class Ledger:
         other._settled_height, other._epoch = self._settled_height, self._epoch
         return other
 
+    def of_honest_before(self, step: int) -> int:
+        """The samples of honest members that were accepted in steps before this one, where liars had no veto."""
+        found = 0
+        for key, known in self.accepted.items():
+            if key[1] < step and key not in self.vetoed:
+                for samples in known:
+                    found |= samples & ~self.of_liars[key]
+        return found
+
     def settled(self, event: RoundSettled, state: CoordinatorState) -> None:
         """A round is decided. Acceptance is counted again here: two thirds of the elected witnesses (F5, F6)."""
         round_ = state.round_at(event.height)

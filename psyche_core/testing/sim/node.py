@@ -377,8 +377,7 @@ class Node:
         self.replica.apply(
             work.step, [held[item] for item in work.payload_hashes if item in held], own_accepted=work.own_accepted
         )
-        if not self.liar and not self.spoiled:
-            self._world.applied(self, work, held, lineage=lineage, before=before)
+        self._world.applied(self, work, held, lineage=lineage, before=before)
         return ev.Applied(work.height, 0.01)
 
     def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002

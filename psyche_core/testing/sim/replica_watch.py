@@ -48,6 +48,7 @@ class ReplicaWatch:
         self._ledger = ledger
         self._masters_after: dict[tuple[int, int], object] = {(0, 0): initial}
         self._taken: dict[tuple[int, int], int] = {}
+        self._samples_in: dict[object, int] = {initial: 0}
         self._first: dict[tuple[Place, bool], tuple[object, str]] = {}
         self._doubtful: list[tuple[str, Place, int]] = []
 
@@ -62,21 +63,14 @@ class ReplicaWatch:
         )  # fmt: skip
 
     def applied(
-        self, name: str, place: Place, *, payloads: tuple[Payload, ...], before: object, masters: object, begins: bool = False
+        self, name: str, place: Place, *, payloads: tuple[Payload, ...], before: object, masters: object
     ) -> None:
         """A member applied these results.
 
-        before, masters: without them and with them. begins: the epoch begins with the stored checkpoint's model in this step.
+        before, masters: without them and with them.
         """
         self.applies += 1
         lineage, _, step = place
-        known = self._masters_after.get((lineage, step - 1))
-        if known is not None and known != before:
-            if not begins:
-                sentence = f"{name} applied step {step} to other masters than the run's after step {step - 1}, and nobody said so"
-                raise Broken("training-never-goes-back-unsaid", sentence)
-            self._masters_after[(lineage, step - 1)] = before
-
         key = (place, bool(payloads))
         first = self._first.get(key)
         if first is not None:
@@ -85,8 +79,14 @@ class ReplicaWatch:
             return
 
         self._first[key] = (masters, name)
-        taken = 0
-        ever = 0
+        missing = self._ledger().of_honest_before(step) & ~self._samples_in.get(before, 0) if lineage == self.lineage else 0
+        if missing:
+            sentence = (
+                f"{name} applied step {step} to masters that lack {missing.bit_count()} samples accepted before, and nobody said so"
+            )
+            raise Broken("training-never-goes-back-unsaid", sentence)
+
+        taken = ever = 0
         for (of, _), samples in self._taken.items():
             ever |= samples if of == lineage else 0
         for payload in payloads:
@@ -99,6 +99,14 @@ class ReplicaWatch:
             self._compare(name, place, taken, final=False)
         if payloads or (lineage, step) not in self._masters_after:
             self._masters_after[(lineage, step)] = masters
+
+    def made(self, before: object, payloads: Callable[[], tuple[Payload, ...]], masters: object) -> None:
+        """Somebody, honest or not, made these masters of those: note which samples are in them."""
+        if masters not in self._samples_in:
+            samples = self._samples_in.get(before, 0)
+            for payload in payloads():
+                samples |= payload.samples
+            self._samples_in[masters] = samples
 
     def _compare(self, name: str, place: Place, taken: int, *, final: bool) -> None:
         """What is applied is what was accepted; only of liars' shares the coordinator may learn later that they are void.

@@ -53,7 +53,8 @@ AFTERMATH = 15.0
 class RunResult:
     """What a run was. failure: None when every invariant held. mark: a number that is equal for equal runs.
 
-    seconds: virtual; step_seconds: virtual, median of a step after the first ten; events: calls of machines; counts: how often each fault struck, each refusal, each repair.
+    seconds: virtual; step_seconds: virtual, median of a step after the first ten;
+    finished_at: virtual seconds at which the coordinator's run ended, 0 if it did not; events: calls of machines; counts: how often each fault struck, each refusal, each repair.
     """
 
     seed: int
@@ -64,6 +65,7 @@ class RunResult:
     epochs: int
     mark: int
     step_seconds: float = 0.0
+    finished_at: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     end_reasons: tuple[str, ...] = ()
 
@@ -163,6 +165,7 @@ class World:
             epochs=progress.epoch,
             mark=self.mark & (2**64 - 1),
             step_seconds=self.times.median,
+            finished_at=self.times.finished_at,
             counts=dict(self.counts),
             end_reasons=tuple(self.coordinator.end_reasons),
         )
@@ -327,15 +330,17 @@ class World:
     def applied(
         self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object
     ) -> None:
-        """An honest member applied the results of a round. held: its payloads by hash; before: its masters without them."""
+        """A member applied the results of a round. held: its payloads by hash; before: its masters without them."""
         place = (work.height, work.step)
-        accepted = self.coordinator.ledger.accepted.get(place, [])
-        payloads = self.announced.meant(work.payload_hashes, held, place=place, accepted=accepted)
-        state = self.server.state
-        begins = getattr(state, "from_checkpoint", False) and work.step == state.epoch.start_step
-        self.replicas.applied(
-            node.name, (lineage, *place), payloads=payloads, before=before, masters=node.replica.snapshot(), begins=begins
-        )
+
+        def payloads() -> tuple[Payload, ...]:
+            accepted = self.coordinator.ledger.accepted.get(place, [])
+            return self.announced.meant(work.payload_hashes, held, place=place, accepted=accepted)
+
+        masters = node.replica.snapshot()
+        self.replicas.made(before, payloads, masters)
+        if not node.liar and not node.spoiled:
+            self.replicas.applied(node.name, (lineage, *place), payloads=payloads(), before=before, masters=masters)
 
     def held(self, masters: object) -> bool:
         """Whether any honest member that runs holds these masters."""
