@@ -12,10 +12,16 @@ from dataclasses import replace
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import Equivocation, SignedResult
 from psyche_core.testing.sim.clock import Clock
-from psyche_core.testing.sim.keys import commitment_of, identity_of, member_with, signed_by, signed_earlier, with_real_signatures
+from psyche_core.testing.sim.keys import (
+    commitment_of,
+    join_with_stolen_key,
+    member_with,
+    signed_by,
+    signed_earlier,
+    with_real_signatures,
+)
 from psyche_core.testing.sim.node import EMPTY_RESULT, Node
 from psyche_core.testing.sim.server import Server
-from psyche_core.types import NodeIdentity
 from psyche_core.wire.messages import Result
 
 REPLAY_EVERY = 1.0
@@ -36,7 +42,7 @@ class Forgeries:
         """A member begins to lie in this way."""
         if kind == "stolen-key":
             victim = (node.index + 1 + node.lying_chance.randrange(max(self._members - 1, 1))) % self._members
-            node.joins_as = NodeIdentity(node.identity.signer, identity_of(victim).p2p)
+            node.joins_with = join_with_stolen_key(node.index, victim)
             self._counts[kind] += 1
             if node.joined:
                 self._server.ask(node, node.join_command())
@@ -46,7 +52,7 @@ class Forgeries:
     def end(self, node: Node, kind: str) -> None:
         """It stops."""
         if kind == "stolen-key":
-            node.joins_as = node.identity
+            node.joins_with = None
 
     # ------------------------------------------------------------------------------------ payloads
 

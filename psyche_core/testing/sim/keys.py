@@ -12,15 +12,18 @@ from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
 
-from psyche_core.coordinator.commands import Equivocation, SignedResult
+from psyche_core.coordinator.commands import Equivocation, Join, SignedResult
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.types import BatchId, NodeIdentity
-from psyche_core.wire.messages import Result, commitment_hash, sign_commitment
+from psyche_core.wire.messages import Result, commitment_hash, sign_commitment, sign_join
 from psyche_core.wire.signing import SecretKey
 
 RUN_ID = "simulated"
-EARLIER = RUN_ID
-"""What signatures of an earlier run of the same name were bound to."""
+INSTANCE = hashlib.sha256(b"psyche/simulator").digest()
+"""Of every simulated run."""
+
+EARLIER = hashlib.sha256(b"psyche/simulator/earlier").digest()
+"""Of an earlier run of the same name."""
 
 REMEMBERED = 16_384
 """Tokens kept: more than a run makes."""
@@ -41,6 +44,19 @@ def identity_of(index: int) -> NodeIdentity:
     return NodeIdentity(public, public)
 
 
+@lru_cache(maxsize=512)
+def join_of(index: int) -> Join:
+    """The member's request to join, with a real proof."""
+    identity = identity_of(index)
+    return Join(identity, sign_join(key_of(index), INSTANCE, identity.signer))
+
+
+def join_with_stolen_key(index: int, victim: int) -> Join:
+    """A member's request to join with another member's transport key; the proof is its own, since it has no other."""
+    signer = identity_of(index).signer
+    return Join(NodeIdentity(signer, identity_of(victim).p2p), sign_join(key_of(index), INSTANCE, signer))
+
+
 @lru_cache(maxsize=64)
 def _numbers(members: int) -> dict[bytes, int]:
     return {identity_of(index).signer: index for index in range(members)}
@@ -51,19 +67,30 @@ def member_with(signer: bytes, members: int) -> int | None:
     return _numbers(members).get(signer)
 
 
-def commitment_of(state: CoordinatorState, result: Result, *, trainer: bytes, payload_hash: bytes) -> bytes:  # noqa: ARG001
+def commitment_of(state: CoordinatorState, result: Result, *, trainer: bytes, payload_hash: bytes) -> bytes:
     """The commitment to another payload for the share of a result. state: of the coordinator, which knows the round."""
+    played = state.round_at(result.height)
     return commitment_hash(
-        RUN_ID, epoch=result.epoch, step=result.step, share=result.share, trainer=trainer, payload_hash=payload_hash
+        INSTANCE,
+        epoch=result.epoch,
+        step=result.step,
+        seed=0 if played is None else played.seed,
+        share=result.share,
+        trainer=trainer,
+        payload_hash=payload_hash,
     )
 
 
-def signed_earlier(
-    index: int, *, epoch: int, played: Round, share: tuple[BatchId, ...], payload_hash: bytes
-) -> SignedResult:
+def signed_earlier(index: int, *, epoch: int, played: Round, share: tuple[BatchId, ...], payload_hash: bytes) -> SignedResult:
     """What the member with this number signed in an earlier run of the same name, in the same place of that run."""
     commitment = commitment_hash(
-        EARLIER, epoch=epoch, step=played.step, share=share, trainer=identity_of(index).signer, payload_hash=payload_hash
+        EARLIER,
+        epoch=epoch,
+        step=played.step,
+        seed=played.seed,
+        share=share,
+        trainer=identity_of(index).signer,
+        payload_hash=payload_hash,
     )
     return SignedResult(payload_hash, sign_commitment(key_of(index), EARLIER, commitment))
 
@@ -92,6 +119,6 @@ def with_real_signatures(evidence: Equivocation) -> Equivocation:
 
     def real(half: SignedResult) -> SignedResult:
         made = _made.get(half.signature)
-        return half if made is None else replace(half, signature=sign_commitment(key_of(made[0]), RUN_ID, made[1]))
+        return half if made is None else replace(half, signature=sign_commitment(key_of(made[0]), INSTANCE, made[1]))
 
     return replace(evidence, first=real(evidence.first), second=real(evidence.second))

@@ -16,7 +16,7 @@ from psyche_core.client import events as ev
 from psyche_core.client.machine import ClientMachine, Patience
 from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
 from psyche_core.testing.sim.failure import Broken
-from psyche_core.testing.sim.keys import RUN_ID, identity_of, key_of, signed_by, verified, with_real_signatures
+from psyche_core.testing.sim.keys import INSTANCE, RUN_ID, identity_of, join_of, key_of, signed_by, verified, with_real_signatures
 from psyche_core.testing.sim.ledger import bits
 from psyche_core.testing.sim.replica import Payload, Replica
 from psyche_core.testing.sim.replica_watch import check_sizes
@@ -60,7 +60,7 @@ class Node:
         self.liar = liar
         self.lies: list[str] = []
         self.lying_chance = random.Random()
-        self.joins_as = self.identity
+        self.joins_with: Join | None = None
         self.repeats: Payload | None = None
         self.empty_results: list[float] = []
         self.rpc_lags: list[float] = []
@@ -226,7 +226,7 @@ class Node:
 
     def join_command(self) -> Join:
         """The command with which this member joins."""
-        return Join(self.joins_as)
+        return self.joins_with or join_of(self.index)
 
     def _send(self, action: ev.Send) -> None:
         command = action.command
@@ -253,7 +253,7 @@ class Node:
     def say(self, message: Message, tag: int, *, held_back: dict[int, float] | None = None) -> None:
         """Broadcast a message."""
         if self._world.script.sealed:
-            origin, read = unseal(seal(key_of(self.index), RUN_ID, message), run_id=RUN_ID)
+            origin, read = unseal(seal(key_of(self.index), INSTANCE, message), run=INSTANCE)
             if (origin, read) != (self.identity.p2p, message):
                 raise Broken("messages-travel-whole", f"{message} was read back as {read}")
         if message.__class__ is Result:

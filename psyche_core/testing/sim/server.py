@@ -214,7 +214,7 @@ class Server:
             self.state = state
             self.version += 1
             self._watch.changed(before, state, command, events=events, now=self.now)
-            if generation_of(state) != generation_of(before):
+            if state.generation != before.generation:
                 self.lineage += 1
                 self.went_back(self.lineage, state)
             if state.progress is not before.progress or state.run_state is not before.run_state:
@@ -289,8 +289,3 @@ class Server:
     def finished(self) -> bool:
         """Whether the run is over."""
         return self.state.run_state is RunState.Finished
-
-
-def generation_of(state: CoordinatorState) -> int:
-    """How often the run went back."""
-    return getattr(state, "generation", 0)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from psyche_core.coordinator.commands import Command, HealthCheck, Join, Witness
+from psyche_core.coordinator.commands import Command, HealthCheck, Witness
 from psyche_core.testing.sim.clock import Clock
-from psyche_core.testing.sim.keys import identity_of
+from psyche_core.testing.sim.keys import join_of
 from psyche_core.testing.sim.node import Node
 from psyche_core.testing.sim.script import SLOWING_LIES
 from psyche_core.testing.sim.server import EPOCH_OF_TIME, Server
@@ -100,10 +100,10 @@ class Slowing:
             count = max(1, self._members // 4)
             pending = {member.signer for member in self._server.state.pending}
             for number in range(count):
-                identity = identity_of(FIRST_IDLE + 64 * node.index + number)
-                if identity.signer not in pending:
+                join = join_of(FIRST_IDLE + 64 * node.index + number)
+                if join.sender.signer not in pending:
                     self._counts["idle-joiners"] += 1
-                    self._server.take(Join(identity))
+                    self._server.take(join)
         self._clock.after(IDLE_EVERY * (0.5 + node.lying_chance.random()), self._join_idly, node)
 
 
