@@ -18,7 +18,7 @@ from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
 from psyche_core.testing.sim.failure import Broken
 from psyche_core.testing.sim.keys import INSTANCE, RUN_ID, identity_of, join_of, key_of, signed_by, verified, with_real_signatures
 from psyche_core.testing.sim.ledger import bits
-from psyche_core.testing.sim.replica import Payload, Replica
+from psyche_core.testing.sim.replica import Payload, Replica, StepOrder
 from psyche_core.testing.sim.replica_watch import check_sizes
 from psyche_core.wire.messages import Message, Result, seal, unseal
 
@@ -77,6 +77,7 @@ class Node:
         self.spoiled = False
         self.counts: Counter[str] = world.counts
         self.replica: Replica = world.new_replica()
+        self._order = StepOrder(self.name)
         self.peers: set[int] = set()
         self.out: set[int] = set()
         self.told_peers: frozenset[bytes] = frozenset()
@@ -342,6 +343,7 @@ class Node:
             return ev.SourceMissing("nothing here says how the model is built")
 
         self.replica = self._world.new_replica()
+        self._order = StepOrder(self.name)
         self.spoiled = False
         settings = checkpoint.settings or {}
         stored = self._world.stored.get(settings.get("repo_id", ""))
@@ -355,6 +357,7 @@ class Node:
 
     def _train(self, work: ev.Train, lineage: int) -> ev.Event:  # noqa: ARG002
         self._trained += 1
+        self._order.trains(work.step)
         salt = b"%d/%d/%d" % (self.index, self.life, self._trained)
         payload_hash, content = self.replica.train(work.step, work.share, salt=salt)
         if self.empty_results and not content and self._chance.random() < max(self.empty_results):
@@ -374,6 +377,7 @@ class Node:
 
         held = {item: self.payloads[item][1] for item in work.payload_hashes if item in self.payloads}
         before = self.replica.snapshot()
+        self._order.applies(work.step)
         self.replica.apply(
             work.step, [held[item] for item in work.payload_hashes if item in held], own_accepted=work.own_accepted
         )
@@ -431,6 +435,7 @@ class Node:
                 )
             self.counts["models built from others"] += 1
             self.replica = self._world.new_replica()
+        self._order = StepOrder(self.name)
         self.replica.restore(masters)
         self.spoiled = False
         self.counts["models fetched"] += 1
