@@ -1,4 +1,4 @@
-"""What one member that slows the others down costs them, in virtual time: real coordinator and machines, simulated everything else.
+"""What one member that slows the others down costs them in virtual time, with real coordinator and machines.
 
     python -m benchmarks.slow_members [--seeds 3] [--steps 120] [--kinds never-states,all-ones] [--json]
 
@@ -15,8 +15,9 @@ import json
 import sys
 from typing import Any
 
-from psyche_core.testing.sim.compare import MOST_STEP, MOST_TIME, STEPS, cost_of
+from psyche_core.testing.sim.compare import MOST_STEP, MOST_TIME, cost_of
 from psyche_core.testing.sim.failure import SimFailure
+from psyche_core.testing.sim.generate import LONE_STEPS
 from psyche_core.testing.sim.script import LIES, SLOWING_LIES
 
 SIZES = (4, 8)
@@ -26,7 +27,7 @@ def main() -> int:
     """Run the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, default=LONE_STEPS)
     parser.add_argument("--kinds", default=",".join(SLOWING_LIES), help=f"of {', '.join(LIES)}")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

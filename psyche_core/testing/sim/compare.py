@@ -1,6 +1,6 @@
 """What one liar costs the others: the same run with it and without it, in virtual time.
 
-A lone liar's run is long (two epochs of sixty steps), as real epochs are: a liar costs something when it is met in an epoch, and
+A lone liar's run is long (`generate.lone_liar`), as real epochs are: a liar costs something when it is met in an epoch, and
 that must be little beside the whole. Everybody else is honest, nothing fails, and members differ in speed by chance.
 """
 
@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from psyche_core.testing.sim.failure import SimFailure
-from psyche_core.testing.sim.script import Fault, Script, Shape
+from psyche_core.testing.sim.generate import LONE_STEPS, lone_liar
+from psyche_core.testing.sim.script import Script
 from psyche_core.testing.sim.world import RunResult, run_script
-
-STEPS = 120
-STEPS_PER_EPOCH = 60
 
 MOST_TIME = 1.3
 """A run with one liar of eight takes at most so many times as long as without it."""
@@ -43,23 +41,6 @@ class Comparison:
         return self.time / self.honest_time if self.honest_time else 1.0
 
 
-def lone_liar(kind: str, *, members: int, seed: int, steps: int = STEPS) -> Script:
-    """A long run with one member that lies in this way from the beginning to the end."""
-    shape = Shape(
-        min_clients=max(members - 2, 1),
-        init_min_clients=max(members - 1, 1),
-        batch_start=3 * members,
-        batch_end=3 * members,
-        rounds_per_epoch=STEPS_PER_EPOCH,
-        epoch_time=3600,
-        max_round_train_time=6,
-        round_witness_time=3,
-        train_seconds=0.5,
-    )
-    fault = Fault(kind=kind, start=0.0, nodes=(seed % members,))
-    return Script(seed=seed, clients=members, rounds=steps, shape=shape, faults=(fault,))
-
-
 def without_faults(script: Script) -> Script:
     """The same run where everybody is honest and nothing fails."""
     return replace(script, faults=(), sealed=False)
@@ -70,7 +51,7 @@ def compared(result: RunResult, honest: RunResult) -> Comparison:
     return Comparison(result.step_seconds, honest.step_seconds, result.finished_at, honest.finished_at)
 
 
-def cost_of(kind: str, *, members: int, seeds: range, steps: int = STEPS) -> Comparison:
+def cost_of(kind: str, *, members: int, seeds: range, steps: int = LONE_STEPS) -> Comparison:
     """What one liar costs, the median over some seeds. Raises SimFailure where a run breaks an invariant."""
     found = []
     for seed in seeds:
@@ -94,7 +75,7 @@ def _played(script: Script) -> RunResult:
 
 def too_slow(script: Script, result: RunResult) -> SimFailure | None:
     """The failure of a run in which one liar of eight or more costs too much; None where it does not, or the run is none such."""
-    alone = len(script.liars) == 1 and len(script.faults) == 1 and script.clients >= 8 and script.rounds >= STEPS
+    alone = len(script.liars) == 1 and len(script.faults) == 1 and script.clients >= 8 and script.rounds >= LONE_STEPS
     if not alone or result.failure is not None:
         return None
 

@@ -119,8 +119,12 @@ class CoordinatorWatch:
                 self._credited(event, new)
             case commands.EpochStarted():
                 self._worked.clear()
-            case commands.EpochEnded() if event.success and self._calm:
-                self._paid(new)
+            case commands.EpochEnded() if event.success:
+                self.ledger.epoch_ended(new)
+                if self._calm:
+                    self._paid(new)
+            case commands.WentBack():
+                self.ledger.went_back(new)
             case commands.CooldownStarted():
                 self.end_reasons.append(event.reason)
                 last = new.current_round
@@ -131,7 +135,6 @@ class CoordinatorWatch:
                 if event.steps != new.config.total_steps:
                     sentence = f"the run finished after {event.steps} of {new.config.total_steps} steps"
                     raise Broken("every-step-is-trained", sentence)
-
 
     def _credited(self, event: commands.RoundSettled, state: CoordinatorState) -> None:
         """Only who announced a result with its own key is credited with one."""
@@ -177,6 +180,12 @@ def _progress(old: CoordinatorState, new: CoordinatorState, events: tuple[comman
     if after is before:
         return
 
+    said = [event for event in events if isinstance(event, commands.WentBack)]
+    if new.generation != old.generation:
+        _went_back(old, new, said)
+        return
+    if said:
+        raise Broken("training-never-goes-back-unsaid", "the run went back in the same generation")
     if after.data_index < before.data_index or after.step not in (before.step, before.step + 1):
         raise Broken("step-and-data-go-forward-only", f"progress went {before} -> {after}")
     if after.step > before.step:
@@ -185,6 +194,21 @@ def _progress(old: CoordinatorState, new: CoordinatorState, events: tuple[comman
         if old.run_state not in _PLAYING or attested is None or attested.drain or not attested.statements:
             sentence = f"step {before.step} was counted though its round was a drain round or nobody attested in it"
             raise Broken("step-advances-with-trained-rounds-only", sentence)
+
+
+def _went_back(old: CoordinatorState, new: CoordinatorState, said: list[commands.WentBack]) -> None:
+    """Only to an end that was signed, or to the stored checkpoint where that is allowed or the owner said so; all are told."""
+    step = new.progress.step - 1
+    rightly = commands.WentBack(from_step=old.progress.step - 1, to_step=step, from_checkpoint=new.from_checkpoint)
+    if said != [rightly] or new.generation != old.generation + 1:
+        sentence = f"progress went {old.progress} -> {new.progress} in generation {new.generation}, said was {said}"
+        raise Broken("training-never-goes-back-unsaid", sentence)
+
+    ends = [old.stored] if new.from_checkpoint else list(old.ends)
+    if not any((end.step, end.data_index) == (step, new.progress.data_index) for end in ends):
+        raise Broken("runs-go-back-to-known-ends", f"progress went {old.progress} -> {new.progress}, known ends are {ends}")
+    if new.from_checkpoint and not (old.config.restart_from_checkpoint or old.model_lost):
+        raise Broken("runs-go-back-to-known-ends", "the run went back to its stored checkpoint and nobody allowed it")
 
 
 def _rounds(new: CoordinatorState, before: tuple[Round, ...]) -> None:

@@ -57,7 +57,7 @@ class Forgeries:
     # ------------------------------------------------------------------------------------ payloads
 
     def repeated(self, node: Node, result: Result, tag: int) -> Result:
-        """The announcement of a payload that was there before: its own of an earlier round, another member's, or the empty one."""
+        """Its announcement of a payload that was there before: its own of an earlier round, another's, or the empty one."""
         known = node.payloads.get(result.payload_hash)
         if known is None:
             return result

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 
-from psyche_core.testing.sim.script import KINDS, LIES, SERVER, Fault, Script, Shape, Trainer
+from psyche_core.testing.sim.script import KINDS, LIES, SERVER, SLOWING_LIES, Fault, Script, Shape, Trainer
 from psyche_core.types import MAX_WITNESSES
 
 MOST_FAULTS = 7
@@ -18,6 +18,18 @@ MOST_KINDS = 5
 
 SEALED_EVERY = 200
 """One run in so many sends everything as bytes and signs for real, which costs as much as six others."""
+
+LONE_EVERY = 100
+"""One run in so many is a long one with one liar and nothing else, to see what it costs the others."""
+
+LONE_LIES = SLOWING_LIES
+"""What it does."""
+
+LONE_MEMBERS = 8
+"""Fewest members of such a run."""
+
+LONE_STEPS = 120
+"""Steps of such a run: a liar may cost something when it is met in an epoch, which must be little beside the whole."""
 
 _KILLS = ("crash", "restart", "late", "leave", "bit-flip")
 _FOR_GOOD = ("crash", "leave")
@@ -34,6 +46,10 @@ def generate(
 ) -> Script:
     """The script of a seed. kinds: which faults may happen; none gives an undisturbed run."""
     chance = random.Random(f"{seed}/script")
+    lone = [kind for kind in LONE_LIES if kind in kinds]
+    if lone and clients >= LONE_MEMBERS and seed % LONE_EVERY == LONE_EVERY - 1:
+        return lone_liar(chance.choice(lone), members=clients, seed=seed)
+
     chosen = _some_kinds(chance, sorted(kinds))
     members = list(range(clients))
     chance.shuffle(members)
@@ -75,6 +91,23 @@ def generate(
     )
 
 
+def lone_liar(kind: str, *, members: int, seed: int, steps: int = LONE_STEPS) -> Script:
+    """A long run with one member that lies in this way from the beginning to the end: two epochs, long as real ones are."""
+    shape = Shape(
+        min_clients=max(members - 2, 1),
+        init_min_clients=max(members - 1, 1),
+        batch_start=3 * members,
+        batch_end=3 * members,
+        rounds_per_epoch=LONE_STEPS // 2,
+        epoch_time=3600,
+        max_round_train_time=6,
+        round_witness_time=3,
+        train_seconds=0.5,
+    )
+    fault = Fault(kind=kind, start=0.0, nodes=(seed % members,))
+    return Script(seed=seed, clients=members, rounds=steps, shape=shape, faults=(fault,))
+
+
 def _some_kinds(chance: random.Random, kinds: list[str]) -> list[str]:
     return chance.sample(kinds, chance.randint(1, min(MOST_KINDS, len(kinds)))) if kinds else []
 
@@ -105,6 +138,7 @@ def _shape(chance: random.Random, rounds: int, *, floor: int, ceiling: int, liar
         cooldown_time=chance.randint(1, 3),
         extra_time=chance.randint(1, 3),
         withdraw_after=chance.choice((0.0, 0.0, 3.0, 8.0)),
+        restart_from_checkpoint=chance.random() < 0.3,
         train_seconds=chance.choice((0.2, 0.5, 1.0)),
         link_seconds=chance.choice((0.01, 0.03, 0.08)),
     )
@@ -163,7 +197,9 @@ def _fault(chance: random.Random, kind: str, *, members: list[int], mortal: list
         case "failing-rpc":
             return fault(few, 20.0, amount=chance.uniform(0.1, 0.8))
         case "empty-results":
-            return fault(tuple(sorted(chance.sample(members, chance.randint(1, len(members))))), 30.0, amount=chance.uniform(0.1, 1.0))
+            return fault(
+                tuple(sorted(chance.sample(members, chance.randint(1, len(members))))), 30.0, amount=chance.uniform(0.1, 1.0)
+            )
         case "all-die":
             survive = chance.choice((0, 1, 1, 2, len(members)))  # disks: of one at least in most runs
             return fault(tuple(sorted(chance.sample(members, len(members) - min(survive, len(members))))), 20.0)

@@ -226,4 +226,3 @@ class Lies:
 def _batch(chance: random.Random) -> BatchId:
     first = chance.randrange(1000)
     return BatchId(first, first + chance.randrange(40))
-

@@ -70,7 +70,7 @@ class Replica(Protocol):
 
 
 class StepOrder:
-    """The order of steps that optimizers may count on: no step is trained again before it is settled, none applied after a later one.
+    """What optimizers may count on: no step is trained again before it is settled, none is applied after a later one.
 
     name: of the member.
     """

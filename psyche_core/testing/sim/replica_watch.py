@@ -62,9 +62,7 @@ class ReplicaWatch:
              for ((of, height, at), full), first in list(self._first.items()) if of == old and at <= step}
         )  # fmt: skip
 
-    def applied(
-        self, name: str, place: Place, *, payloads: tuple[Payload, ...], before: object, masters: object
-    ) -> None:
+    def applied(self, name: str, place: Place, *, payloads: tuple[Payload, ...], before: object, masters: object) -> None:
         """A member applied these results.
 
         before, masters: without them and with them.
@@ -81,9 +79,8 @@ class ReplicaWatch:
         self._first[key] = (masters, name)
         missing = self._ledger().of_honest_before(step) & ~self._samples_in.get(before, 0) if lineage == self.lineage else 0
         if missing:
-            sentence = (
-                f"{name} applied step {step} to masters that lack {missing.bit_count()} samples accepted before, and nobody said so"
-            )
+            lacking = f"{missing.bit_count()} samples accepted before it"
+            sentence = f"{name} applied step {step} to masters without {lacking}, and nobody said that training goes back"
             raise Broken("training-never-goes-back-unsaid", sentence)
 
         taken = ever = 0
@@ -151,6 +148,10 @@ class ReplicaWatch:
         if held(expected):
             raise Broken("fetched-masters-are-the-runs", f"{name} took masters for those after step {step} that are not")
         self._masters_after[(lineage, step)] = masters
+
+    def is_after(self, masters: object, step: int) -> bool:
+        """Whether these are the run's masters after a step, as it stands now."""
+        return step > 0 and self._masters_after.get((self.lineage, step)) == masters
 
     def closed(self, name: str, *, lineage: int, step: int, masters: object) -> None:
         """A member says that its masters are those after the last step of an epoch."""

@@ -73,8 +73,8 @@ class Server:
         with_ledger: bool = False,
     ) -> None:
         self.lineage = 0
-        self.went_back: Callable[[int, CoordinatorState], None] = lambda lineage, state: None
-        self.changed: Callable[[CoordinatorState, float], None] = lambda state, now: None
+        self.went_back: Callable[[int, CoordinatorState], None] | None = None
+        self.changed: Callable[[CoordinatorState, float], None] | None = None
         self._history: deque[Kept] = deque()
         self._remember = remember
         self._with_ledger = with_ledger
@@ -120,7 +120,9 @@ class Server:
     def _take_older(self, seconds: float) -> None:
         """Go on from a state of that long before it went down, or the oldest kept; what came after it was never heard of."""
         wanted = self._went_down - seconds
-        kept = next((item for item in reversed(self._history) if item.time <= wanted), self._history[0] if self._history else None)
+        kept = next(
+            (item for item in reversed(self._history) if item.time <= wanted), self._history[0] if self._history else None
+        )
         if kept is None or kept.ledger is None or kept.seen.state is self.state or self.finished:
             return
 
@@ -129,7 +131,8 @@ class Server:
         self.version += 1
         self.lineage += 1
         self._watch.restored(self.state, kept.ledger)
-        self.went_back(self.lineage, self.state)
+        if self.went_back is not None:
+            self.went_back(self.lineage, self.state)
         self._keep()
 
     def _keep(self) -> None:
@@ -216,8 +219,9 @@ class Server:
             self._watch.changed(before, state, command, events=events, now=self.now)
             if state.generation != before.generation:
                 self.lineage += 1
-                self.went_back(self.lineage, state)
-            if state.progress is not before.progress or state.run_state is not before.run_state:
+                if self.went_back is not None:
+                    self.went_back(self.lineage, state)
+            if self.changed is not None and (state.progress is not before.progress or state.run_state is not before.run_state):
                 self.changed(state, self._clock.now)
             if self._remember:
                 self._keep()

@@ -1,4 +1,4 @@
-"""Lies that cost the others time: members that do their work and withhold what the round waits for, and keys that join for nothing.
+"""Lies that cost the others time: who does its work and withholds what the round waits for, and keys that join for nothing.
 
 Each works from the outside as a stranger could: it drops, changes or holds back what its own machine says.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
 
 from psyche_core.coordinator.state import CoordinatorState
@@ -28,5 +29,5 @@ class StepTimes:
     def median(self) -> float:
         """Virtual seconds of the median step after the first ten, of all steps where there are no more; 0 before the first."""
         times = [self._done[step] for step in sorted(self._done)]
-        took = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        took = [later - earlier for earlier, later in pairwise(times)]
         return median(took[FIRST_STEPS:] or took) if took else 0.0

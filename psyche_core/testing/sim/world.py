@@ -42,6 +42,9 @@ ENDING = 60.0
 """Virtual seconds after the run's end in which every honest member must have stopped."""
 
 
+OWNER = 8.0
+"""Virtual seconds until the owner of a run that has lost its model decides what to do."""
+
 REMEMBER = 300.0
 """Virtual seconds for which the server's older states are kept, where they are needed."""
 
@@ -53,8 +56,9 @@ AFTERMATH = 15.0
 class RunResult:
     """What a run was. failure: None when every invariant held. mark: a number that is equal for equal runs.
 
-    seconds: virtual; step_seconds: virtual, median of a step after the first ten;
-    finished_at: virtual seconds at which the coordinator's run ended, 0 if it did not; events: calls of machines; counts: how often each fault struck, each refusal, each repair.
+    seconds: virtual; step_seconds: virtual, median of a step after the first ten; finished_at: virtual seconds at which the
+    coordinator's run ended, 0 if it did not; events: calls of machines; counts: how often each fault struck, each refusal, each
+    repair.
     """
 
     seed: int
@@ -106,7 +110,8 @@ class World:
         )
         self.server.went_back = self._went_back
         self.times = StepTimes()
-        self.server.changed = self.times.look
+        self.server.changed = self._changed
+        self._owner_decides = False
         self.lies = Lies(self.clock, self.server, members=script.clients, counts=self.counts)
         self.nodes = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
@@ -322,14 +327,43 @@ class World:
     def _has_announced(self, signer: bytes, place: tuple[int, int]) -> bool:
         return member_with(signer, self.script.clients) in self.announced.by(place)
 
+    def _changed(self, state: CoordinatorState, now: float) -> None:
+        """The coordinator's phase or progress has changed. now: virtual seconds."""
+        self.times.look(state, now)
+        if state.model_lost and not self._owner_decides:
+            self.counts["model lost"] += 1
+            self._owner_decides = True
+            self.clock.after(OWNER, self._decide)
+
+    def _decide(self) -> None:
+        """The owner of a run that has lost its model: those with a disk have had time to come back, so it is the checkpoint."""
+        state = self.server.state
+        if not self.server.up or self.clock.now < self.script.calm_after:
+            self.clock.after(1.0, self._decide)
+            return
+
+        self._owner_decides = False
+        if state.model_lost:
+            self._nobody_has(state)
+            self.server.take(Resume(from_checkpoint=True))
+
     def _went_back(self, lineage: int, state: CoordinatorState) -> None:
         """The coordinator goes on from an older state or step: what was decided since is forgotten."""
         self.note("server", f"goes back to step {state.progress.step}")
+        self.counts["went back"] += 1
         self.replicas.went_back(lineage, masters_due(state))
 
-    def applied(
-        self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object
-    ) -> None:
+    def _nobody_has(self, state: CoordinatorState) -> None:
+        """The run is about to go back: what it leaves behind must be lost to every honest member of the epoch that came back."""
+        for node in self._honest():
+            slot = state.slot_of(node.identity)
+            if slot is None or slot not in state.healthy_slots or not node.running or node.spoiled:
+                continue
+            if self.replicas.is_after(node.replica.snapshot(), state.progress.step - 1):
+                sentence = f"the run goes back from step {state.progress.step - 1}, whose masters {node.name} holds"
+                raise Broken("nothing-is-lost-that-a-member-holds", sentence)
+
+    def applied(self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object) -> None:
         """A member applied the results of a round. held: its payloads by hash; before: its masters without them."""
         place = (work.height, work.step)
 
@@ -435,6 +469,7 @@ def _config(script: Script) -> CoordinatorConfig:
         verification_percent=0,
         waiting_for_members_extra_time=shape.extra_time,
         rounds_per_epoch=shape.rounds_per_epoch,
+        restart_from_checkpoint=shape.restart_from_checkpoint,
     )
 
 
