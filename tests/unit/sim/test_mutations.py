@@ -136,7 +136,7 @@ def the_unhealthy_are_not_swept(patch: Patch) -> None:
         return replace(state, epoch=replace(state.epoch, rounds=(*state.epoch.rounds[:-1], everybody))), events
 
     original = rounds.start_round
-    for room in (rounds, statements, epochs):
+    for room in (rounds, warmup):
         patch.setattr(room, "start_round", start_round)
 
 
@@ -242,7 +242,8 @@ MUTATIONS = (
     Mutation(last_step_is_not_trained, (), ("every-step-is-trained",)),
     Mutation(slots_move, ("leave", "crash"), ("slots-never-move",)),
     Mutation(quorum_of_one, ("false-statements", "pause", "delay"), ("two-thirds-of-the-witnesses-accept",)),
-    Mutation(participants_are_ignored, ("delay", "pause", "crash"), ("accepted-is-applied", "replicas-are-equal")),
+    Mutation(participants_are_ignored, ("delay", "pause", "crash"),
+             ("accepted-is-applied", "replicas-are-equal", "training-never-goes-back-unsaid")),
     Mutation(the_first_result_wins, ("two-results",), ("replicas-are-equal", "accepted-is-applied", "no-sample-applied-twice")),
     Mutation(anybody_states_for_anybody, ("garbage",), ("members-speak-for-themselves",)),
     Mutation(anybody_moves_the_checkpoint, ("garbage",), ("checkpointers-are-elected",)),
