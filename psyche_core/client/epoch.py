@@ -53,7 +53,8 @@ class EpochNotes:
     before the first round: what an earlier process of ours may have trained already is not trained again, since two results for
     one share are proof of equivocation (F7). saved: its end is a checkpoint of ours; passed_on: when we last said that we cannot
     store it. judge: something was said or decided that digests are to be compared about. held_up: how often we waited for a slot
-    in this epoch longer than for most others, or in vain.
+    in this epoch longer than for most others, or in vain. reloaded: we looked on our disk for the model this epoch starts with;
+    lacking_said: when we last told the coordinator that we cannot get it.
     """
 
     key: tuple[int, int]
@@ -77,6 +78,8 @@ class EpochNotes:
     rejoin_asked: float | None = None
     rejoin_refused: bool = False
     held_up: dict[int, int] = field(default_factory=dict)
+    reloaded: bool = False
+    lacking_said: float | None = None
     slots: dict[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -45,10 +45,11 @@ class RoundRecord:
     """Mutable notes of one round of the epoch being played.
 
     candidates: results by slot and commitment; announced: commitments by payload hash and slot; verified: commitment by slot of
-    the first payload that arrived and fits. finished: slots that said Finished, with when we heard it; opened_at: when we first
-    saw the round. evidence: by slot of who signed two results. settled_by: the state in which everything about the round has been
-    said; lost: we missed it. all_said: nothing is left for us to say in this round. nearly_done: our training is expected to end
-    by the time the next round can begin. digest: of our masters during the round, taken once its applies are done.
+    the first payload that arrived and fits. kept: slots whose verified result is in our journal. finished: slots that said
+    Finished, with when we heard it; opened_at: when we first saw the round. evidence: by slot of who signed two results.
+    settled_by: the state in which everything about the round has been said; lost: we missed it. all_said: nothing is left for us
+    to say in this round. nearly_done: our training is expected to end by the time the next round can begin. digest: of our
+    masters during the round, taken once its applies are done.
     """
 
     epoch: int
@@ -59,6 +60,7 @@ class RoundRecord:
     candidates: dict[int, dict[bytes, Result]] = field(default_factory=dict)
     announced: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
     verified: dict[int, bytes] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
     finished: dict[int, float] = field(default_factory=dict)
     opened_at: float = 0.0
     own_started: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psyche_core.client.epoch import ENTERABLE, PLAYING, EpochNotes
-from psyche_core.client.events import Action, Broadcast, Send
+from psyche_core.client.events import Action, Broadcast, KeepResults, KeptResult, Send
 from psyche_core.client.patience import Patience
 from psyche_core.client.rounds import NO_DIGEST, RoundRecord, statement_about
 from psyche_core.coordinator import witness
@@ -90,10 +90,12 @@ def in_round(
     if not record.finished_sent and trained and record.digest != NO_DIGEST and (before is None or before.holds_all(waited_for)):
         record.finished_sent = True
         record.finished.setdefault(notes.slot, now)
+        said += keep_verified(before, notes)
         said.append(Broadcast(Finished(notes.number, record.height), notes.tag(record.height)))
 
     if not record.statement_sent and notes.slot in record.witnesses and _due(state, record, waited_for=waited_for):
         record.statement_sent = True
+        said += keep_verified(before, notes)
         statement = statement_about(before, playing=record, index=notes.slot)
         metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, figures.bytes_per_second, figures.loss)
         said.append(Send(Witness(identity, statement, metadata)))
@@ -104,6 +106,26 @@ def in_round(
         record.finished_sent and record.health_sent and (record.statement_sent or notes.slot not in record.witnesses)
     )
     return said
+
+
+def keep_verified(record: RoundRecord | None, notes: EpochNotes) -> list[Action]:
+    """Put what we verified of a round, and have not yet kept, on our disk: before we attest to it, and before we apply it."""
+    if record is None:
+        return []
+
+    fresh = [slot for slot in record.verified if slot not in record.kept and slot in record.shares]
+    record.kept.update(fresh)
+    results = tuple(
+        KeptResult(
+            record.candidates[slot][record.verified[slot]],
+            slot,
+            record.round.seed,
+            notes.clients[slot].p2p,
+            notes.clients[slot].signer,
+        )
+        for slot in fresh
+    )
+    return [KeepResults(results)] if results else []
 
 
 def _due(state: CoordinatorState, record: RoundRecord, *, waited_for: frozenset[int]) -> bool:
