@@ -13,8 +13,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, get_args
 
 from psyche_core.client import events as ev
+from psyche_core.client.epoch import round_tag
 from psyche_core.client.machine import ClientMachine, Patience
 from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
+from psyche_core.testing.sim.disk import Disk, Saved
 from psyche_core.testing.sim.failure import Broken
 from psyche_core.testing.sim.keys import INSTANCE, RUN_ID, identity_of, join_of, key_of, signed_by, verified, with_real_signatures
 from psyche_core.testing.sim.ledger import bits
@@ -93,8 +95,7 @@ class Node:
         self._chance = chance
         self._speed = 0.7 + 0.6 * chance.random()
         self._held: list[ev.Event] = []
-        self._disk: tuple[object, int] | None = None
-        self._loads_from: tuple[object, int] | None = None
+        self.disk = Disk()
         self._withheld: dict[bytes, frozenset[int]] = {}
         self._trained = 0
         self._looks = 0
@@ -121,18 +122,25 @@ class Node:
             can_store=self._has_store,
         )
         if not disk:
-            self._disk = None
-        self._loads_from = self._disk
+            self.disk = Disk()
         self.peers, self.out, self.told_peers = set(), set(), frozenset()
-        self.seen, self.letters, self.payloads, self.snapshots = set(), {}, {}, {}
+        self.seen, self.letters, self.snapshots = set(), {}, {}
         self.expired_before = 0
         self.joined = self.state_due = False
         self.version = -1
         self.lineage = 0
         self._held = []
-        self.trace("starts" + (" with what is on its disk" if self._disk else ""))
+        self.payloads = {
+            known.result.payload_hash: (round_tag(known.result.epoch, known.result.height), self.disk.payloads[known.result.payload_hash])
+            for known in self.disk.kept.values()
+        }
+        self.trace("starts" + (" with its disk" if disk else ""))
         world.clock.after(self._chance.random() * LOOK, self._look, self.life)
         world.server.reconnect(self)
+
+    def _begin_anew(self, life: int) -> None:
+        if life == self.life and not self.running:
+            self.boot(disk=True)
 
     def crash(self) -> None:
         """The process is gone at once; nobody is told."""
@@ -210,6 +218,13 @@ class Node:
             _CARRY_OUT[action.__class__](self, action)
 
     def _stop(self, action: ev.Stop) -> None:
+        if action.again:
+            self.trace(f"begins anew: {action.reason}")
+            self.counts["began anew"] += 1
+            self.crash()
+            self._world.clock.after(self._chance.random(), self._begin_anew, self.life)
+            return
+
         self.stop = action
         self.running = False
         self.out = set()
@@ -339,7 +354,10 @@ class Node:
 
     def _load(self, work: ev.Load, lineage: int) -> ev.Event:  # noqa: ARG002
         checkpoint = work.state.model.LLM.checkpoint
-        if checkpoint.name == "P2P" and not self._knows_the_model and self._loads_from is None:
+        state, from_members = work.state, checkpoint.name == "P2P"
+        begins_anew = state.from_checkpoint and not from_members
+        own = None if work.fresh or begins_anew else self.disk.newest(state)
+        if from_members and not self._knows_the_model and own is None:
             return ev.SourceMissing("nothing here says how the model is built")
 
         self.replica = self._world.new_replica()
@@ -349,11 +367,20 @@ class Node:
         stored = self._world.stored.get(settings.get("repo_id", ""))
         if stored is not None:
             self.replica.restore(stored[0])
-        step = None
-        if self._loads_from is not None and not getattr(work, "fresh", False):
-            masters, step = self._loads_from
-            self.replica.restore(masters)
-        return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step)
+        if own is not None:
+            self.replica.restore(own.masters)
+        elif begins_anew:
+            self._base(state.epoch.start_step - 1, state.generation)
+        step = None if own is None else own.step
+        return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held=self.disk.held(state))
+
+    def _base(self, step: int, generation: int) -> None:
+        """The journal goes on from the masters as they are: a checkpoint, or the stored model that can be had again."""
+        self.disk.save(Saved(step, generation, self.replica.snapshot(), self.replica.digest()))
+
+    def _keep_results(self, action: ev.KeepResults) -> None:
+        """Write verified results to the journal."""
+        self.disk.keep({known: self.payloads[known.result.payload_hash][1] for known in action.results})
 
     def _train(self, work: ev.Train, lineage: int) -> ev.Event:  # noqa: ARG002
         self._trained += 1
@@ -382,6 +409,8 @@ class Node:
             work.step, [held[item] for item in work.payload_hashes if item in held], own_accepted=work.own_accepted
         )
         self._world.applied(self, work, held, lineage=lineage, before=before)
+        if not self.spoiled:
+            self.disk.applied(Saved(work.step, work.generation, self.replica.snapshot(), self.replica.digest()))
         return ev.Applied(work.height, 0.01)
 
     def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002
@@ -392,23 +421,23 @@ class Node:
         if not self.liar and not self.spoiled:
             self._world.replicas.closed(self.name, lineage=lineage, step=work.step, masters=masters)
         if not self.spoiled:
-            self._disk = (masters, work.step)
+            self._base(work.step, work.generation)
         return ev.EpochClosed(self.replica.digest(), saved=not self.spoiled)
 
     def _store_model(self, action: ev.StoreModel) -> None:
         """Begin to store the masters of the epoch's end, which training leaves alone: a copy on the disk goes."""
         seconds = SECONDS[ev.StoreModel] * (0.5 + self._chance.random()) * max(self.slowed, default=1.0)
-        self._world.clock.after(seconds, self._stored, self.life, action, self._disk)
+        self._world.clock.after(seconds, self._stored, self.life, action, self.disk.at_end(action.step))
 
-    def _stored(self, life: int, action: ev.StoreModel, disk: tuple[object, int] | None) -> None:
-        if disk is None or disk[1] != action.step or self._chance.random() < STORE_FAILS:
+    def _stored(self, life: int, action: ev.StoreModel, saved: Saved | None) -> None:
+        if saved is None or self._chance.random() < STORE_FAILS:
             self.counts["store failed"] += 1
             self.receive(life, ev.StoreFailed(action.step, "the store is full"))
             return
 
         self.counts["stored"] += 1
         location = {"Hub": {"repo_id": f"{self.name}-step{action.step}"}}
-        self._world.stored[location["Hub"]["repo_id"]] = disk
+        self._world.stored[location["Hub"]["repo_id"]] = (saved.masters, saved.step)
         self.receive(life, ev.ModelStored(action.step, location))
 
     def _take_snapshot(self, work: ev.TakeSnapshot, lineage: int) -> ev.Event:  # noqa: ARG002
@@ -438,6 +467,7 @@ class Node:
         self._order = StepOrder(self.name)
         self.replica.restore(masters)
         self.spoiled = False
+        self._base(work.step, work.generation)
         self.counts["models fetched"] += 1
         if work.build is not None:
             return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, work.step)
@@ -466,6 +496,7 @@ _CARRY_OUT: dict[type, Any] = {
     ev.Broadcast: Node._broadcast,
     ev.FetchPayload: Node._fetch_payload,
     ev.Expire: Node._expire,
+    ev.KeepResults: Node._keep_results,
     ev.Prefetch: Node._prefetch,
     ev.Remind: Node._remind,
     ev.StoreModel: Node._store_model,
