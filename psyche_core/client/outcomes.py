@@ -95,7 +95,7 @@ def _trained(me: Standing, event: ev.Trained, *, sign: Callable[[bytes], bytes])
     if notes is None or record is None or notes.slot is None:
         return
 
-    record.own_done = True
+    record.own_done, record.own_done_at = True, me.now
     me.pace.trained(notes.tag(event.height), now=me.now)
     step, share, size = record.round.step, record.shares[notes.slot], event.payload_bytes
     me.tell(report.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
