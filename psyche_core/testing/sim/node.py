@@ -355,8 +355,10 @@ class Node:
     def _load(self, work: ev.Load, lineage: int) -> ev.Event:  # noqa: ARG002
         checkpoint = work.state.model.LLM.checkpoint
         state, from_members = work.state, checkpoint.name == "P2P"
-        begins_anew = state.from_checkpoint and not from_members
-        own = None if work.fresh or begins_anew else self.disk.newest(state)
+        own = None if work.fresh else self.disk.newest(state)
+        if own is not None and state.from_checkpoint and own.generation != state.generation:
+            own = None
+        begins_anew = state.from_checkpoint and own is None and not from_members
         if from_members and not self._knows_the_model and own is None:
             return ev.SourceMissing("nothing here says how the model is built")
 
@@ -372,6 +374,8 @@ class Node:
         elif begins_anew:
             self._base(state.epoch.start_step - 1, state.generation)
         step = None if own is None else own.step
+        if own is None and stored is not None and state.stored.digest == self.replica.digest():
+            step = state.stored.step  # the stored model is that of a signed end
         return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held=self.disk.held(state))
 
     def _base(self, step: int, generation: int) -> None:

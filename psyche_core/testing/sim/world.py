@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psyche_core.client import events as ev
-from psyche_core.client.epoch import masters_due
+from psyche_core.client.epoch import PLAYING, masters_due
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import Pause, Resume, SetFutureEpochRates
 from psyche_core.coordinator.state import CoordinatorState
@@ -351,7 +351,7 @@ class World:
         """The coordinator goes on from an older state or step: what was decided since is forgotten."""
         self.note("server", f"goes back to step {state.progress.step}")
         self.counts["went back"] += 1
-        self.replicas.went_back(lineage, masters_due(state))
+        self.replicas.went_back(lineage, masters_due(state) if state.run_state in PLAYING else state.progress.step - 1)
 
     def _nobody_has(self, state: CoordinatorState) -> None:
         """The run is about to go back: what it leaves behind must be lost to every honest member of the epoch that came back."""
