@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from importlib.metadata import entry_points as installed_entry_points
@@ -21,7 +21,7 @@ from typing import Any, Literal, Self, overload
 import pluggy
 from pydantic import BaseModel, ValidationError
 
-from psyche_core import hookspecs
+from psyche_core import hookspecs, plugin_faults
 from psyche_core.errors import ConfigError, PluginError
 from psyche_core.hookspecs import (
     GROUP,
@@ -162,6 +162,20 @@ class PluginRegistry:
 
         return self.list()
 
+    def label(self, kind: str, name: str) -> str:
+        """What a plugin is called in sentences: its kind, name and distribution."""
+        origin = next((each.origin for each in self._records if (each.kind, each.name) == (kind, name)), "not installed")
+        return plugin_faults.label(kind, name, origin)
+
+    def explain(self, error: BaseException) -> str:
+        """One sentence about an exception, with the plugin whose code raised it; see plugin_faults."""
+        return plugin_faults.explain(error, self.places())
+
+    def places(self) -> Iterator[plugin_faults.Place]:
+        """Kind, name, origin and module of each plugin."""
+        for record in self._records:
+            yield record.kind, record.name, record.origin, record.module
+
     @overload
     def load(self, kind: Literal["backend"], name: str) -> BackendRegistration: ...
     @overload
@@ -180,7 +194,7 @@ class PluginRegistry:
     def load(self, kind: str, name: str) -> Registration: ...
 
     def load(self, kind: str, name: str) -> Registration:
-        """The registration of `<kind>.<name>`; imports its module at the first call.
+        """The registration of `<kind>.<name>`; imports its module at the first call. Its factories raise PluginFailed.
 
         Raises PluginError when it is missing, disabled, broken, brought by two distributions or of another API version;
         ValueError for a kind that does not exist. Warns with PluginApiWarning for a newer minor API.
@@ -219,7 +233,8 @@ class PluginRegistry:
                 self._errors[at] = refused.__cause__ or refused
             else:
                 self._records[at] = replace(record, status="ok", summary=registration.summary, api=api)
-                self._loaded[record.kind, record.name] = registration
+                called = plugin_faults.label(record.kind, record.name, record.origin)
+                registration = self._loaded[record.kind, record.name] = plugin_faults.guarded(registration, called=called)
                 return registration
 
         message = f"the plugin {record.entry_point} ({record.origin}, module {record.module}) cannot be used: {record.cause}"

@@ -105,6 +105,14 @@ class ClientSettings(_ProgramSettings):
     sidecar_secret_file: Path | None = Field(default=None, description=_SIDECAR_FILE)
     torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; as torch likes when not given.")
     checkpoint_dir: Path | None = Field(default=None, description="Folder to save a checkpoint in at each epoch's end.")
+    journal_size: int | None = Field(
+        default=None,
+        ge=1_000_000,
+        description=(
+            "Bytes that the journal of rounds beside the checkpoints may have before a checkpoint is saved early; twice the "
+            "model when not given."
+        ),
+    )
     keep_steps: int = Field(default=3, ge=1, description="Newest checkpoints to keep in that folder.")
     hub_repo: str | None = Field(
         default=None,

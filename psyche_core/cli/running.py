@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
+import click
 
 from psyche_core.cli.failures import Interrupted
 from psyche_core.client.report import Report, Sink, json_lines
@@ -50,8 +51,12 @@ async def _until_signal(program: Callable[[], Awaitable[_Result]]) -> _Result:
 
 
 def log_to_stderr() -> None:
-    """Show warnings of every room on stderr, one line each."""
+    """Show warnings of every room on stderr, one line each; after `psyche --debug` also our rooms' details and tracebacks."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    context = click.get_current_context(silent=True)
+    switches = None if context is None else context.find_root().obj
+    if getattr(switches, "debug", False):
+        logging.getLogger("psyche").setLevel(logging.DEBUG)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,11 @@
 """Whom a member waits for: waiting is earned (protocol F16).
 
-A round lasts until its slowest trainer is done, so one that is slow on purpose, or keeps its result back, would set everybody's pace.
-Each slot has a budget of seconds in an epoch by which it may hold the others up. Behind all trainers but one it may be TWICE the
-round's usual time and then SINGLE of the epoch's time so far: that is what one liar can cost. Where several are slow together, each
-is held against two thirds of the trainers, with SEVERAL in place of SINGLE: members may differ in speed. Who has no budget left is not
-waited for: its result counts if it comes before the next round's witnesses speak. Budgets grow with time, so a bad moment is forgiven.
+A round lasts until its slowest trainer is done, so one that is slow on purpose, or keeps its result back, would set everybody's
+pace. Each slot has a budget of seconds in an epoch by which it may hold the others up. Behind all trainers but one it may be
+TWICE the round's usual time and then SINGLE of the epoch's time so far: that is what one liar can cost. Where several are slow
+together, each is held against two thirds of the trainers, with SEVERAL in place of SINGLE: members may differ in speed. Who has
+no budget left is not waited for: its result counts if it comes before the next round's witnesses speak. Budgets grow with time,
+so a bad moment is forgiven.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Needs matplotlib (extra `plot`), imported when called; draws off screen whatever
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int
     for number, client in enumerate(report["clients"], start=1):
         axes.plot(*_columns(client["losses"]), linewidth=0.8, alpha=0.45, label=f"client {number} ({client['id'][:8]})")
         for step, loss in client["losses"]:
-            by_step.setdefault(step, []).append(loss)
+            by_step.setdefault(step, []).append(_number(loss))
     mean = smoothed([(step, sum(losses) / len(losses)) for step, losses in sorted(by_step.items())])
     if mean:
         axes.plot(*_columns(mean), color="black", linewidth=1.8, label=f"mean, smoothed over {SMOOTHING_STEPS} steps")
@@ -58,4 +59,9 @@ def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int
 
 
 def _columns(points: list[Any]) -> tuple[list[int], list[float]]:
-    return [step for step, _ in points], [value for _, value in points]
+    return [step for step, _ in points], [_number(value) for _, value in points]
+
+
+def _number(loss: float | None) -> float:
+    """A loss as matplotlib takes it, which leaves a gap at what was not finite."""
+    return math.nan if loss is None else loss

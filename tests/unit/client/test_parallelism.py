@@ -127,5 +127,6 @@ async def test_lost_ranks_end_the_client_and_not_one_step_after_another() -> Non
     workshop = Workshop(lambda _: pytest.fail("not asked for"), transport=transport, tell=lambda _: None)
     data = DummyData(sequence_length=4)
     workshop._bench = Bench(LostTrainer(), data)  # type: ignore[arg-type]
+    workshop._sequence_length = 4
     with anyio.fail_after(10), pytest.raises(RanksLost, match="rank 1"):
         await workshop.do(ev.Train(height=1, step=1, share=(BatchId(0, 0),), tag=1))

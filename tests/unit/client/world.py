@@ -133,6 +133,7 @@ class World:
         self.train_delay: Callable[[Member], float] = lambda member: self.random.uniform(*self.train_seconds)
         self.deaf: Callable[[Member, Member, Message], bool] = lambda source, target, message: False
         self.fails: Callable[[Member, ev.Train], bool] = lambda member, work: False
+        self.breaks: Callable[[Member, ev.Work], ev.WorkDone | None] = lambda member, work: None
         self.double: Callable[[Member], bool] = lambda member: False
         self.stores = stores
         self.sourceless: list[Member] = []
@@ -346,7 +347,7 @@ class World:
             if action.payload_hash in other.payloads and other.alive and not self.drop(other, member, action.payload_hash):
                 member.payloads[action.payload_hash] = other.payloads[action.payload_hash]
                 valid = not self.invalid(member, action.payload_hash)
-                self._later(member, ev.PayloadChecked(action.payload_hash, valid))
+                self._later(member, ev.PayloadChecked(action.payload_hash, valid, action.tag))
                 return
 
         self._later(member, ev.PayloadMissing(action.payload_hash), extra=0.5)
@@ -365,6 +366,10 @@ class World:
             self._feed(member, self._result(member, work))
 
     def _result(self, member: Member, work: ev.Work) -> ev.Event:
+        broken = self.breaks(member, work)
+        if broken is not None:
+            return broken
+
         match work:
             case ev.TakeSnapshot():
                 manifest = hashlib.sha256(repr((work.step, member.weights)).encode()).digest()
