@@ -13,8 +13,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, get_args
 
 from psyche_core.client import events as ev
-from psyche_core.client.epoch import round_tag
+from psyche_core.client.epoch import masters_due
 from psyche_core.client.machine import ClientMachine, Patience
+from psyche_core.client.settled_rounds import settled_rounds
 from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
 from psyche_core.testing.sim.disk import Disk, Saved
 from psyche_core.testing.sim.failure import Broken
@@ -130,10 +131,7 @@ class Node:
         self.version = -1
         self.lineage = 0
         self._held = []
-        self.payloads = {
-            known.result.payload_hash: (round_tag(known.result.epoch, known.result.height), self.disk.payloads[known.result.payload_hash])
-            for known in self.disk.kept.values()
-        }
+        self.payloads = {}
         self.trace("starts" + (" with its disk" if disk else ""))
         world.clock.after(self._chance.random() * LOOK, self._look, self.life)
         world.server.reconnect(self)
@@ -352,35 +350,63 @@ class Node:
         self.spoiled = True
         self.replica.spoil(bit)
 
-    def _load(self, work: ev.Load, lineage: int) -> ev.Event:  # noqa: ARG002
-        checkpoint = work.state.model.LLM.checkpoint
-        state, from_members = work.state, checkpoint.name == "P2P"
-        own = None if work.fresh else self.disk.newest(state)
-        if own is not None and state.from_checkpoint and own.generation != state.generation:
-            own = None
-        begins_anew = state.from_checkpoint and own is None and not from_members
+    def _load(self, work: ev.Load, lineage: int) -> ev.Event:
+        state, checkpoint = work.state, work.state.model.LLM.checkpoint
+        from_members = checkpoint.name == "P2P"
+        begins_anew = state.from_checkpoint and state.progress.step == state.epoch.start_step and not from_members
+        own = None if work.fresh or begins_anew else self.disk.checkpoint(state)
         if from_members and not self._knows_the_model and own is None:
             return ev.SourceMissing("nothing here says how the model is built")
 
         self.replica = self._world.new_replica()
         self._order = StepOrder(self.name)
         self.spoiled = False
-        settings = checkpoint.settings or {}
-        stored = self._world.stored.get(settings.get("repo_id", ""))
-        if stored is not None:
-            self.replica.restore(stored[0])
-        if own is not None:
+        stored = self._world.stored.get((checkpoint.settings or {}).get("repo_id", ""))
+        if own is not None and (from_members or stored is None or own.step >= state.stored.step):
             self.replica.restore(own.masters)
-        elif begins_anew:
-            self._base(state.epoch.start_step - 1, state.generation)
-        step = None if own is None else own.step
-        if own is None and stored is not None and state.stored.digest == self.replica.digest():
+        else:
+            own = None
+            if stored is not None:
+                self.replica.restore(stored[0])
+        step = self._restored(work, None if own is None else own.step, lineage)
+        if step is None and not from_members and state.stored.digest == self.replica.digest():
             step = state.stored.step  # the stored model is that of a signed end
-        return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held=self.disk.held(state))
+        held = self.disk.held(state) if step is None or step < masters_due(state) else ()
+        return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held)
+
+    def _restored(self, work: ev.Load, step: int | None, lineage: int) -> int | None:
+        """What the journal and the state add to the masters of a checkpoint; the last step in them then."""
+        state = work.state
+        reached = None if work.fresh else self.disk.replayed(state, step=step, digest=self.replica.digest())
+        if reached is None:
+            base = state.epoch.start_step - 1 if step is None and state.from_checkpoint else step
+            if base is not None:
+                self.disk.begin(self._saved(base, state.generation))
+            return step
+
+        saved, whole = reached
+        self.replica.restore(saved.masters)
+        at = saved.step
+        for settled in settled_rounds(state, self.disk.pending, after=at):  # type: ignore[arg-type] # the fields it looks at
+            if settled.step > masters_due(state) or not whole:
+                break
+            self.counts["settled from the journal"] += 1
+            payloads = {pending.payload_hash: payload for pending, payload in self.disk.pending.items()}
+            hashes = tuple(payload_hash for _, payload_hash in settled.results)
+            before = self.replica.snapshot()
+            self.replica.apply(settled.step, [payloads[item] for item in hashes], own_accepted=False)
+            applied = ev.Apply(settled.height, settled.step, hashes, False, generation=state.generation)
+            self._world.applied(self, applied, payloads, lineage=lineage, before=before)
+            self.disk.applied(self._saved(settled.step, state.generation))
+            at = settled.step
+        return at
+
+    def _saved(self, step: int, generation: int) -> Saved:
+        return Saved(step, generation, self.replica.snapshot(), self.replica.digest())
 
     def _base(self, step: int, generation: int) -> None:
-        """The journal goes on from the masters as they are: a checkpoint, or the stored model that can be had again."""
-        self.disk.save(Saved(step, generation, self.replica.snapshot(), self.replica.digest()))
+        """A checkpoint, from which the journal goes on."""
+        self.disk.save(self._saved(step, generation))
 
     def _keep_results(self, action: ev.KeepResults) -> None:
         """Write verified results to the journal."""
@@ -414,7 +440,7 @@ class Node:
         )
         self._world.applied(self, work, held, lineage=lineage, before=before)
         if not self.spoiled:
-            self.disk.applied(Saved(work.step, work.generation, self.replica.snapshot(), self.replica.digest()))
+            self.disk.applied(self._saved(work.step, work.generation))
         return ev.Applied(work.height, 0.01)
 
     def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002
