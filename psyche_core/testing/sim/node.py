@@ -361,7 +361,7 @@ class Node:
         self.replica = self._world.new_replica()
         self._order = StepOrder(self.name)
         self.spoiled = False
-        stored = self._world.stored.get((checkpoint.settings or {}).get("repo_id", ""))
+        stored = None if from_members else self._world.stored.get((checkpoint.settings or {}).get("repo_id", ""))
         if own is not None and (from_members or stored is None or own.step >= state.stored.step):
             self.replica.restore(own.masters)
         else:
