@@ -27,10 +27,10 @@ from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.epoch import masters_due
 from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.client.parallelism import parallelism_of
-from psyche_core.client.restoring import ReplayFailed, Restorer
+from psyche_core.client.restoring import ReplayFailed, Restorer, signed_ends
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.coordinator.schedule import cold_start_bounds
-from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, ModelError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
 from psyche_core.interfaces import DataProvider
@@ -301,8 +301,7 @@ def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str]
         at_most=masters_due(start.state),
         fresh=start.fresh,
         generation=start.state.generation,
-        ends={end.step: end.digest for end in start.state.ends if end.digest != NO_DIGEST},
-        from_checkpoint=start.state.from_checkpoint and start.state.progress.step == start.state.epoch.start_step,
+        ends=signed_ends(start.state),
         stored_step=start.state.stored.step,
         tell=tell,
     )

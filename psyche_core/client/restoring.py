@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 _FLOAT32 = 4
 
 
+def signed_ends(state: CoordinatorState) -> Mapping[int, bytes]:
+    """Full digests by step of the epoch ends that a member may go on from; none where the stored checkpoint is to be used."""
+    if state.from_checkpoint:
+        return {}
+
+    return {end.step: end.digest for end in state.ends if end.digest != NO_DIGEST}
+
+
 class ReplayFailed(ModelError):
     """The masters fit no step any more: build the model anew, without the journal."""
 
@@ -46,10 +54,6 @@ class Restorer:
             self.journal.close()
         self.journal = None
 
-    def signed_ends(self, state: CoordinatorState) -> Mapping[int, bytes]:
-        """Full digests by step of the epoch ends that a quorum signed."""
-        return {end.step: end.digest for end in state.ends if end.digest != NO_DIGEST}
-
     def restore(self, trainer: Trainer, state: CoordinatorState, *, step: int | None, use_journal: bool) -> int | None:
         """Bring the masters up to date from the journal; the last step in them then, None where that is unknown.
 
@@ -68,7 +72,7 @@ class Restorer:
 
     def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
         """Steps and digests of the signed ends that lie in our folder, or within the journal's reach."""
-        ends = self.signed_ends(state)
+        ends = signed_ends(state)
         found = dict(held(self.folder, state.run_id, ends, tell=self.tell))
         journal = self.journal
         if journal is not None and journal.header is not None and journal.last_step is not None:
@@ -101,7 +105,7 @@ class Restorer:
             message = f"the journal cannot be replayed: {error}"
             raise ReplayFailed(message) from error
 
-        if recovered.header.generation != state.generation and trainer.full_digest() != self.signed_ends(state).get(at):
+        if recovered.header.generation != state.generation and trainer.full_digest() != signed_ends(state).get(at):
             message = f"the journal does not lead to the model that the run's members signed after step {at}"
             raise ReplayFailed(message)
         if recovered.header.generation != state.generation or at < recovered.last_step:
@@ -115,7 +119,7 @@ class Restorer:
             return due
 
         reach = range(recovered.header.base_step, min(due, recovered.last_step) + 1)
-        return max((step for step in self.signed_ends(state) if step in reach), default=None)
+        return max((step for step in signed_ends(state) if step in reach), default=None)
 
     def _settled(self, journal: Journal, trainer: Trainer, state: CoordinatorState, recovered: Recovered, *, at: int) -> int:
         """Apply what the state says was accepted after the journal's last round."""

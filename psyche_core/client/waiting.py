@@ -18,6 +18,9 @@ from psyche_core.coordinator.witness import quorum
 TWICE = 2.0
 """Times of a round that any slot may be late by in an epoch."""
 
+LEAST = 1.0
+"""Seconds that this is at least: rounds may be shorter than what a busy machine takes to look up."""
+
 SINGLE = 0.15
 """Share of the epoch's time by which one slot may be later than all others but itself."""
 
@@ -58,4 +61,4 @@ class WaitingBudget:
 
     def _allowed(self, measure: int, usual: float, *, now: float) -> float:
         elapsed = 0.0 if self.began is None else now - self.began
-        return TWICE * max(usual, 0.0) + (SINGLE, SEVERAL)[measure] * elapsed
+        return max(TWICE * usual, LEAST) + (SINGLE, SEVERAL)[measure] * elapsed

@@ -223,7 +223,10 @@ class Workshop:
         if work.state.progress.step == 1:  # later these weights are a starting point that the run has left behind
             await self._validate(0)
         step = bench.step if bench.step is not None else _step_of_stored(work.state, bench.stored_step, digest)
-        return ModelReady(digest, bench.trainer.max_payload_bytes, step, bench.held)
+        held = bench.held
+        if step is None:  # what the run's store holds may be an earlier end
+            held += tuple((end.step, digest) for end in work.state.ends if (end.step, end.digest) == (bench.stored_step, digest))
+        return ModelReady(digest, bench.trainer.max_payload_bytes, step, held)
 
     def _take_run(self, state: CoordinatorState) -> None:
         self._run_id, self._sequence_length = state.run_id, state.model.LLM.max_seq_len

@@ -282,7 +282,7 @@ class World:
                         self._later(other, ev.MessageSeen(member.key.public, action.message))
             case ev.FetchPayload():
                 self._fetch(member, action)
-            case ev.Expire() | ev.Prefetch():
+            case ev.Expire() | ev.Prefetch() | ev.KeepResults():
                 pass
             case ev.Remind():
                 if self.reminds:
@@ -336,7 +336,12 @@ class World:
             assert soon or (message.epoch, message.height) in member.own_by_round
         for other in self.members if before is not None and before.batches else ():
             place = state.slot_of(other.machine.identity)
-            waited_for = place is not None and notes.waited_for(frozenset({place}))
+            if place is None or message.height - 1 not in notes.records:
+                continue
+
+            earlier, since = notes.records[message.height - 1], notes.records[message.height].ready_at
+            now = member.machine._me.now  # its own clock, which stands while it sleeps
+            waited_for = notes.delivering(earlier, frozenset({place}), since=since, now=now)
             if waited_for and place in state.healthy_slots and place in shares(state, before):
                 published = other.own_by_round.get((message.epoch, message.height - 1))
                 assert published is not None
