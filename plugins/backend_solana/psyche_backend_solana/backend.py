@@ -30,9 +30,10 @@ from psyche_backend_solana.member_commands import instructions_of, wants_tick
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import RunFound, find_authorization, find_run
+from psyche_backend_solana.runs import RunFound, checked_ids, find_authorization, find_run
 from psyche_backend_solana.sender import OutOfUnits, Sender
 from psyche_backend_solana.settings import SolanaSettings
+from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer
 from psyche_backend_solana.watcher import Pace, Sight, Watcher
 from psyche_backend_solana.where import Programs
@@ -77,10 +78,13 @@ class SolanaBackend(Backend):
         programs: Programs | None = None,
         grantees: tuple[Pubkey, ...] | None = None,
         price: int = 0,
+        owner: Pubkey | None = None,
         retry_seconds: float = 300.0,
         rhythm: Rhythm | None = None,
     ) -> None:
-        """wallet: signs and pays. p2p: our transport's public key. grantees: whose authorizations to try. price: see `budget`."""
+        """wallet: signs and pays. p2p: our transport's public key. grantees: whose authorizations to try. price: see `budget`.
+        owner: the wallet that the run must belong to.
+        """
         self._run_id = run_id
         self._endpoints = endpoints
         self._wallet = wallet
@@ -88,6 +92,7 @@ class SolanaBackend(Backend):
         self._programs = programs or Programs()
         self._grantees = grantees
         self._price = price
+        self._owner = owner
         self._retry_seconds = retry_seconds
         self._rhythm = rhythm or Rhythm()
         self._book = AddressBook()
@@ -118,14 +123,17 @@ class SolanaBackend(Backend):
             programs=settings.programs,
             grantees=settings.grantees,
             price=settings.priority_fee,
+            owner=settings.wanted_owner,
             retry_seconds=context.retry_seconds,
         )
 
     async def __aenter__(self) -> Self:
-        """Find the run. Raises CommandRefused (WrongRun), BackendError when no endpoint answers."""
+        """Find the run. Raises CommandRefused (WrongRun, OtherOwner), ConfigError, BackendError when no endpoint answers."""
         self._rpc = Rpc(self._endpoints)
         try:
             self._found: RunFound = await find_run(self._rpc, self._run_id, programs=self._programs, timeout=FIND_SECONDS)
+            await check_owner(self._rpc, self._found, self._owner, programs=self._programs, timeout=FIND_SECONDS)
+            await checked_ids(self._rpc, self._programs, "authorizer", timeout=FIND_SECONDS)
             self._sender = Sender(self._rpc, self._wallet, price=self._price, programs=self._programs)
             self._history = JoinHistory(self._rpc, self._run, self._book)
             self._watcher = Watcher(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from solders.account import Account
 from solders.pubkey import Pubkey
 
+from psyche_backend_solana.cluster import refuse_shared_ids
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts.coordinator import Run, instance_address
 from psyche_backend_solana.layouts.coordinator_accounts import CoordinatorAccount, RunInstance
@@ -33,7 +34,11 @@ class RunFound:
 
 
 async def find_run(rpc: Rpc, run_id: str, *, programs: Programs, timeout: float = CALL_SECONDS) -> RunFound:
-    """The run of a name. Raises CommandRefused (`WrongRun`) when there is none, BackendError for what is no run."""
+    """The run of a name, of whatever owner: see `treasurers.check_owner`.
+
+    Raises CommandRefused (`WrongRun`) when there is none, BackendError for what is no run, ConfigError (see `cluster`).
+    """
+    await checked_ids(rpc, programs, "coordinator", timeout=timeout)
     address, _ = instance_address(run_id, program=programs.coordinator)
     read = await asked(rpc, address, timeout=timeout)
     if read is None:
@@ -94,6 +99,7 @@ async def find_authorization(
     grantees: whose authorizations to look at; everybody's, then the user's own, when None. Raises CommandRefused
     (`NotAuthorized`) with what is missing.
     """
+    await checked_ids(rpc, programs, "authorizer", timeout=timeout)
     wanted = tuple(grantees) if grantees is not None else (authorizer.EVERYBODY, user)
     addresses = [authorizer.address(grantor, grantee, program=programs.authorizer) for grantee in wanted]
     try:
@@ -122,6 +128,14 @@ async def find_authorization(
         "the run's owner grants one with `psyche run-manager join-authorization-create`"
     )
     raise CommandRefused("NotAuthorized", message)
+
+
+async def checked_ids(rpc: Rpc, programs: Programs, *names: str, timeout: float) -> None:
+    """See `cluster.refuse_shared_ids`. Raises ConfigError, BackendError."""
+    try:
+        await refuse_shared_ids(rpc, programs, *names, timeout=timeout)
+    except RpcError as error:
+        raise BackendError(str(error)) from error
 
 
 async def asked(rpc: Rpc, address: Pubkey, *, timeout: float) -> methods.AccountRead | None:

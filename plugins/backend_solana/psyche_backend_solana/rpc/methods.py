@@ -160,6 +160,12 @@ async def slot(rpc: Rpc, *, timeout: float) -> int:
     return _shaped(lambda: int(answer))
 
 
+async def genesis_hash(rpc: Rpc, *, timeout: float) -> str:
+    """The hash of the chain's first block, which tells clusters apart."""
+    answer = await rpc.call("getGenesisHash", timeout=timeout)
+    return _shaped(lambda: str(Hash.from_string(answer)))
+
+
 async def block_time(rpc: Rpc, of_slot: int, *, timeout: float) -> int | None:
     """Unix seconds of a slot's block, None when that is not known."""
     answer = await rpc.call("getBlockTime", of_slot, timeout=timeout)
