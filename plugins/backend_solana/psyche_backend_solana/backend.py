@@ -292,7 +292,7 @@ class SolanaBackend(Backend):
 
     def _see(self, sight: Sight) -> None:
         """A newer account. Raises WireError for one that cannot be read."""
-        state = sight.account.state
+        state = sight.state
         before, self._nonce = self._state, sight.account.nonce
         self._heed_version(sight.account.client_version)
         if state is None:

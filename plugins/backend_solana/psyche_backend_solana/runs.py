@@ -55,7 +55,7 @@ async def find_run(rpc: Rpc, run_id: str, *, programs: Programs, timeout: float 
 def read_instance(read: methods.AccountRead, *, program: Pubkey) -> RunInstance:
     """A run's instance. Raises BackendError."""
     try:
-        _expect_owner(read, program, "run's instance")
+        expect_owner(read, program, "run's instance")
         return RunInstance.parse(read.data)
     except WireError as error:
         raise BackendError(str(error)) from error
@@ -63,7 +63,7 @@ def read_instance(read: methods.AccountRead, *, program: Pubkey) -> RunInstance:
 
 def read_coordinator(read: methods.AccountRead, run: Run) -> CoordinatorAccount:
     """The account of a run's state. Raises WireError."""
-    _expect_owner(read, run.program, "coordinator account")
+    expect_owner(read, run.program, "coordinator account")
     account = CoordinatorAccount.parse(read.data)
     if account.instance != run.instance:
         message = f"the coordinator account {run.account} belongs to another run ({account.instance})"
@@ -148,7 +148,8 @@ async def asked(rpc: Rpc, address: Pubkey, *, timeout: float) -> methods.Account
         raise BackendError(str(error)) from error
 
 
-def _expect_owner(read: methods.AccountRead, program: Pubkey, what: str) -> None:
+def expect_owner(read: methods.AccountRead, program: Pubkey, what: str) -> None:
+    """Refuse another program's account. Raises WireError."""
     if read.owner != program:
         message = f"this is no {what}: expected an account of the program {program}, got one of {read.owner}"
         raise WireError(message)
