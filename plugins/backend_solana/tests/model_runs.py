@@ -25,7 +25,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.wire.signing import SecretKey
 
 TIMEOUT = 20.0
-QUICK = Rhythm(tick=0.02, addresses=1.0, authorization=0.2, pace=Pace(calm=0.2, alert=0.05))
+QUICK = Rhythm(tick=0.02, addresses=1.0, renewals=0.05, authorization=0.2, pace=Pace(calm=0.2, alert=0.05))
 OWNER = Wallet(Keypair.from_seed(bytes([200]) * 32))
 
 
