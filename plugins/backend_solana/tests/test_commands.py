@@ -24,12 +24,16 @@ from psyche_backend_solana.commands.authority import default_index
 from psyche_backend_solana.commands.owner import data_index_at, read_config
 from psyche_backend_solana.commands.rewards import units_of
 from psyche_backend_solana.hooks import psyche_register_commands
+from psyche_backend_solana.layouts import address_record, reference, tokens, treasurer
 from psyche_backend_solana.layouts import mining_pool as layout
-from psyche_backend_solana.layouts import reference, tokens, treasurer
+from psyche_backend_solana.layouts.coordinator import instance_address
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, CoordinatorAccount
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.programs.addresses import TOKEN
+from psyche_backend_solana.rpc.client import Rpc
+from psyche_backend_solana.rpc.endpoints import Endpoint
+from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
 from psyche_core.coordinator import image
@@ -540,6 +544,21 @@ def test_a_run_of_the_other_implementation_can_be_looked_at(shell: Shell) -> Non
     dump = shell.json("json-dump-run", "-r", "consilience-40b", "--program", "reference")
     assert (dump["nonce"], dump["run_state"], dump["account"]) == (777, "RoundTrain", str(big))
     assert "has no run 'other'" in shell("json-dump-run", "-r", "other", "--program", "reference", code=1)
+
+
+def test_a_members_address_is_deleted_for_its_rent(shell: Shell, run: str) -> None:
+    member = shell.wallet("member")
+    instance, _ = instance_address(run)
+    writing = address_record.publication(member.pubkey, instance, p2p=b"p" * 32, address=b"here", made=False)
+
+    async def write() -> None:
+        async with Rpc([Endpoint.parse(shell.chain.rpc_url)]) as rpc:
+            for instructions in writing:
+                await Sender(rpc, member).send(*instructions, timeout=20)
+
+    shell.portal.call(write)
+    assert "lamports came back" in shell("close-address", "-r", run, wallet="member")
+    assert "there is no address" in shell("close-address", "-r", run, wallet="member", code=2)
 
 
 def test_wallets_are_made_and_filled(shell: Shell, tmp_path: Path) -> None:
