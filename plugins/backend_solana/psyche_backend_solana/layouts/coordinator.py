@@ -63,6 +63,8 @@ class Number(IntEnum):
     equivocation = 13
     migrate = 14
     expel = 15
+    back = 16
+    settle = 17
 
 
 class Part(IntFlag):
@@ -124,12 +126,12 @@ def instance_address(run_id: str, *, program: Pubkey = PROGRAM_ID) -> tuple[Pubk
 def init(
     run: Run, *, payer: Pubkey, run_id: str, main_authority: Pubkey, join_authority: Pubkey, client_version: str = ""
 ) -> Instruction:
-    """Make a run of an account of zeros that the program owns. payer: pays the instance's rent."""
+    """Make a run of an account of zeros that the program owns. Signers: payer, who pays the instance's rent, and the account."""
     name = _run_id(run_id)
     keys = bytes(main_authority) + bytes(join_authority)
     version = packed_text(client_version, CLIENT_VERSION_BYTES, "client_version")
     data = bytes([len(name)]) + name.ljust(MAX_RUN_ID_BYTES, b"\0") + keys + version
-    accounts = [_payer(payer), _written(run.instance), _written(run.account), _read(SYSTEM_PROGRAM)]
+    accounts = [_payer(payer), _written(run.instance), _payer(run.account), _read(SYSTEM_PROGRAM)]
     return _instruction(run, Number.init, data, accounts)
 
 
@@ -269,6 +271,16 @@ def migrate(run: Run, *, authority: Pubkey) -> Instruction:
 def expel(run: Run, *, authority: Pubkey, user: Pubkey) -> Instruction:
     """Send a member away, as if it had withdrawn. authority: the run's join authority or its owner."""
     return _instruction(run, Number.expel, bytes(user), _owners(run, authority))
+
+
+def back(run: Run, *, authority: Pubkey, units: int) -> Instruction:
+    """Say what stands behind the points that later epochs promise: no epoch promises more. authority: the run's owner."""
+    return _instruction(run, Number.back, _packed("<Q", units, what="units of 64 bits"), _owners(run, authority))
+
+
+def settle(run: Run, *, authority: Pubkey, signer: bytes) -> Instruction:
+    """Free the balance of a signer that was paid out and is neither in the epoch nor pending. authority: the run's owner."""
+    return _instruction(run, Number.settle, _exactly(signer, 32, "signer"), _owners(run, authority))
 
 
 def _packed_model(model: ModelConfig) -> bytes:

@@ -42,7 +42,7 @@ MOST_UNITS = 1_400_000
 NOT_SIGNED = "NotSigned"
 """The Ed25519 program refused a signature, before the coordinator was asked anything."""
 
-MEMORY_BYTES = 832
+MEMORY_BYTES = 800
 """Bytes of the header, its last ones, in which the program keeps what it derived."""
 
 _RICH = 10**12
@@ -97,12 +97,13 @@ class CoordinatorSvm:
         self.wallets = {bytes(wallet(number).pubkey()): wallet(number) for number in range(members)}
         for key in (self.owner, *self.wallets.values()):
             self.svm.airdrop(key.pubkey(), _RICH)
-        account = Keypair.from_seed(hashlib.sha256(b"account").digest()).pubkey()
+        self.account_key = Keypair.from_seed(hashlib.sha256(b"account").digest())
+        account = self.account_key.pubkey()
         self.run = layout.Run(layout.instance_address(run_id)[0], account)
         self.authorization = Pubkey(hashlib.sha256(b"authorization").digest())
         self.put(self.authorization, open_authorization(self.owner.pubkey()), owner=AUTHORIZER_ID)
         self.put(account, bytes(ACCOUNT_BYTES))
-        made = self.send([self.init()], self.owner)
+        made = self.send([self.init()], self.owner, self.account_key)
         if made.refusal is not None:
             message = f"the run could not be made: {made.refusal} {made.logs}"
             raise RuntimeError(message)
@@ -186,6 +187,9 @@ class CoordinatorSvm:
                     slashing_per_client=command.slashing_per_client,
                 )
                 return self.send([rates], self.owner, units=units)
+            case commands.Settle():
+                freed = layout.settle(self.run, authority=owner, signer=command.signer)
+                return self.send([freed], self.owner, units=units)
             case commands.Tick():
                 return self.send([layout.tick(self.run, user=owner)], self.owner, units=units)
         key = self.wallets[command.sender.signer]

@@ -287,7 +287,8 @@ def _account_units(program: Path) -> dict[str, int]:
         ("init", bytes(ACCOUNT_BYTES), chain.init()),
     ):
         chain.put(run.account, before)
-        answer = chain.send([instruction], chain.owner)
+        signers = (chain.owner, chain.account_key) if name == "init" else (chain.owner,)
+        answer = chain.send([instruction], *signers)
         if answer.refusal is not None:
             message = f"{name}: {answer.refusal} {answer.logs}"
             raise AssertionError(message)

@@ -134,6 +134,7 @@ class RandomCommands:
             lambda: self.come_back(state),
             lambda: self.update(state),
             lambda: self.rates(),
+            lambda: self.settle(state),
             lambda: commands.Pause() if self.chance(0.4) else commands.Tick(),
             lambda: commands.Resume(),
         ]
@@ -280,6 +281,11 @@ class RandomCommands:
         """Other rates."""
         drawn = [self.random.choice([None, *runs.POINTS]) for _ in range(2)]
         return commands.SetFutureEpochRates(*drawn)
+
+    def settle(self, state: CoordinatorState) -> Command:
+        """The balance of somebody who has one, or of anybody."""
+        some = [account.signer for account in state.accounts] if self.chance(0.8) else []
+        return commands.Settle(self.random.choice(some) if some else self.anybody().signer)
 
     def update(self, state: CoordinatorState) -> Command:
         """Another configuration, model or progress; often one that breaks a rule."""

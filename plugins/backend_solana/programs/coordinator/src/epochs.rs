@@ -47,6 +47,7 @@ fn tick_waiting(run: &mut Run) {
     epoch.start_step = image.progress.step;
     epoch.seed = run.seed;
     epoch.rates = image.future_rates;
+    epoch.rates.earning = run.backing.promise(epoch.rates.earning);
     epoch.ending = 0;
     epoch.unplayed = 1;
     epoch.ready = [0; 4];
@@ -75,6 +76,7 @@ fn tick_warmup(run: &mut Run) {
     let mut healthy = [0; 4];
     run.image.healthy(&mut healthy);
     if set::count(&healthy) < run.image.config.min_clients as usize {
+        run.backing.keep(0);
         wait_for_members(run);
     } else if timed_out || set::is_subset(&healthy, &run.image.epoch.ready) {
         start_round(run, false);
@@ -120,6 +122,7 @@ pub fn pause(run: &mut Run) -> Outcome {
         run.image.pending_pause = 1;
         return Ok(());
     }
+    run.backing.keep(0);
     run.image.epoch.cold_start = 1;
     run.image.enter(state::PAUSED, run.now);
     Ok(())

@@ -63,6 +63,8 @@ fn dispatch(input: &Input) -> Outcome {
         13 => member::equivocation(input, reader),
         14 => owner::migrate(input, reader),
         15 => owner::expel(input, reader),
+        16 => owner::back(input, reader),
+        17 => owner::settle(input, reader),
         _ => Err(Error::BAD_INSTRUCTION.into()),
     }
 }

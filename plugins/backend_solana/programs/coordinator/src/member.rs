@@ -9,7 +9,7 @@ use crate::run::Run;
 use crate::text::copy;
 use crate::{epochs, members, statements};
 use core::mem::MaybeUninit;
-use psyche_common::authorization::{must_allow, JOIN_SCOPE};
+use psyche_common::authorization::{delegates, must_allow, JOIN_SCOPE};
 use psyche_common::platform::log_data;
 use psyche_common::{Account, Error, Input, Reader};
 
@@ -37,8 +37,11 @@ pub fn join(input: &Input, mut reader: Reader) -> Outcome {
     let found = instance_of(instance, input)?;
     let coordinator = coordinator_of(account, input)?;
     must_belong(found, instance.key(), account, &coordinator.instance)?;
-    must_allow(authorization, &found.join_authority, user.key(), JOIN_SCOPE)?;
+    let grant = must_allow(authorization, &found.join_authority, user.key(), JOIN_SCOPE)?;
     let mut run = run_of(coordinator)?;
+    if grant.limit > 0 && !members::has_room(&run, grant, delegates(authorization), &key_of(user.key())) {
+        return Err(Error::LIMIT_REACHED.into());
+    }
     members::join(&mut run, &Identity { signer: key_of(user.key()), p2p: key_of(p2p) })?;
     if !address.is_empty() {
         log_data(&[b"join", user.key(), p2p, address]);

@@ -1,4 +1,5 @@
 //! Members: joining, leaving, and being reported as unhealthy (psyche_core/coordinator/members.py).
+use crate::accounts::key_of;
 use crate::elections::{needed, witnesses};
 use crate::image::{health, same, state, Identity, Key, Set, MAX_CLIENTS, MAX_REJOINS, NONE};
 use crate::refusal::{
@@ -9,6 +10,9 @@ use crate::rewards::has_account_for;
 use crate::run::{Run, Signers};
 use crate::set;
 use crate::shares::{accepted, assigned, before};
+use psyche_common::authorization::Authorization;
+use psyche_common::platform::same as same_key;
+use psyche_common::Pubkey;
 
 /// Place of a signer among the pending members, NONE when it is not pending.
 fn pending_place(run: &Run, signer: &Key) -> usize {
@@ -47,6 +51,26 @@ pub fn join(run: &mut Run, sender: &Identity) -> Outcome {
     pending.count += 1;
     note_minimum(run);
     Ok(())
+}
+
+/// Whether one more may be pending by an authorization with a limit, so that nobody who was trusted once fills all places. One for
+/// everybody counts all who are pending and thus leaves places to others; any other counts the grantee and its delegates.
+pub fn has_room(run: &Run, grant: &Authorization, delegates: &[Pubkey], user: &Key) -> bool {
+    let pending = run.image.pending.used();
+    if pending_place(run, user) != NONE {
+        return true;
+    }
+    let limit = grant.limit as usize;
+    if grant.is_for_everybody() {
+        return pending.len() < limit;
+    }
+    let members = Signers::over(pending, run.seed);
+    for number in 0..pending.len() {
+        members.insert(number);
+    }
+    let named = delegates.iter().filter(|delegate| members.contains(&key_of(delegate))).count();
+    let own = members.contains(&key_of(&grant.grantee)) && !delegates.iter().any(|delegate| same_key(delegate, &grant.grantee));
+    named + usize::from(own) < limit
 }
 
 pub fn withdraw(run: &mut Run, sender: &Key) -> Outcome {

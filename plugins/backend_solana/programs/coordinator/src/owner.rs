@@ -10,7 +10,7 @@ use crate::refusal::{
     Outcome, CONFIG_SANITY, HALTED, INVALID_RUN_STATE, MODEL_SANITY, PROGRESS_SANITY, UPDATE_CONFIG_FINISHED, UPDATE_CONFIG_NOT_HALTED,
 };
 use crate::text::{copy, is_text};
-use crate::{counted, epochs, members};
+use crate::{counted, epochs, members, rewards};
 use psyche_common::platform::{find_address, rent_exempt, same};
 use psyche_common::record::{begin, Header, Record};
 use psyche_common::runtime::sol_memcmp_;
@@ -38,6 +38,7 @@ pub fn init(input: &Input, mut reader: Reader) -> Outcome {
     if len == 0 || len != run_id_len(run_id) || !is_text(run_id) || !is_text(client_version) {
         return Err(Error::BAD_INSTRUCTION.into());
     }
+    account.must_sign()?;
     account.must_be_writable()?;
     account.must_be_owned_by(input.program)?;
     if account.len() != BYTES {
@@ -309,8 +310,30 @@ pub fn migrate(input: &Input, reader: Reader) -> Outcome {
     header.version = Coordinator::VERSION;
     let coordinator = coordinator_of(account, input)?;
     unsafe { core::ptr::write_bytes(&mut coordinator.memory, 0, 1) };
+    unsafe { core::ptr::write_bytes(&mut coordinator.backing, 0, 1) };
     counted(coordinator);
     Ok(())
+}
+
+/// Says what stands behind points not promised yet, once and whenever that changes: from then on no epoch promises more.
+pub fn back(input: &Input, mut reader: Reader) -> Outcome {
+    let [authority, instance, account] = input.accounts::<3>()?;
+    let units = reader.u64()?;
+    reader.end()?;
+    let coordinator = owned(input, authority, instance, account)?;
+    coordinator.backing.measure(units);
+    counted(coordinator);
+    Ok(())
+}
+
+/// Frees the account of a signer that was paid out, whom nothing can be paid or slashed any more.
+pub fn settle(input: &Input, mut reader: Reader) -> Outcome {
+    let [authority, instance, account] = input.accounts::<3>()?;
+    let signer = reader.array::<32>()?;
+    reader.end()?;
+    let coordinator = owned(input, authority, instance, account)?;
+    let mut run = run_of(coordinator)?;
+    rewards::settle(&mut run, &key_of(signer))
 }
 
 /// Who may say who joins may also send a member away, as if it had withdrawn: a right that is taken back must end some time.

@@ -34,6 +34,7 @@ pub const UPDATE_CONFIG_NOT_HALTED: Refusal = own(16);
 pub const CONFIG_SANITY: Refusal = own(17);
 pub const MODEL_SANITY: Refusal = own(18);
 pub const PROGRESS_SANITY: Refusal = own(19);
+pub const INVALID_SETTLEMENT: Refusal = own(20);
 
 impl From<Error> for Refusal {
     #[inline(always)]

@@ -1,10 +1,12 @@
 //! What a command works on: the image, what was derived from it, the time and the seed.
+use crate::accounts::Backing;
 use crate::elections::Memory;
 use crate::image::{self, Image, Key};
 
 pub struct Run {
     pub image: &'static mut Image,
     pub memory: &'static mut Memory,
+    pub backing: &'static mut Backing,
     /// Unix seconds.
     pub now: u64,
     /// For the epoch or round that may start.
