@@ -81,11 +81,12 @@ pub struct Coordinator {
 
 pub const INSTANCE_BYTES: usize = core::mem::size_of::<Instance>();
 pub const BYTES: usize = core::mem::size_of::<Coordinator>();
-/// Bytes of version 1, which had no staging area.
-pub const FIRST_BYTES: usize = BYTES - STAGING_BYTES;
+/// Bytes of versions 1 and 2, and where their images say what the run does: all that `free` has to know of them.
+pub const OLD_BYTES: [usize; 2] = [161_056, 165_152];
+pub const OLD_RUN_STATE: usize = 1_344 + 120;
 
 const _: () = {
-    assert!(INSTANCE_BYTES == 256 && BYTES == 165_152);
+    assert!(INSTANCE_BYTES == 256 && BYTES == 188_104);
     assert!(core::mem::offset_of!(Coordinator, backing) == 512 && core::mem::offset_of!(Coordinator, memory) == 544 && core::mem::offset_of!(Coordinator, image) == 1344);
 };
 
@@ -96,7 +97,7 @@ unsafe impl Record for Instance {
 
 unsafe impl Record for Coordinator {
     const MAGIC: [u8; 8] = *b"PsycheCo";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
 }
 
 pub fn run_id_len(run_id: &[u8; 32]) -> usize { run_id.iter().position(|byte| *byte == 0).unwrap_or(32) }

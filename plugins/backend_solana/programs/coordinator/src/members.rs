@@ -1,18 +1,19 @@
 //! Members: joining, leaving, and being reported as unhealthy (psyche_core/coordinator/members.py).
 use crate::accounts::key_of;
 use crate::elections::{needed, witnesses};
-use crate::image::{health, same, state, Identity, Key, Set, MAX_CLIENTS, MAX_REJOINS, NONE};
+use crate::image::{health, same, state, Identity, Key, Set, MAX_CLIENTS, MAX_REJOINS, NONE, WAITED_MISSES};
 use crate::refusal::{
-    Outcome, ACCOUNTS_FULL, CLIENTS_FULL, HALTED, INVALID_HEALTH_CHECK, INVALID_RUN_STATE, INVALID_WITHDRAW, INVALID_WITNESS, NO_ACTIVE_ROUND,
-    REJOINS_EXHAUSTED,
+    Outcome, ACCOUNTS_FULL, CLIENTS_FULL, HALTED, INVALID_HEALTH_CHECK, INVALID_PROOF, INVALID_RUN_STATE, INVALID_WITHDRAW, INVALID_WITNESS,
+    NO_ACTIVE_ROUND, REJOINS_EXHAUSTED, TRANSPORT_KEY_TAKEN,
 };
 use crate::rewards::has_account_for;
 use crate::run::{Run, Signers};
 use crate::set;
 use crate::shares::{accepted, assigned, before};
+use crate::verified::{as_bytes, Verified, JOIN};
 use psyche_common::authorization::Authorization;
 use psyche_common::platform::same as same_key;
-use psyche_common::Pubkey;
+use psyche_common::{Account, Pubkey};
 
 /// Place of a signer among the pending members, NONE when it is not pending.
 fn pending_place(run: &Run, signer: &Key) -> usize {
@@ -31,9 +32,24 @@ fn note_minimum(run: &mut Run) {
     }
 }
 
-pub fn join(run: &mut Run, sender: &Identity) -> Outcome {
+/// Whether another signer, pending or of the epoch, has this transport key.
+fn is_taken(run: &Run, sender: &Identity) -> bool {
+    let another = |member: &Identity| same(&member.p2p, &sender.p2p) && !same(&member.signer, &sender.signer);
+    run.image.pending.used().iter().any(another) || run.image.epoch.clients.used().iter().any(|client| another(&client.id))
+}
+
+/// `proof`: signature by the transport key over the run's instance and the signer.
+pub fn join(run: &mut Run, sender: &Identity, proof: &[u8; 64], sysvar: &Account) -> Outcome {
     if run.image.run_state == state::FINISHED {
         return Err(HALTED);
+    }
+    let signed = [(as_bytes(&sender.signer), proof)];
+    let verified = Verified { key: &sender.p2p, instance: &run.image.instance, domain: JOIN, signed: &signed };
+    if !verified.just_before(sysvar)? {
+        return Err(INVALID_PROOF);
+    }
+    if is_taken(run, sender) {
+        return Err(TRANSPORT_KEY_TAKEN);
     }
     let place = pending_place(run, &sender.signer);
     if place != NONE {
@@ -156,6 +172,7 @@ pub fn come_back(run: &mut Run, slot: usize) -> Outcome {
     let client = &mut run.image.epoch.clients.items[slot];
     client.state = health::HEALTHY;
     client.rejoins += 1;
+    client.missed = client.missed.min(WAITED_MISSES);
     set::insert(&mut run.image.epoch.ready, slot);
     Ok(())
 }

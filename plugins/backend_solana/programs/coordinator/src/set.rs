@@ -8,6 +8,9 @@ pub fn has(set: &Set, slot: usize) -> bool { set[slot >> 6 & 3] >> (slot & 63) &
 pub fn insert(set: &mut Set, slot: usize) { set[slot >> 6 & 3] |= 1 << (slot & 63) }
 
 #[inline(always)]
+pub fn remove(set: &mut Set, slot: usize) { set[slot >> 6 & 3] &= !(1 << (slot & 63)) }
+
+#[inline(always)]
 pub fn is_empty(set: &Set) -> bool { set[0] | set[1] | set[2] | set[3] == 0 }
 
 #[inline(always)]
