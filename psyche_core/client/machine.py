@@ -45,7 +45,7 @@ class ClientMachine:
         verify: Verify | None = None,
         can_store: bool = False,
     ) -> None:
-        desk = ResultDesk(identity, run_id, verify=verify)
+        desk = ResultDesk(identity, verify=verify)
         self._me = Standing(identity, run_id, patience or Patience(), desk, can_store=can_store)
         self._sign = sign
 

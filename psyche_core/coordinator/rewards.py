@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from psyche_core.coordinator.commands import RewardsShared, SetFutureEpochRates
-from psyche_core.coordinator.rounds import Outcome
+from psyche_core.coordinator.commands import Outcome, RewardsShared, SetFutureEpochRates
 from psyche_core.coordinator.state import MAX_ACCOUNTS, Account, CoordinatorState, Epoch, EpochRates
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from psyche_core.coordinator.commands import Settle
-from psyche_core.coordinator.rounds import Outcome
+from psyche_core.coordinator.commands import Outcome, Settle
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 

@@ -15,6 +15,7 @@ from typing import Self
 from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
+    EpochDigest,
     Equivocation,
     HealthCheck,
     Join,
@@ -44,7 +45,7 @@ class StateUpdate:
     addresses: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
-ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Equivocation | Checkpoint
+ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Equivocation | EpochDigest | Checkpoint
 """What clients may send besides joining."""
 
 
@@ -85,8 +86,9 @@ class Backend(ABC):
     async def join(self, address: bytes, *, timeout: float) -> None:
         """Ask to be a member of the next epochs; idempotent.
 
-        address: our transport address, handed to the other members. Raises CommandRefused (for instance `WrongRun`),
-        BackendClosed, TimeoutError.
+        address: our transport address, handed to the other members. The backend proves with the transport's key, which it was
+        made with, that this key is ours (`psyche_core.coordinator.commands.Join`). Raises CommandRefused (for instance
+        `WrongRun`), BackendClosed, TimeoutError.
         """
 
     @abstractmethod

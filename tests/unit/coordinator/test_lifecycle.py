@@ -358,11 +358,11 @@ def test_who_left_must_join_again_and_keeps_no_place_in_the_epoch(play: Any, mem
     assert [client.id for client in run.state.epoch.clients] == [members(1), members(2), members(0)]
 
 
-def test_joining_again_renews_the_transport_key(play: Any, members: Any) -> None:
+def test_joining_again_renews_the_transport_key(play: Any, members: Any, joins: Any) -> None:
     run = play()
     run.join(0, 1)
-    renewed = NodeIdentity(signer=members(0).signer, p2p=bytes(32))
-    run.do(commands.Join(renewed))
+    renewed = NodeIdentity(signer=members(0).signer, p2p=members(500).p2p)
+    run.do(joins(renewed))
     assert list(run.state.pending) == [renewed, members(1)]
 
 

@@ -16,7 +16,6 @@ from psyche_core.coordinator.commands import (
     Command,
     Equivocation,
     HealthCheck,
-    Join,
     Pause,
     Resume,
     SetFutureEpochRates,
@@ -89,13 +88,13 @@ class Scene:
             case "Tick":
                 return Tick()
             case "Join":
-                return Join(identity[5])
+                return run.joining(identity[5])
             case "Withdraw":
                 return Withdraw(identity[0])
             case "WarmupWitness":
-                return WarmupWitness(identity[1], run.state.progress.epoch, 1, bytes(32))
+                return WarmupWitness(identity[1], run.state.progress.epoch, 1, b"\1" * 32)
             case "WarmupWitness to come back":
-                return WarmupWitness(identity[4], run.state.progress.epoch, 4, bytes(32))
+                return WarmupWitness(identity[4], run.state.progress.epoch, 4, b"\1" * 32)
             case "Witness":
                 return self._statement() if playing else Witness(identity[0], SOME_STATEMENT)
             case "HealthCheck":

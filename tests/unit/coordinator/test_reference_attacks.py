@@ -42,7 +42,7 @@ def test_s1_nobody_forces_an_early_start_with_other_indices(play: Any, members: 
     run.do(run.ready(0))
     for index in (1, 2, 3, 999):
         for sender in (members(0), members(9), members(77)):
-            wrong = WarmupWitness(sender=sender, epoch=0, index=index, model_digest=bytes(32))
+            wrong = WarmupWitness(sender=sender, epoch=0, index=index, model_digest=b"\1" * 32)
             run.refused(wrong, "InvalidWitness")
     assert run.phase == "Warmup"
     run.do(run.ready(1))

@@ -15,7 +15,6 @@ from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import (
     Checkpoint,
     HealthCheck,
-    Join,
     Pause,
     Resume,
     Tick,
@@ -43,13 +42,13 @@ def test_nothing_moves_while_halted(play: Any, members: Any, phase: RunState) ->
         run.refused(command, "Halted")
 
 
-def test_join(play: Any, members: Any) -> None:
+def test_join(play: Any, members: Any, joins: Any) -> None:
     run = play()
     run.join(*range(256))
-    run.refused(Join(members(256)), "ClientsFull")
+    run.refused(joins(members(256)), "ClientsFull")
     run.join(255)
     run.state = replace(run.state, run_state=RunState.Finished)
-    run.refused(Join(members(300)), "Halted")
+    run.refused(joins(members(300)), "Halted")
 
 
 def test_withdraw(play: Any, members: Any) -> None:
@@ -64,7 +63,7 @@ def test_withdraw(play: Any, members: Any) -> None:
 def test_warmup_witness(play: Any, members: Any) -> None:
     run = play()
     run.join(0, 1)
-    run.refused(WarmupWitness(sender=members(0), epoch=0, index=0, model_digest=bytes(32)), "InvalidRunState")
+    run.refused(WarmupWitness(sender=members(0), epoch=0, index=0, model_digest=b"\1" * 32), "InvalidRunState")
     run.tick(after=3)
     for change in ({"epoch": 1}, {"index": 1}, {"index": 99}, {"sender": members(7)}, {"model_digest": bytes(31)}):
         run.refused(replace(run.ready(0), **change), "InvalidWitness")
