@@ -25,9 +25,9 @@ HEADER_BYTES = 1344
 STAGING_BYTES = 4096
 ACCOUNT_BYTES = HEADER_BYTES + image.SIZE + STAGING_BYTES
 ACCOUNT_MAGIC = b"PsycheCo"
-ACCOUNT_VERSION = 2
-FIRST_ACCOUNT_BYTES = HEADER_BYTES + image.SIZE
-"""Bytes of an account of version 1, which had no staging area."""
+ACCOUNT_VERSION = 3
+OLD_ACCOUNT_BYTES = {1: 161_056, 2: 165_152}
+"""Bytes of accounts of older versions, which can only be closed any more."""
 
 CLIENT_VERSION_BYTES = 96
 NAME_BYTES = 64
@@ -104,8 +104,7 @@ class CoordinatorAccount:
     @classmethod
     def parse(cls, data: bytes) -> CoordinatorAccount:
         """Read the account's data without decoding the state. Raises WireError."""
-        sizes = {1: FIRST_ACCOUNT_BYTES, ACCOUNT_VERSION: ACCOUNT_BYTES}
-        _expect_kind(data, ACCOUNT_MAGIC, ACCOUNT_VERSION, sizes=sizes, what="coordinator account")
+        _expect_kind(data, ACCOUNT_MAGIC, ACCOUNT_VERSION, sizes={ACCOUNT_VERSION: ACCOUNT_BYTES}, what="coordinator account")
         _, version, _, nonce, instance, client_version, *about, backed, free, promised = _HEADER.unpack_from(data)
         name, description, parameters, vocabulary = about
         metadata = RunMetadata(_text(name, "name"), _text(description, "description"), parameters, vocabulary)

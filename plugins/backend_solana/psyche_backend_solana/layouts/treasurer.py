@@ -11,7 +11,7 @@ from solders.account import Account
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.layouts import coordinator, header, tokens
+from psyche_backend_solana.layouts import header, tokens
 from psyche_backend_solana.programs.addresses import ASSOCIATED_TOKEN, COORDINATOR, SYSTEM, TOKEN, TREASURER
 
 RUN_MAGIC: Final = b"PsycheTr"
@@ -25,7 +25,7 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         100: ("NotHalted", "collateral is taken back only while the coordinator is halted"),
         101: ("OverClaim", "more was claimed than was earned, not slashed, and not yet paid"),
         102: ("StillOwed", "a run is closed only when nobody is owed anything any more"),
-        103: ("NotForOwners", "the treasurer passes on only what a run's owner commands: stage, update, rates, pause, migrate"),
+        103: ("NotForOwners", "the treasurer passes on only what a run's owner commands: stage, update, rates, pause"),
         104: ("OtherRun", "this account belongs to another run"),
         105: ("StillNeeded", "a participant that was paid or settled is closed only after its run was"),
         106: ("TooSoon", "a run is not closed in the slot in which it was created"),
@@ -183,19 +183,14 @@ def run_create(
 
 
 def run_update(main_authority: Pubkey, treasury: Treasury, *, command: Instruction | bytes) -> Instruction:
-    """Has the treasurer pass on one instruction of the coordinator (its data, number first). Signer: main_authority.
-
-    For `migrate` it pays the rent that is missing.
-    """
+    """Has the treasurer pass on one instruction of the coordinator (its data, number first). Signer: main_authority."""
     data = bytes(command.data) if isinstance(command, Instruction) else command
-    pays = data[:1] == bytes([coordinator.Number.migrate])
     accounts = [
-        AccountMeta(main_authority, True, pays),
-        AccountMeta(treasury.run, False, pays),
+        AccountMeta(main_authority, True, False),
+        AccountMeta(treasury.run, False, False),
         AccountMeta(treasury.instance, False, False),
         AccountMeta(treasury.coordinator, False, True),
         AccountMeta(COORDINATOR, False, False),
-        *([AccountMeta(SYSTEM, False, False)] if pays else []),
     ]
     return Instruction(treasury.program, b"\1" + data, accounts)
 

@@ -10,16 +10,16 @@ use crate::run::{Run, SEED};
 use crate::BAD_IMAGE;
 
 pub const MAGIC: [u8; 8] = *b"PsycheCo";
-pub const VERSION: u32 = 2;
-pub const BYTES: usize = 165_152;
+pub const VERSION: u32 = 3;
+pub const BYTES: usize = 188_104;
 pub const IMAGE: usize = 1_344;
 
 const IMAGE_MAGIC: [u8; 8] = *b"PsycheSt";
-const IMAGE_VERSION: u32 = 2;
-const IMAGE_BYTES: u32 = 159_712;
-const RUN_STATE: usize = IMAGE + 120;
-const ACCOUNT_COUNT: usize = IMAGE + 135_128;
-const ACCOUNTS: usize = IMAGE + 135_136;
+const IMAGE_VERSION: u32 = 3;
+const IMAGE_BYTES: u32 = 182_664;
+const RUN_STATE: usize = IMAGE + 152;
+const ACCOUNT_COUNT: usize = IMAGE + 143_408;
+const ACCOUNTS: usize = IMAGE + 143_416;
 const MAX_ACCOUNTS: usize = 512;
 
 /// Instructions of the coordinator that a run's owner may have passed on: stage, update, set_future_epoch_rates, set_paused.
@@ -28,8 +28,6 @@ pub const INIT: u8 = 0;
 pub const FREE: u8 = 1;
 pub const BACK: u8 = 16;
 pub const SETTLE: u8 = 17;
-/// Also an owner's, with accounts of its own.
-pub const MIGRATE: u8 = 14;
 
 /// A member's balance, in points.
 #[repr(C)]

@@ -1,10 +1,10 @@
 //! A run's beginning, and what its owner commands while it lives.
 use psyche_common::cpi::{self, invoke, Meta};
-use psyche_common::platform::{clock, find_address, rent_exempt};
+use psyche_common::platform::{clock, find_address};
 use psyche_common::token::{create_vault, must_be_mint, Programs};
 use psyche_common::{ids, record, Error, Input, Reader, Res};
 
-use crate::coordinator::{self, Commanded, Coordinator, FOR_OWNERS, INIT, MIGRATE};
+use crate::coordinator::{Commanded, Coordinator, FOR_OWNERS, INIT};
 use crate::run::{open_for, Run, BYTES, SEED};
 use crate::NOT_FOR_OWNERS;
 
@@ -65,30 +65,8 @@ pub fn run_update(input: &Input, data: &[u8]) -> Res {
     commanded.must_be_of(found)?;
     match data.first() {
         Some(number) if FOR_OWNERS.contains(number) => {}
-        Some(&MIGRATE) => return migrate(input, data, found),
         Some(_) => return Err(NOT_FOR_OWNERS),
         None => return Err(Error::BAD_INSTRUCTION),
     }
     commanded.command(found, data)
-}
-
-/// Passes `migrate` on. The coordinator would have its owner pay rent, which the run cannot, for only accounts without data send
-/// lamports; so our own owner pays, and nothing is missing when the coordinator looks.
-fn migrate(input: &Input, data: &[u8], found: &Run) -> Res {
-    let [authority, run, instance, account, program, system] = input.accounts::<6>()?;
-    authority.must_be_writable()?;
-    run.must_be_writable()?;
-    system.must_be(&ids::SYSTEM)?;
-    let rent = rent_exempt(coordinator::BYTES as u64);
-    if account.lamports() < rent {
-        cpi::pay(authority, account, system, rent - account.lamports())?;
-    }
-    let metas = [
-        Meta { key: run.key(), writable: true, signer: true },
-        Meta { key: instance.key(), writable: false, signer: false },
-        Meta { key: account.key(), writable: true, signer: false },
-        Meta { key: system.key(), writable: false, signer: false },
-    ];
-    let seeds: [&[u8]; 3] = [SEED, &found.index.to_le_bytes(), &[found.bump]];
-    invoke(&ids::COORDINATOR, &metas, data, &[*run, *instance, *account, *system, *program], &seeds)
 }
