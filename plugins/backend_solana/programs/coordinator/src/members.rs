@@ -135,21 +135,25 @@ pub fn exit(run: &mut Run, slots: &Set, to: u8) {
     }
     let height = current_height(run);
     let gone = Signers::over(run.image.epoch.clients.used(), run.seed);
-    for (slot, client) in run.image.epoch.clients.used_mut().iter_mut().enumerate() {
-        if set::has(&leaving, slot) {
-            client.state = to;
-            client.exited_height = height;
-            gone.insert(slot);
-        }
+    let mut left = leaving;
+    while !set::is_empty(&left) {
+        let slot = set::take_first(&mut left);
+        let client = &mut run.image.epoch.clients.items[slot];
+        client.state = to;
+        client.exited_height = height;
+        gone.insert(slot);
     }
+    // those who stay move up in as few pieces as there are who leave
     let pending = &mut run.image.pending;
-    let mut kept = 0;
-    for place in 0..pending.len() {
-        if !gone.contains(&pending.items[place].signer) {
-            if kept != place {
-                pending.items[kept] = pending.items[place];
+    let (count, items) = (pending.len(), pending.items.as_mut_ptr());
+    let (mut kept, mut first) = (0, 0);
+    for place in 0..=count {
+        if place == count || gone.contains(unsafe { &(*items.add(place)).signer }) {
+            if kept != first {
+                unsafe { core::ptr::copy(items.add(first), items.add(kept), place - first) };
             }
-            kept += 1;
+            kept += place - first;
+            first = place + 1;
         }
     }
     pending.truncate(kept);

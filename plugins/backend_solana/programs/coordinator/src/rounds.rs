@@ -26,9 +26,9 @@ fn batch_size(config: &Config, model: &Model, first: u64) -> u64 {
     start + whole + u64::from(rest >= ramp - rest)
 }
 
-/// Begins a round over the slots healthy now, with samples unless it is the drain round.
+/// Begins a round over the slots healthy now, which the caller knows, with samples unless it is the drain round.
 #[inline(never)]
-pub fn start_round(run: &mut Run, drain: bool) {
+pub fn start_round(run: &mut Run, healthy: &Set, drain: bool) {
     let current = run.image.current();
     let rounds = &mut run.image.epoch.rounds;
     let mut height = 0;
@@ -43,14 +43,12 @@ pub fn start_round(run: &mut Run, drain: bool) {
     }
     let place = rounds.len();
     rounds.count += 1;
-    let mut healthy = [0; 4];
-    run.image.healthy(&mut healthy);
     let step = run.image.progress.step;
     let round: &mut Round = &mut run.image.epoch.rounds.items[place];
     round.height = height;
     round.step = step;
     round.seed = run.seed;
-    round.slots = healthy;
+    round.slots = *healthy;
     round.drain = u8::from(drain);
     if !drain {
         take_samples(run, place);
@@ -81,8 +79,13 @@ fn take_samples(run: &mut Run, place: usize) {
 pub fn everybody_stated(run: &mut Run, current: usize) -> bool {
     let mut silent = [0; 4];
     without_statement(run, current, &mut silent);
-    let clients = run.image.epoch.clients.used().iter().enumerate();
-    !clients.into_iter().any(|(slot, client)| set::has(&silent, slot) && client.state == health::HEALTHY && client.missed < WAITED_MISSES)
+    while !set::is_empty(&silent) {
+        let client = &run.image.epoch.clients.items[set::take_first(&mut silent)];
+        if client.state == health::HEALTHY && client.missed < WAITED_MISSES {
+            return false;
+        }
+    }
+    true
 }
 
 /// The elected witnesses of a round that have not stated in it.
@@ -101,15 +104,15 @@ fn silent_witnesses(run: &mut Run, current: usize, out: &mut Set) {
     if run.image.round(current).statements.len() < needed(run, current) {
         return;
     }
-    without_statement(run, current, out);
-    if set::is_empty(out) {
-        return;
-    }
     let height = run.image.round(current).height;
-    for (slot, client) in run.image.epoch.clients.used().iter().enumerate() {
+    let mut left = [0; 4];
+    without_statement(run, current, &mut left);
+    while !set::is_empty(&left) {
+        let slot = set::take_first(&mut left);
+        let client = &run.image.epoch.clients.items[slot];
         let came_back = client.rejoins > 0 && client.exited_height == height;
-        if client.state != health::HEALTHY || came_back {
-            set::remove(out, slot);
+        if client.state == health::HEALTHY && !came_back {
+            set::insert(out, slot);
         }
     }
 }
@@ -152,10 +155,10 @@ pub fn tick_round(run: &mut Run) -> Outcome {
 pub fn finish_round(run: &mut Run, current: usize) {
     let mut silent = [0; 4];
     silent_witnesses(run, current, &mut silent);
-    if !set::is_empty(&silent) {
-        for (slot, client) in run.image.epoch.clients.used_mut().iter_mut().enumerate() {
-            client.missed = client.missed.saturating_add(u8::from(set::has(&silent, slot)));
-        }
+    let mut left = silent;
+    while !set::is_empty(&left) {
+        let client = &mut run.image.epoch.clients.items[set::take_first(&mut left)];
+        client.missed = client.missed.saturating_add(1);
     }
     let previous = before(run, current, 1);
     if previous != NONE {
@@ -181,7 +184,7 @@ pub fn finish_round(run: &mut Run, current: usize) {
     if reason != 0 {
         run.image.epoch.ending = reason;
     }
-    start_round(run, reason != 0);
+    start_round(run, &healthy, reason != 0);
 }
 
 /// Counts the accepted rounds of a round, not for the `unpaid`, and puts the samples nobody is accepted for back in the queue.

@@ -56,6 +56,17 @@ pub fn lowest(set: &Set) -> usize {
     slot
 }
 
+/// Takes the lowest number out of a set that is not empty.
+pub fn take_first(set: &mut Set) -> usize {
+    let mut word = 0;
+    while word < 3 && set[word] == 0 {
+        word += 1;
+    }
+    let bits = set[word];
+    set[word] = bits & bits.wrapping_sub(1);
+    64 * word + (bits & bits.wrapping_neg()).wrapping_sub(1).count_ones() as usize
+}
+
 /// A bitmap of the image at an alignment of 4.
 pub fn from_words(words: &Key, out: &mut Set) {
     for (word, bits) in out.iter_mut().enumerate() {

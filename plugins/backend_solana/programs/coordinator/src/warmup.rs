@@ -69,7 +69,7 @@ fn advance(run: &mut Run) -> bool {
     }
     if set::count(&ready) >= least && (timed_out || grace_is_over(run) || nobody_awaited(run, &healthy, &ready)) {
         drop_unready(run, &healthy, &ready);
-        start_round(run, false);
+        start_round(run, &ready, false);
         return true;
     }
     if !timed_out && set::count(&healthy) >= least {
