@@ -178,7 +178,7 @@ class LocalRun(BackendServer):
                 self._context.on_paid(account.signer, units)
 
     def _see(self, sight: Sight) -> None:
-        state = sight.account.state
+        state = sight.state
         if state is None:
             return
 

@@ -383,6 +383,7 @@ class Door:
     status: int = 200
     problem: RpcProblem | None = None
     behind: int = 0
+    genesis: str = str(Pubkey(b"g" * 32))
     mute: bool = False
     """Its websockets stay open and say nothing."""
     _scope: anyio.CancelScope | None = None
@@ -498,6 +499,9 @@ class Door:
 
     def getBlockHeight(self, _: Any) -> int:
         return self.chain.slot
+
+    def getGenesisHash(self) -> str:
+        return self.genesis
 
     def getSlot(self, *_: Any) -> int:
         return self.chain.slot

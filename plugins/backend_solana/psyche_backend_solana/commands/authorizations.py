@@ -117,6 +117,7 @@ async def read(desk: Desk, join_authority: Pubkey, grantee: Pubkey | None) -> Ou
 
 
 async def _read(desk: Desk, address: Pubkey) -> layout.Authorization | None:
+    await desk.check_ids("authorizer")
     found = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
     if found is None:
         return None

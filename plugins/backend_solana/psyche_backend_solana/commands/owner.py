@@ -12,7 +12,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
-from psyche_backend_solana.commands.authority import default_index, owner_of, the_treasurer
+from psyche_backend_solana.commands.authority import free_index, owner_of, the_treasurer
 from psyche_backend_solana.commands.closing import settle_slashed
 from psyche_backend_solana.commands.desk import (
     ADDRESS,
@@ -57,6 +57,7 @@ async def create_run(
         message = "--treasurer-index means a run that is paid for: give --treasurer-collateral-mint, too"
         raise ConfigError(message)
 
+    await desk.check_ids("coordinator", "authorizer")
     space = Keypair()
     address, _ = coordinator.instance_address(run_id, program=desk.programs.coordinator)
     run = coordinator.Run(address, space.pubkey(), desk.programs.coordinator)
@@ -82,9 +83,15 @@ async def create_run(
             client_version=client_version,
         )
     else:
-        index = default_index(run_id) if treasurer_index is None else treasurer_index
+        await desk.check_ids("treasurer")
+        index = await free_index(desk, run_id) if treasurer_index is None else treasurer_index
         treasury = treasurer.Treasury.of(
-            index, mint=mint, instance=address, coordinator=space.pubkey(), program=desk.programs.treasurer
+            index,
+            mint=mint,
+            instance=address,
+            coordinator=space.pubkey(),
+            program=desk.programs.treasurer,
+            coordinator_program=desk.programs.coordinator,
         )
         facts |= {"treasurer_run": treasury.run, "treasurer_index": index, "vault": treasury.vault}
         begin = treasurer.run_create(
@@ -241,7 +248,7 @@ async def close_run(desk: Desk, run_id: str, treasurer_index: int | None) -> Out
         sent = await desk.send(coordinator.free(owner.found.run, authority=desk.payer, spill=desk.payer))
     else:
         if state is not None:
-            await settle_slashed(desk, await the_treasurer(desk, run_id, treasurer_index), state)
+            await settle_slashed(desk, await the_treasurer(desk, owner.found, treasurer_index), state)
         own = tokens.associated(desk.payer, owner.treasury.mint)
         sent = await desk.send(
             tokens.create_associated(desk.payer, desk.payer, mint=owner.treasury.mint),

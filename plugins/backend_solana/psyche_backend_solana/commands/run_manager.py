@@ -11,6 +11,7 @@ import click
 _TABLE = {
     "can-join": ("reading:can_join", "Say whether a wallet may join a run."),
     "checkpoint": ("members:checkpoint", "Tell a run where its model is stored."),
+    "close-address": ("members:close_address", "Delete the account with a member's address."),
     "close-run": ("owner:close_run", "Close a halted run for good."),
     "create-run": ("owner:create_run", "Make a run."),
     "join-authorization-create": ("authorizations:create", "Let a wallet join."),

@@ -78,7 +78,7 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class Treasury:
-    """The addresses of one run that its instructions name. program: the treasurer's address."""
+    """The addresses of one run that its instructions name. program, coordinator_program: where the two programs are."""
 
     run: Pubkey
     vault: Pubkey
@@ -86,12 +86,22 @@ class Treasury:
     instance: Pubkey
     coordinator: Pubkey
     program: Pubkey = TREASURER
+    coordinator_program: Pubkey = COORDINATOR
 
     @classmethod
-    def of(cls, index: int, *, mint: Pubkey, instance: Pubkey, coordinator: Pubkey, program: Pubkey = TREASURER) -> Treasury:
+    def of(
+        cls,
+        index: int,
+        *,
+        mint: Pubkey,
+        instance: Pubkey,
+        coordinator: Pubkey,
+        program: Pubkey = TREASURER,
+        coordinator_program: Pubkey = COORDINATOR,
+    ) -> Treasury:
         """Of a run not made yet. index: the number of the run, free to choose."""
         run = run_address(index, program=program)
-        return cls(run, tokens.associated(run, mint), mint, instance, coordinator, program)
+        return cls(run, tokens.associated(run, mint), mint, instance, coordinator, program, coordinator_program)
 
 
 def run_address(index: int, *, program: Pubkey = TREASURER) -> Pubkey:
@@ -172,7 +182,7 @@ def run_create(
         AccountMeta(treasury.mint, False, False),
         AccountMeta(treasury.instance, False, True),
         AccountMeta(treasury.coordinator, True, True),
-        AccountMeta(COORDINATOR, False, False),
+        AccountMeta(treasury.coordinator_program, False, False),
         AccountMeta(TOKEN, False, False),
         AccountMeta(ASSOCIATED_TOKEN, False, False),
         AccountMeta(SYSTEM, False, False),
@@ -190,7 +200,7 @@ def run_update(main_authority: Pubkey, treasury: Treasury, *, command: Instructi
         AccountMeta(treasury.run, False, False),
         AccountMeta(treasury.instance, False, False),
         AccountMeta(treasury.coordinator, False, True),
-        AccountMeta(COORDINATOR, False, False),
+        AccountMeta(treasury.coordinator_program, False, False),
     ]
     return Instruction(treasury.program, b"\1" + data, accounts)
 
@@ -252,7 +262,7 @@ def run_withdraw_unused(
         AccountMeta(treasury.coordinator, False, True),
         AccountMeta(TOKEN, False, False),
         AccountMeta(treasury.instance, False, False),
-        AccountMeta(COORDINATOR, False, False),
+        AccountMeta(treasury.coordinator_program, False, False),
         *_shown(show),
     ]
     return Instruction(treasury.program, b"\5", accounts)
@@ -273,7 +283,7 @@ def run_close(
         AccountMeta(treasury.vault, False, True),
         AccountMeta(treasury.instance, False, True),
         AccountMeta(treasury.coordinator, False, True),
-        AccountMeta(COORDINATOR, False, False),
+        AccountMeta(treasury.coordinator_program, False, False),
         AccountMeta(TOKEN, False, False),
         *_shown(show),
     ]
@@ -324,7 +334,7 @@ def _commanded(treasury: Treasury) -> list[AccountMeta]:
     return [
         AccountMeta(treasury.instance, False, False),
         AccountMeta(treasury.coordinator, False, True),
-        AccountMeta(COORDINATOR, False, False),
+        AccountMeta(treasury.coordinator_program, False, False),
     ]
 
 
