@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import TreasurerRun
-from psyche_backend_solana.commands.desk import Desk
+from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk
 from psyche_backend_solana.commands.participants import parts, read_participants
 from psyche_backend_solana.layouts import treasurer
+from psyche_backend_solana.layouts.coordinator_accounts import OLD_ACCOUNT_BYTES
+from psyche_backend_solana.rpc import methods
 from psyche_core.coordinator.state import Account, CoordinatorState
 from psyche_core.errors import UserError
 
@@ -46,6 +48,12 @@ class Slashed:
     def settled(self) -> bool:
         """Whether the run knows."""
         return self.forgiven == (0 if self.participant is None else self.participant.forgiven)
+
+
+async def is_old(desk: Desk, account: Pubkey) -> bool:
+    """Whether a run's account is of an older version, of which only that it can be closed is known. Raises BackendError."""
+    read = await methods.account(desk.rpc, account, timeout=CALL_SECONDS)
+    return read is not None and len(read.data) in OLD_ACCOUNT_BYTES.values()
 
 
 async def settle_slashed(desk: Desk, paying: TreasurerRun, state: CoordinatorState) -> int:
