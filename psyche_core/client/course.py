@@ -153,6 +153,8 @@ def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> Non
 
 def _open_round(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
     height = record.height
+    record.opened_at = me.now
+    notes.round_over(height - 1, me.healthy)
     notes.records[height] = record
     notes.newest = height
     me.pace.round_opened(notes.tag(height), now=me.now)

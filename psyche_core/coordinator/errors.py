@@ -21,6 +21,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "ClientsFull": "as many members are pending as an epoch can hold",
         "AccountsFull": "the run holds as many balances as it can, and the sender could not be paid",
         "InvalidEvidence": "the report does not prove that a slot signed two results for a share, or is from no healthy member",
+        "InvalidProof": "the transport key of who joins did not sign that it belongs to it in this run",
+        "TransportKeyTaken": "another member has the transport key of who joins",
         "RejoinsExhausted": "the slot has come back as often as it may in one epoch; its client takes part in the next",
         "UpdateConfigFinished": "a finished run keeps its configuration",
         "UpdateConfigNotHalted": "configuration changes only while the run is halted",

@@ -25,7 +25,18 @@ _MOST_TIMES = 255
 
 def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     """Start the first round, go back, or give the epoch up, if it is time."""
-    return _advanced(state, now, seed=seed)
+    gone_on = _gone_on(state, now, seed=seed)
+    if gone_on is not None:
+        return gone_on
+
+    timed_out = due(state.since, now, state.config.warmup_time)
+    if not timed_out and len(state.healthy_slots) >= state.config.min_clients:
+        return state, ()
+
+    events: tuple[Event, ...] = ()
+    if timed_out:
+        state, events = _unready_dropped(state, now)
+    return wait_for_members(state, now), (*events, EpochEnded(epoch=state.progress.epoch, success=False))
 
 
 def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
@@ -53,12 +64,14 @@ def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, 
         ready = tuple(sorted({*epoch.ready, slot}))
         lacking = tuple(other for other in epoch.lacking if other != slot)
         epoch = replace(epoch, ready=ready, lacking=lacking)
-    return _advanced(_with_ready_since(replace(state, epoch=epoch), now), now, seed=seed)
+    state = _with_ready_since(replace(state, epoch=epoch), now)
+    return _gone_on(state, now, seed=seed) or (state, ())
 
 
 def came_back_in_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     """Go on after a slot came back to health, ready, before the first round."""
-    return _advanced(_with_ready_since(state, now), now, seed=seed)
+    state = _with_ready_since(state, now)
+    return _gone_on(state, now, seed=seed) or (state, ())
 
 
 def _with_ready_since(state: CoordinatorState, now: int) -> CoordinatorState:
@@ -69,26 +82,20 @@ def _with_ready_since(state: CoordinatorState, now: int) -> CoordinatorState:
     return replace(state, epoch=replace(state.epoch, ready_since=now))
 
 
-def _advanced(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
+def _gone_on(state: CoordinatorState, now: int, *, seed: int) -> Outcome | None:
+    """What follows where the run goes back or the first round starts; None while warmup goes on."""
     timed_out = due(state.since, now, state.config.warmup_time)
-    healthy, ready = state.healthy_slots, _ready(state)
-    waited = _waited_for(state)
+    ready, waited = _ready(state), _waited_for(state)
     if (timed_out or waited <= ready | set(state.epoch.lacking)) and must_go_back(state):
         return without_model(state, now)
 
     enough = len(ready) >= state.config.min_clients
-    if enough and (timed_out or waited <= ready or _grace_is_over(state, now)):
-        state, events = _unready_dropped(state, now)
-        state, started = start_round(state, now, seed=seed)
-        return state, (*events, *started)
+    if not enough or not (timed_out or waited <= ready or _grace_is_over(state, now)):
+        return None
 
-    if not timed_out and len(healthy) >= state.config.min_clients:
-        return state, ()
-
-    events = ()
-    if timed_out:
-        state, events = _unready_dropped(state, now)
-    return wait_for_members(state, now), (*events, EpochEnded(epoch=state.progress.epoch, success=False))
+    state, events = _unready_dropped(state, now)
+    state, started = start_round(state, now, seed=seed)
+    return state, (*events, *started)
 
 
 def _ready(state: CoordinatorState) -> set[int]:

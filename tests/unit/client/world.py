@@ -323,7 +323,7 @@ class World:
         return replace(message, payload_hash=payload_hash, commitment=commitment, signature=signature)
 
     def _check_finished(self, member: Member, message: Finished) -> None:
-        """Finished means: done with this round, or soon, and holding every payload of the one before (protocol section 3)."""
+        """Finished means: done with this round, or soon, and holding every payload of the one before that it waits for (section 3)."""
         state, notes = member.machine.state, member.machine.notes
         assert state is not None
         assert notes is not None
@@ -335,7 +335,8 @@ class World:
             assert soon or (message.epoch, message.height) in member.own_by_round
         for other in self.members if before is not None and before.batches else ():
             place = state.slot_of(other.machine.identity)
-            if place in state.healthy_slots and place in shares(state, before):
+            waited_for = place is not None and notes.waited_for(frozenset({place}))
+            if waited_for and place in state.healthy_slots and place in shares(state, before):
                 published = other.own_by_round.get((message.epoch, message.height - 1))
                 assert published is not None
                 assert published in member.payloads

@@ -284,7 +284,7 @@ def test_warmup_ends_early_only_when_every_healthy_client_is_ready(play: Any) ->
 
 
 def test_f10_the_warmup_time_out_drops_who_is_not_ready_and_starts_with_the_others(play: Any, members: Any) -> None:
-    run = play()
+    run = play(init_min_clients=3)
     run.join(0, 1, 2)
     run.tick(after=3)
     run.do(run.ready(0))

@@ -14,6 +14,7 @@ from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
+    EpochDigest,
     Equivocation,
     HealthCheck,
     Pause,
@@ -101,6 +102,9 @@ class Scene:
                 return HealthCheck(identity[0], (5,))
             case "Equivocation":
                 return self.evidence if playing else Equivocation(identity[0], 0, 0, 3, HALF, HALF)
+            case "EpochDigest":
+                ended = run.state.progress.epoch - (run.state.run_state is not RunState.Cooldown)
+                return EpochDigest(identity[0], max(ended, 0), 0, b"\1" * 32)
             case "Checkpoint":
                 slot = checkpointer_slot(run.state) or 0
                 return Checkpoint(identity[slot], HUB)
@@ -139,6 +143,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "Witness": (_H, _P, _P, OK, OK, _P, _H, _H),
     "HealthCheck": (_H, _P, _P, OK, OK, OK, _H, _H),
     "Equivocation": (_H, _P, _P, OK, OK, OK, _H, _H),
+    "EpochDigest": (_P, OK, _P, _P, _P, OK, OK, OK),
     "Checkpoint": (_P, OK, _P, _P, _P, OK, OK, OK),
     "Pause": (_H, OK, OK, OK, OK, OK, _H, _H),
     "Resume": (OK, *["CannotResume"] * 6, OK),
@@ -147,12 +152,13 @@ TABLE: dict[str, tuple[str, ...]] = {
     "Settle": (OK,) * 8,
 }
 STRANGER: dict[str, tuple[str, ...]] = {
-    "Join": (OK, OK, OK, OK, OK, OK, _H, OK),
+    "Join": (*["InvalidProof"] * 6, _H, "InvalidProof"),
     "Withdraw": ("InvalidWithdraw",) * 8,
     "WarmupWitness": (_H, _P, *["InvalidWitness"] * 3, _P, _H, _H),
     "Witness": (_H, _P, _P, "InvalidWitness", "InvalidWitness", _P, _H, _H),
     "HealthCheck": (_H, _P, _P, *["InvalidHealthCheck"] * 3, _H, _H),
     "Equivocation": (_H, _P, _P, *["InvalidEvidence"] * 3, _H, _H),
+    "EpochDigest": (_P, "InvalidWitness", _P, _P, _P, *["InvalidWitness"] * 3),
     "Checkpoint": (_P, "InvalidCheckpoint", _P, _P, _P, *["InvalidCheckpoint"] * 3),
 }
 """The same commands from somebody who never joined."""

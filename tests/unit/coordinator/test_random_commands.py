@@ -108,14 +108,14 @@ def machine(play: Any, members: Any, joins: Any, **config: Any) -> type[RuleBase
                     self.send(self.run.ready(slot))
 
         @precondition(lambda self: len(self.run.state.healthy_slots) < len(self.slots))
-        @rule(choice=st.integers(0, 6), joins=st.sampled_from([True, True, False]))
-        def come_back(self, choice: int, joins: bool) -> None:
+        @rule(choice=st.integers(0, 6), first=st.sampled_from([True, True, False]))
+        def come_back(self, choice: int, first: bool) -> None:
             """A client that left joins again (or forgets to) and says that it is ready."""
             left = sorted(set(self.slots) - set(self.run.state.healthy_slots))
             slot = left[choice % len(left)]
             client = self.run.state.epoch.clients[slot]
             pending = client.id in self.run.state.pending
-            if joins:
+            if first:
                 pending = self.send(joins(client.id)) is None or pending
             refusal = self.send(self.run.ready(slot))
             if self.playing and client.state in (ClientState.Dropped, ClientState.Withdrawn):
