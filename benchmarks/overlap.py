@@ -48,7 +48,6 @@ from psyche_core.coordinator.commands import Command
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.interfaces.data import Samples
 from psyche_core.run_config import parse_run_file
-from psyche_core.types import NodeIdentity
 from psyche_core.wire.manifest import Manifest, Piece, Table, parameter_table
 from psyche_core.wire.message_log import LogEntry
 from psyche_core.wire.signing import SecretKey
@@ -151,8 +150,8 @@ class ShapedTransport(MemoryTransport):
 class FarBackend(MemoryBackend):
     """A connection on which everything takes so many seconds one way."""
 
-    def __init__(self, coordinator: MemoryCoordinator, identity: NodeIdentity, *, one_way: float) -> None:
-        super().__init__(coordinator, identity)
+    def __init__(self, coordinator: MemoryCoordinator, key: SecretKey, *, one_way: float) -> None:
+        super().__init__(coordinator, key)
         self._one_way = one_way
 
     async def next_state(self) -> StateUpdate:
@@ -240,7 +239,7 @@ class WaitingTrainer:
 async def play(given: argparse.Namespace, *, to_coordinator: float) -> dict[str, float]:
     """One run; see the module. to_coordinator: seconds one way."""
     run = parse_run_file(RUN.format(clients=given.clients, steps=given.rounds), source="benchmarks.overlap")
-    coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model))
+    coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model, instance=bytes(32)))
     network = MemoryNetwork()
     trainers = [WaitingTrainer(given.train_seconds, round(given.payload_mb * 1e6)) for _ in range(given.clients)]
     transports: list[ShapedTransport] = []
@@ -253,7 +252,7 @@ async def play(given: argparse.Namespace, *, to_coordinator: float) -> dict[str,
 
         speed, one_way = given.megabits * 1e6 / 8, given.rtt_ms / 2000
         async with (
-            FarBackend(coordinator, NodeIdentity(key.public, key.public), one_way=to_coordinator) as backend,
+            FarBackend(coordinator, key, one_way=to_coordinator) as backend,
             ShapedTransport(network, key.public, bytes_per_second=speed, one_way=one_way) as transport,
             DummyData(sequence_length=16) as data,
         ):

@@ -109,7 +109,7 @@ def first_state(clients: int) -> CoordinatorState:
         "global_batch_size_start": 4 * clients,
         "global_batch_size_end": 4 * clients,
     }
-    return new_state("benchmark", small.config.model_copy(update=changes), small.model, now=small.since)
+    return new_state("benchmark", small.config.model_copy(update=changes), small.model, now=small.since, instance=small.instance)
 
 
 async def serve(clients: int, folder: Path) -> None:

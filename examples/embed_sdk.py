@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -27,7 +28,6 @@ from psyche_core.hookspecs import DataContext
 from psyche_core.plugins import PluginRegistry, validate_settings
 from psyche_core.run_config import parse_run_file
 from psyche_core.training.build import Compute, build_trainer
-from psyche_core.types import NodeIdentity
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -91,14 +91,13 @@ async def train(*, steps: int = 20, clients: int = 3, optimizer: str = "AdamW") 
     """Run to the end; every event of every client, by client."""
     run = parse_run_file(RUN.format(steps=steps, clients=clients, optimizer=OPTIMIZERS[optimizer]), source="embed_sdk.py")
     registry = await anyio.to_thread.run_sync(PluginRegistry.discover)
-    coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model))
+    coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model, instance=secrets.token_bytes(32)))
     network = MemoryNetwork()
     events: dict[str, list[Event]] = {}
 
     async def member(folder: Path) -> None:
         key = SecretKey.generate()
-        identity = NodeIdentity(key.public, key.public)
-        own = events[identity.short] = []
+        own = events[key.public[:4].hex()] = []
         registration = await anyio.to_thread.run_sync(lambda: registry.load("data", run.model.LLM.data_location.name))
         settings = validate_settings(registration, run.model.LLM.data_location.settings, where="data_location")
         data = registration.create(DataContext(settings=settings, sequence_length=32, base=folder))
@@ -119,7 +118,7 @@ async def train(*, steps: int = 20, clients: int = 3, optimizer: str = "AdamW") 
             return await anyio.to_thread.run_sync(trainer)
 
         async with (
-            coordinator.backend(identity) as backend,
+            coordinator.backend(key) as backend,
             MemoryTransport(network, key.public) as transport,
             data,
         ):

@@ -265,8 +265,10 @@ class CoordinatorConfig(Table):
     """`[config]`. Times in seconds, batch sizes in samples (sequences) per round, `*_tokens` in tokens.
 
     witness_nodes 0 elects everybody (at most 32). rounds_per_epoch: our addition; the epoch ends after that many trained rounds
-    or at epoch_time, whichever is first; 0 means only epoch_time. checkpointers: our addition; the keys (of signers, as 64
-    lower-case hex digits, at most 16) that may say where the model is stored, members or not; with none, each epoch elects one.
+    or at epoch_time, whichever is first; 0 means only epoch_time. restart_from_checkpoint: our addition; where no member holds a
+    model to go on with, the run goes back to the stored checkpoint by itself instead of waiting for its owner. checkpointers: our
+    addition; the keys (of signers, as 64 lower-case hex digits, at most 16) that may say where the model is stored, members or
+    not; with none, each epoch elects one.
     """
 
     warmup_time: U64
@@ -284,6 +286,7 @@ class CoordinatorConfig(Table):
     verification_percent: U8
     waiting_for_members_extra_time: U8
     rounds_per_epoch: U32 = 0
+    restart_from_checkpoint: bool = False
     checkpointers: Checkpointers = ()
 
 

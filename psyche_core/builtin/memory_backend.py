@@ -21,6 +21,8 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused, CoordinatorError
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.messages import sign_join
+from psyche_core.wire.signing import SecretKey
 
 MAX_ADDRESS_BYTES = 1024
 
@@ -70,18 +72,18 @@ class MemoryCoordinator:
         """What the backends see now."""
         return self._version
 
-    def backend(self, identity: NodeIdentity) -> MemoryBackend:
-        """A new connection of a client."""
-        return MemoryBackend(self, identity)
+    def backend(self, key: SecretKey) -> MemoryBackend:
+        """A new connection of the client with this key, which is both halves of its identity."""
+        return MemoryBackend(self, key)
 
     def submit(self, command: Command) -> None:
         """Apply a command, the owner's included, and let the coordinator look at the clock. Raises CoordinatorError."""
         self._apply(command)
         self.tick()
 
-    def join(self, identity: NodeIdentity, address: bytes) -> None:
-        """A client joins with its transport address. Raises CoordinatorError."""
-        self._apply(Join(identity))
+    def join(self, identity: NodeIdentity, address: bytes, *, proof: bytes) -> None:
+        """A client joins with its transport address and its transport key's proof. Raises CoordinatorError."""
+        self._apply(Join(identity, proof))
         if self._addresses.get(identity.signer) != address:
             self._addresses[identity.signer] = address
             self._publish()
@@ -121,9 +123,10 @@ class MemoryCoordinator:
 class MemoryBackend(Backend):
     """A client's connection to a `MemoryCoordinator`."""
 
-    def __init__(self, coordinator: MemoryCoordinator, identity: NodeIdentity) -> None:
+    def __init__(self, coordinator: MemoryCoordinator, key: SecretKey) -> None:
         self._coordinator = coordinator
-        self._identity = identity
+        self._key = key
+        self._identity = NodeIdentity(key.public, key.public)
         self._seen = -1
         self._closed = anyio.Event()
 
@@ -138,7 +141,8 @@ class MemoryBackend(Backend):
             message = f"a transport address has at most {MAX_ADDRESS_BYTES} bytes, got {len(address)}"
             raise ValueError(message)
 
-        await self._call(lambda: self._coordinator.join(self._identity, address), timeout)
+        proof = sign_join(self._key, self._coordinator.state.instance, self._identity.signer)
+        await self._call(lambda: self._coordinator.join(self._identity, address, proof=proof), timeout)
 
     async def next_state(self) -> StateUpdate:
         """The newest state not yet returned. Raises BackendClosed."""

@@ -7,6 +7,7 @@ program ends when the run is finished and everybody was told. Imports no torch.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import signal
 import sys
 import time
@@ -56,6 +57,7 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
         files.run.model,
         progress=Progress(progress.epoch, progress.step, progress.epoch_start_data_index),
         now=int(time.time()),
+        instance=secrets.token_bytes(32),
     )
     context = ServerContext(
         state=state,

@@ -255,6 +255,7 @@ def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str]
         own=settings.checkpoint_dir,
         at_most=start.state.progress.step - 1,
         fresh=start.fresh,
+        from_checkpoint=True,  # every member takes the stored model, where there is one
         tell=tell,
     )
 

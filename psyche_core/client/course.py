@@ -22,12 +22,18 @@ from psyche_core.types import ClientState, RunState
 KEPT_ROUNDS = 4
 """Rounds whose messages and payloads are kept for laggards (F11)."""
 
+_ANOTHER_RUN = "the coordinator hosts another run under this run's name now; start the client again to join that one"
 _EJECTED = "the coordinator ejected this client: it was proven to have signed two results for one share"
 
 
 def see_state(me: Standing, state: CoordinatorState) -> None:
     """Take in a newer state."""
     previous, me.state = me.state, state
+    me.results.instance = state.instance
+    if previous is not None and previous.instance != state.instance:
+        me.stop(_ANOTHER_RUN, success=False)
+        return
+
     if previous is None or previous.epoch.clients is not state.epoch.clients:
         me.healthy = frozenset(state.healthy_slots)
         members = tuple(client.id for client in state.epoch.clients if client.state is not ClientState.Ejected)
@@ -147,6 +153,8 @@ def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> Non
 
 def _open_round(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
     height = record.height
+    record.opened_at = me.now
+    notes.round_over(height - 1, me.healthy)
     notes.records[height] = record
     notes.newest = height
     me.pace.round_opened(notes.tag(height), now=me.now)

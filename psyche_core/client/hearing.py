@@ -28,7 +28,7 @@ def hear(me: Standing, origin: bytes, message: Message) -> None:
 
     match message:
         case Finished():
-            notes.records[message.height].finished.add(slot)
+            notes.records[message.height].finished.setdefault(slot, me.now)
         case Result():
             me.do(*me.results.announced(notes, slot=slot, result=message, now=me.now))
         case ModelDigest():

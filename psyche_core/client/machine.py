@@ -45,7 +45,7 @@ class ClientMachine:
         verify: Verify | None = None,
         can_store: bool = False,
     ) -> None:
-        desk = ResultDesk(identity, run_id, verify=verify)
+        desk = ResultDesk(identity, verify=verify)
         self._me = Standing(identity, run_id, patience or Patience(), desk, can_store=can_store)
         self._sign = sign
 
@@ -173,7 +173,7 @@ def _speak_in_round(me: Standing, state: CoordinatorState) -> None:
 
 
 def _say_in_round(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
-    for action in speech.in_round(me.identity, state, notes, me.figures, healthy=me.healthy):
+    for action in speech.in_round(me.identity, state, notes, me.figures, healthy=me.healthy, now=me.now):
         me.do(action)
         if isinstance(action, ev.Broadcast) and isinstance(action.message, Finished):
             me.pace.said_finished(action.tag, now=me.now)

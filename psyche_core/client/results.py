@@ -23,23 +23,28 @@ Verify = Callable[[Result, bytes], bool]
 
 
 class ResultDesk:
-    """One client's dealings with results. max_payload_bytes: None until our model is open, and nothing is fetched before."""
+    """One client's dealings with results.
 
-    def __init__(self, identity: NodeIdentity, run_id: str, *, verify: Verify | None) -> None:
+    instance: of the run, known from its first state. max_payload_bytes: None until our model is open, and nothing is fetched
+    before.
+    """
+
+    def __init__(self, identity: NodeIdentity, *, verify: Verify | None) -> None:
+        self.instance = bytes(32)
         self.max_payload_bytes: int | None = None
         self._identity = identity
-        self._run_id = run_id
         self._verify = verify or self._signed
 
     def _signed(self, result: Result, p2p: bytes) -> bool:
-        return commitment_is_signed(result, run_id=self._run_id, p2p=p2p)
+        return commitment_is_signed(result, run=self.instance, p2p=p2p)
 
     def commitment(self, record: RoundRecord, *, share: Share, trainer: bytes, payload_hash: bytes) -> bytes:
         """The commitment of a share's result. trainer: the signer half of its identity."""
         return commitment_hash(
-            self._run_id,
+            self.instance,
             epoch=record.epoch,
             step=record.round.step,
+            seed=record.round.seed,
             share=share,
             trainer=trainer,
             payload_hash=payload_hash,

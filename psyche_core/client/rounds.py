@@ -7,6 +7,7 @@ applied: that is the coordinator's statements' business (`verdict`), evaluated t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,6 +22,9 @@ MAX_CANDIDATES = MAX_WITNESSES + 1
 """Results kept of one slot: a trainer can give each witness another one, and all must be known to see that none is agreed on."""
 
 NO_DIGEST = bytes(32)
+
+MIN_GRACE = 0.1
+"""Seconds that a trainer may take longer than most others, however short the round."""
 
 
 @dataclass(slots=True)
@@ -41,10 +45,10 @@ class RoundRecord:
     """Mutable notes of one round of the epoch being played.
 
     candidates: results by slot and commitment; announced: commitments by payload hash and slot; verified: commitment by slot of
-    the first payload that arrived and fits. evidence: by slot of who signed two results. settled_by: the state in which
-    everything about the round has been said; lost: we missed it. all_said: nothing is left for us to say in this round.
-    nearly_done: our training is expected to end by the time the next round can begin. digest: of our masters during the round,
-    taken once its applies are done.
+    the first payload that arrived and fits. finished: slots that said Finished, with when we heard it; opened_at: when we first
+    saw the round. evidence: by slot of who signed two results. settled_by: the state in which everything about the round has been
+    said; lost: we missed it. all_said: nothing is left for us to say in this round. nearly_done: our training is expected to end
+    by the time the next round can begin. digest: of our masters during the round, taken once its applies are done.
     """
 
     epoch: int
@@ -55,7 +59,8 @@ class RoundRecord:
     candidates: dict[int, dict[bytes, Result]] = field(default_factory=dict)
     announced: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
     verified: dict[int, bytes] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)
+    finished: dict[int, float] = field(default_factory=dict)
+    opened_at: float = 0.0
     own_started: bool = False
     own_done: bool = False
     nearly_done: bool = False
@@ -123,6 +128,20 @@ class RoundRecord:
     def unfinished(self, healthy: frozenset[int]) -> frozenset[int]:
         """Still healthy trainers of the round that have not said Finished."""
         return healthy.intersection(self.trainers).difference(self.finished)
+
+    def late(self) -> frozenset[int]:
+        """Trainers that said Finished much later than most others, or not at all, by now; none while most have not said it.
+
+        Most: two thirds. Much later: a quarter of the time that those took, at least MIN_GRACE seconds (protocol F16).
+        """
+        most = witness.quorum(len(self.trainers))
+        times = sorted(self.finished[slot] for slot in self.trainers if slot in self.finished)
+        if len(times) < most:
+            return frozenset()
+
+        taken = times[most - 1] - self.opened_at
+        limit = times[most - 1] + max(taken / 4, MIN_GRACE)
+        return frozenset(slot for slot in self.trainers if self.finished.get(slot, math.inf) > limit)
 
     def all_finished(self, healthy: frozenset[int]) -> bool:
         """Whether every still healthy trainer of the round said Finished."""

@@ -86,7 +86,7 @@ class ClientRuntime:
         self._machine = ClientMachine(
             backend.identity,
             run_id,
-            sign=lambda commitment: sign_commitment(key, run_id, commitment),
+            sign=lambda commitment: sign_commitment(key, self.state.instance, commitment),
             patience=patience,
             can_store=store is not None,
         )
@@ -188,7 +188,7 @@ class ClientRuntime:
         while True:
             incoming = await self._transport.receive()
             try:
-                origin, message = unseal(incoming.message, run_id=self._run_id)
+                origin, message = unseal(incoming.message, run=self.state.instance)  # no peers, and no messages, before a state
             except WireError as error:
                 logger.warning("a message handed over by %s was refused: %s", incoming.via[:4].hex(), error)
                 continue
@@ -233,7 +233,7 @@ class ClientRuntime:
                     self._members = action.members
                     await self._set_peers()
                 case ev.Broadcast():
-                    await self._transport.broadcast(seal(self._key, self._run_id, action.message), tag=action.tag)
+                    await self._transport.broadcast(seal(self._key, self.state.instance, action.message), tag=action.tag)
                 case ev.FetchPayload():
                     tasks.start_soon(self._fetch, action)
                 case ev.Expire():

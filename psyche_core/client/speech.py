@@ -69,7 +69,13 @@ def coming_back(
 
 
 def in_round(
-    identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, figures: Figures, *, healthy: frozenset[int]
+    identity: NodeIdentity,
+    state: CoordinatorState,
+    notes: EpochNotes,
+    figures: Figures,
+    *,
+    healthy: frozenset[int],
+    now: float,
 ) -> list[Action]:
     """Everything that is due in the current round. healthy: the slots healthy in `state`."""
     current = state.current_round
@@ -79,13 +85,14 @@ def in_round(
 
     said: list[Action] = []
     before = notes.records.get(record.height - 1)
+    waited_for = notes.waited_for(healthy)
     trained = record.own_done or record.nearly_done or notes.slot not in record.shares
-    if not record.finished_sent and trained and record.digest != NO_DIGEST and (before is None or before.holds_all(healthy)):
+    if not record.finished_sent and trained and record.digest != NO_DIGEST and (before is None or before.holds_all(waited_for)):
         record.finished_sent = True
-        record.finished.add(notes.slot)
+        record.finished.setdefault(notes.slot, now)
         said.append(Broadcast(Finished(notes.number, record.height), notes.tag(record.height)))
 
-    if not record.statement_sent and notes.slot in record.witnesses and _due(state, notes, record, healthy=healthy):
+    if not record.statement_sent and notes.slot in record.witnesses and _due(state, record, waited_for=waited_for):
         record.statement_sent = True
         statement = statement_about(before, playing=record, index=notes.slot)
         metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, figures.bytes_per_second, figures.loss)
@@ -99,29 +106,12 @@ def in_round(
     return said
 
 
-def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> bool:
-    """Whether a witness speaks now: everybody is done, or time is up."""
+def _due(state: CoordinatorState, record: RoundRecord, *, waited_for: frozenset[int]) -> bool:
+    """Whether a witness speaks now: everybody it waits for is done, or time is up."""
     if state.run_state is RunState.RoundWitness:
         return True
 
-    return record.finished_sent and _complete(notes, record, healthy=healthy)
-
-
-def _complete(notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> bool:
-    """Whether every healthy trainer said Finished, but for those that have not said it of the last two rounds to this day.
-
-    A slow member says it late and is waited for; one that never says it would stall every round without being unhealthy.
-    """
-    waiting = record.unfinished(healthy)
-    if not waiting:
-        return True
-
-    last, before = notes.records.get(record.height - 1), notes.records.get(record.height - 2)
-    if last is None or before is None:
-        return False
-
-    silent = set(last.trainers).intersection(before.trainers) - last.finished - before.finished
-    return waiting <= silent
+    return record.finished_sent and record.all_finished(waited_for)
 
 
 def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> list[Action]:

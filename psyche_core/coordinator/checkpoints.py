@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from psyche_core.coordinator.commands import Checkpoint
+from psyche_core.coordinator.commands import Checkpoint, Outcome
 from psyche_core.coordinator.committee import drawn_order
-from psyche_core.coordinator.rounds import Outcome, active_round
+from psyche_core.coordinator.history import present_end
+from psyche_core.coordinator.rounds import active_round
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import CHECKPOINTS, Choice, ModelConfig
@@ -108,7 +109,8 @@ def checkpoint(state: CoordinatorState, command: Checkpoint) -> Outcome:
     if name is None:
         raise CoordinatorError("InvalidCheckpoint", f"{location.name} cannot follow the checkpoint kind {present}")
 
-    return replace(state, model=_with_checkpoint(state.model, Choice(name, location.settings))), ()
+    model = _with_checkpoint(state.model, Choice(name, location.settings))
+    return replace(state, model=model, stored=present_end(state)), ()
 
 
 def _ceded(state: CoordinatorState, sender: NodeIdentity) -> CoordinatorState:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psyche_core.coordinator.state import Progress
+from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
 
@@ -20,9 +20,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Ask to be a member of the next epochs."""
+    """Ask to be a member of the next epochs.
+
+    proof: signature (64 bytes) of the sender's p2p key over the run's instance and the sender's signer, see
+    `psyche_core.wire.messages.sign_join`: nobody can join with a transport key it does not have.
+    """
 
     sender: NodeIdentity
+    proof: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,10 @@ class Withdraw:
 class WarmupWitness:
     """`sender` has the model and is ready. index: its own slot. model_digest: full digest of the loaded model, 32 bytes.
 
-    In warmup it counts towards the start of the first round. While rounds are played it brings a dropped or withdrawn slot whose
-    client joined again back to health (protocol section 5): it takes part from the next round on.
+    In warmup it counts towards the start of the first round. A digest of zeros, or that of an earlier signed epoch end, says
+    there that the sender cannot get the model the epoch starts with, and what it holds instead (F18). While rounds are played it
+    brings a dropped or withdrawn slot whose client joined again back to health (protocol section 5): it takes part from the next
+    round on.
     """
 
     sender: NodeIdentity
@@ -61,6 +68,19 @@ class HealthCheck:
 
     sender: NodeIdentity
     slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochDigest:
+    """The sender's masters after the last apply of `epoch` have this full digest (32 bytes). index: its own slot.
+
+    A quorum of the healthy members signs the epoch's end with it (F18).
+    """
+
+    sender: NodeIdentity
+    epoch: int
+    index: int
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +127,26 @@ class SetFutureEpochRates:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """The run's owner paid a signer (32 bytes) all it had earned: its balance is freed."""
+
+    signer: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """The run's owner pauses the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The run's owner resumes (or first starts) the run."""
+    """The run's owner resumes (or first starts) the run.
+
+    from_checkpoint: where no member holds a model to go on with (`CoordinatorState.model_lost`), the owner's word that the run
+    goes back to the stored checkpoint; what was trained since is trained again.
+    """
+
+    from_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +170,13 @@ Command = (
     | Witness
     | HealthCheck
     | Equivocation
+    | EpochDigest
     | Checkpoint
     | Pause
     | Resume
     | UpdateConfig
     | SetFutureEpochRates
+    | Settle
 )
 
 
@@ -226,6 +261,42 @@ class EpochEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class StatementVoided:
+    """A witness claimed results of slots that had no share; its statement does not count, its duty counts as missed."""
+
+    epoch: int
+    height: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSigned:
+    """A quorum said that it holds these masters after an epoch's end. step: the last one applied. digest: 32 bytes."""
+
+    step: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """No member holds the model after `from_step`: the run goes on after `to_step`, and trains what came between again.
+
+    from_checkpoint: with the model of the stored checkpoint, otherwise with one that members hold.
+    """
+
+    from_step: int
+    to_step: int
+    from_checkpoint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLost:
+    """No member holds the model after `step`, nor that of any signed epoch end. The run is paused until its owner decides."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     """total_steps were trained and the last cooldown is over."""
 
@@ -242,5 +313,12 @@ Event = (
     | CooldownStarted
     | RewardsShared
     | EpochEnded
+    | StatementVoided
+    | EpochSigned
+    | WentBack
+    | ModelLost
     | RunFinished
 )
+
+Outcome = tuple[CoordinatorState, tuple[Event, ...]]
+"""A new state and what happened on the way to it."""

@@ -1,8 +1,6 @@
-"""Epochs: waiting for members, warmup, cooldown.
+"""Epochs: waiting for members and cooldown; the time between them is in `warmup` and `rounds`.
 
-Decided: the extra waiting time runs from reaching the minimum (F13); at the warmup's time-out who is not ready is dropped, before
-the count and before the first round (F10), and may come back like any dropped slot; an epoch given up in warmup pays nobody and
-uses no step; a finished run is finished even when a pause was asked for.
+The extra waiting time runs from reaching the minimum (F13). A finished run is finished even when a pause was asked for.
 """
 
 from __future__ import annotations
@@ -10,35 +8,41 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.checkpoints import loaded_from_hub, loaded_from_peers
-from psyche_core.coordinator.commands import EpochEnded, EpochStarted, Event, RunFinished
-from psyche_core.coordinator.members import exited
+from psyche_core.coordinator.commands import EpochEnded, EpochStarted, Event, Outcome, RunFinished
+from psyche_core.coordinator.phases import due, entered, wait_for_members
 from psyche_core.coordinator.rewards import rewards_shared
-from psyche_core.coordinator.rounds import Outcome, due, entered, start_round
-from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Progress
+from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, EpochEnd, Progress
 from psyche_core.run_config import CoordinatorConfig, ModelConfig
-from psyche_core.types import MAX_CLIENTS, ClientState, RunState
+from psyche_core.types import MAX_CLIENTS, RunState
 
 
 def new_state(
-    run_id: str, config: CoordinatorConfig, model: ModelConfig, progress: Progress | None = None, now: int = 0
+    run_id: str,
+    config: CoordinatorConfig,
+    model: ModelConfig,
+    progress: Progress | None = None,
+    now: int = 0,
+    *,
+    instance: bytes,
 ) -> CoordinatorState:
-    """A run that waits for its first members.
+    """A run that waits for its first members and begins with the stored checkpoint's model.
 
-    progress: where an earlier run stopped, None for the start. now: unix seconds. Configuration is taken as checked.
+    progress: where an earlier run stopped, None for the start. now: unix seconds. instance: 32 bytes that no other run has, for
+    instance random ones. Configuration is taken as checked. Raises ValueError for an instance of another length.
     """
-    state = CoordinatorState(run_id=run_id, config=config, model=model, progress=progress or Progress())
+    if len(instance) != 32:
+        message = f"a run's instance has 32 bytes, got {len(instance)}"
+        raise ValueError(message)
+
+    progress = progress or Progress()
+    stored = EpochEnd(step=progress.step - 1, data_index=progress.data_index)
+    state = CoordinatorState(run_id=run_id, config=config, model=model, instance=instance, progress=progress, stored=stored)
     return wait_for_members(state, now)
 
 
 def finished(state: CoordinatorState) -> bool:
     """Whether every step of the run has been trained."""
     return state.progress.step > state.config.total_steps
-
-
-def wait_for_members(state: CoordinatorState, now: int) -> CoordinatorState:
-    """Enter WaitingForMembers; with enough members already there, the extra time starts now (F13)."""
-    enough = len(state.pending) >= state.config.init_min_clients
-    return replace(entered(state, RunState.WaitingForMembers, now), minimum_since=now if enough else None)
 
 
 def tick_waiting(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
@@ -50,7 +54,7 @@ def tick_waiting(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     clients = tuple(Client(id=member) for member in state.pending[:MAX_CLIENTS])
     old = state.epoch
     stayed = {old.clients[slot].id.signer for slot in state.healthy_slots} & {client.id.signer for client in clients}
-    model = state.model if stayed else loaded_from_hub(state.model)
+    model = state.model if stayed and not state.from_checkpoint else loaded_from_hub(state.model)
     epoch = Epoch(
         clients=clients,
         start_step=state.progress.step,
@@ -63,24 +67,6 @@ def tick_waiting(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     )
     state = replace(entered(state, RunState.Warmup, now), model=model, epoch=epoch)
     return state, (EpochStarted(epoch=state.progress.epoch, clients=len(clients)),)
-
-
-def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
-    """Give the epoch up when too few are left; start the first round when all those left are ready or time is up."""
-    events: tuple[Event, ...] = ()
-    timed_out = due(state.since, now, state.config.warmup_time)
-    if timed_out:
-        late = set(state.healthy_slots) - set(state.epoch.ready)
-        state, events = exited(state, late, ClientState.Dropped, now)
-
-    healthy = state.healthy_slots
-    if len(healthy) < state.config.min_clients:
-        return wait_for_members(state, now), (*events, EpochEnded(epoch=state.progress.epoch, success=False))
-    if timed_out or set(healthy) <= set(state.epoch.ready):
-        state, started = start_round(state, now, seed=seed)
-        return state, (*events, *started)
-
-    return state, ()
 
 
 def tick_cooldown(state: CoordinatorState, now: int) -> Outcome:
@@ -97,6 +83,7 @@ def tick_cooldown(state: CoordinatorState, now: int) -> Outcome:
         progress=replace(state.progress, epoch=state.progress.epoch + 1),
         epoch=replace(state.epoch, cold_start=pausing),
         pending_pause=False,
+        from_checkpoint=state.from_checkpoint and state.progress.step == state.epoch.start_step,
     )
     if finished(state):
         return finish_run(state, now, events=events)

@@ -17,10 +17,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.commands import ClientsExited, Equivocation, ShareVoided, SignedResult
-from psyche_core.coordinator.members import with_pending
+from psyche_core.coordinator.commands import ClientsExited, Equivocation, Outcome, ShareVoided, SignedResult
+from psyche_core.coordinator.exits import with_pending
 from psyche_core.coordinator.requeue import added
-from psyche_core.coordinator.rounds import Outcome
 from psyche_core.coordinator.state import Client, CoordinatorState, Round
 from psyche_core.coordinator.witness import accepted_slots, judge
 from psyche_core.errors import CoordinatorError
@@ -108,9 +107,10 @@ def _commitments(state: CoordinatorState, command: Equivocation, judged: Round) 
 
     def commitment(result: SignedResult) -> bytes:
         return commitment_hash(
-            state.run_id,
+            state.instance,
             epoch=command.epoch,
             step=judged.step,
+            seed=judged.seed,
             share=shares(state, judged)[command.index],
             trainer=state.epoch.clients[command.index].id.signer,
             payload_hash=result.payload_hash,
@@ -141,7 +141,7 @@ def _problem(state: CoordinatorState, command: Equivocation, judged: Round) -> s
 
     commitments = _commitments(state, command, judged)
     for name, result, commitment in zip(("first", "second"), results, commitments, strict=True):
-        if not is_commitment_of(accused.id.p2p, commitment, result.signature, run_id=state.run_id):
+        if not is_commitment_of(accused.id.p2p, commitment, result.signature, run=state.instance):
             return f"the {name} result is not signed by slot {command.index} for its share of round {command.height}"
 
     return None

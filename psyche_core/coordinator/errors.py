@@ -21,12 +21,18 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "ClientsFull": "as many members are pending as an epoch can hold",
         "AccountsFull": "the run holds as many balances as it can, and the sender could not be paid",
         "InvalidEvidence": "the report does not prove that a slot signed two results for a share, or is from no healthy member",
+        "InvalidProof": "the transport key of who joins did not sign that it belongs to it in this run",
+        "TransportKeyTaken": "another member has the transport key of who joins",
         "RejoinsExhausted": "the slot has come back as often as it may in one epoch; its client takes part in the next",
         "UpdateConfigFinished": "a finished run keeps its configuration",
         "UpdateConfigNotHalted": "configuration changes only while the run is halted",
         "ConfigSanityCheckFailed": "the coordinator's configuration breaks a rule, or a rate is out of range",
         "ModelSanityCheckFailed": "the model's configuration breaks a rule",
         "ProgressSanityCheckFailed": "the step, the first sample or the epoch from which the run is to go on is out of range",
+        "InvalidSettlement": "the signer has no balance, or is in the epoch or pending and may still earn or be slashed",
+        "InvalidProof": "the transport key that a member joins with did not sign for it in this run",
+        "TransportKeyTaken": "another member has the transport key that a member joins with",
+        "NothingDue": "a tick came before anything was due; only a chain refuses that, where ticks cost a fee",
     }
 )
 """Each name with what it means, in one line."""

@@ -77,6 +77,7 @@ def _check(state: CoordinatorState) -> None:
     _check_signers([client.id for client in epoch.clients], "epoch", "clients")
     _check_slots(epoch.ready, len(epoch.clients), "epoch", "ready")
     _check_slots(epoch.ceded, len(epoch.clients), "epoch", "ceded")
+    _check_slots(epoch.lacking, len(epoch.clients), "epoch", "lacking")
     for place, (earlier, later) in enumerate(pairwise(epoch.rounds), start=1):
         if later.height != earlier.height + 1:
             text = f"expected consecutive heights, got {later.height} after {earlier.height}"
@@ -87,6 +88,13 @@ def _check(state: CoordinatorState) -> None:
     _check_signers(state.pending, "pending")
     _check_intervals(state.requeue, "requeue")
     expect_order((account.signer for account in state.accounts), "signers in ascending order", "accounts")
+    _check_intervals(state.stored.queue, "stored", "queue")
+    for place, end in enumerate(state.ends):
+        _check_intervals(end.queue, "ends", place, "queue")
+    expect_order((end.step for end in state.ends), "ends in ascending order of their steps", "ends")
+    signers = [entry.signer for entry in state.unready]
+    if len(signers) != len(set(signers)):
+        raise FieldError("expected each signer once", "unready")
 
 
 def _check_round(stored: Round, clients: int, *path: str | int) -> None:

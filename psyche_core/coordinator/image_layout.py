@@ -32,15 +32,20 @@ from psyche_core.coordinator.image_records import Blob, List, Optional, Record
 from psyche_core.coordinator.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
+    MAX_END_INTERVALS,
+    MAX_ENDS,
+    MAX_UNREADY,
     STORED_ROUNDS,
     Account,
     Client,
     CoordinatorState,
     EndReason,
     Epoch,
+    EpochEnd,
     EpochRates,
     Progress,
     Round,
+    Unready,
 )
 from psyche_core.coordinator.witness import BLOOM_BYTES
 from psyche_core.errors import ConfigError, WireError
@@ -51,7 +56,7 @@ from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, 
 from psyche_core.wire import codec
 
 MAGIC = b"PsycheSt"
-VERSION = 2
+VERSION = 3
 
 CHECKPOINT_KINDS = ("Ephemeral", "Dummy", "Hub", "P2P", "Gcs", "P2PGcs")
 """Kinds of checkpoints in the order of their numbers, which are the reference's."""
@@ -129,7 +134,8 @@ _CONFIG_FIELDS: Fields = [
     ("global_batch_size_end", U16, "samples of a round"),
     ("verification_percent", U8, "per cent"),
     ("waiting_for_members_extra_time", U8, "seconds"),
-    _padding(4),
+    ("restart_from_checkpoint", FLAG, "1 to go back to the stored checkpoint where no member holds a model"),
+    _padding(3),
     ("checkpointers", List(Hex(32), MAX_CHECKPOINTERS), "signers that may say where the model is; none: the epoch elects one"),
 ]
 
@@ -235,7 +241,9 @@ CLIENT = Record(
         ("accepted_rounds", U32, "in this epoch"),
         ("state", CLIENT_STATE, "health"),
         ("rejoins", U8, "how often it came back in this epoch"),
-        _padding(2),
+        ("missed", U8, "duties as a witness missed in this epoch"),
+        _padding(1),
+        ("end_digest", Bytes(32), "full digest of its masters at this epoch's end, zero before it said so"),
     ],
 )
 
@@ -284,6 +292,9 @@ EPOCH = Record(
         _padding(5),
         ("ready", Bitmap(MAX_CLIENTS), "slots whose warmup witness arrived"),
         ("ceded", Bitmap(MAX_CLIENTS), "slots that were to store the model and cannot"),
+        ("lacking", Bitmap(MAX_CLIENTS), "slots that cannot get the model the epoch starts with"),
+        ("held_step", U64, "step of the newest epoch end that one of them holds, 0 for none"),
+        ("ready_since", Optional(U64), "unix second at which init_min_clients slots were ready"),
         ("clients", List(CLIENT, MAX_CLIENTS), "slot by slot, each signer once"),
         ("rounds", List(ROUND, STORED_ROUNDS), "last ones, oldest first, with consecutive heights"),
     ],
@@ -295,8 +306,27 @@ ACCOUNT = Record(
     [("signer", Bytes(32), "Ed25519 public key"), ("earned", U64, "points"), ("slashed", U64, "points")],
 )
 
+END = Record(
+    "EpochEnd",
+    EpochEnd,
+    [
+        ("step", U64, "the last one applied"),
+        ("data_index", U64, "first sample never assigned by then"),
+        ("digest", Bytes(32), "full digest of the masters, zero where nobody signed it"),
+        ("lost", U64, "samples given up by then"),
+        ("queue", List(INTERVAL, MAX_END_INTERVALS), "samples that waited to be assigned again, ascending, disjoint"),
+    ],
+)
+
+UNREADY = Record(
+    "Unready",
+    Unready,
+    [("signer", Bytes(32), "Ed25519 public key"), ("times", U32, "warmups in a row, at most 255")],
+)
+
 _STATE_FIELDS: Fields = [
     ("run_id", Text(MAX_RUN_ID_BYTES), "not empty"),
+    ("instance", Bytes(32), "new for every run; on a chain the address of the state's account"),
     ("since", U64, "unix second at which run_state was entered"),
     ("minimum_since", Optional(U64), "unix second at which pending last reached init_min_clients"),
     ("lost_samples", U64, "dropped from a full queue, over the run"),
@@ -304,13 +334,18 @@ _STATE_FIELDS: Fields = [
     ("future_rates", RATES, "of the next epoch"),
     ("run_state", RUN_STATE, "phase"),
     ("pending_pause", FLAG, "1 when a pause was asked for"),
-    _padding(6),
+    ("from_checkpoint", FLAG, "1 while an epoch begins with the stored checkpoint's model"),
+    ("model_lost", FLAG, "1 while the run waits for its owner because no member holds a model"),
+    ("generation", U32, "how often the run went back"),
     ("config", CONFIG, ""),
     ("model", MODEL, ""),
     ("epoch", EPOCH, ""),
     ("pending", List(IDENTITY, MAX_CLIENTS), "members in order of arrival, each signer once"),
     ("requeue", List(INTERVAL, MAX_INTERVALS), "samples to assign again, ascending, disjoint"),
     ("accounts", List(ACCOUNT, MAX_ACCOUNTS), "ascending by signer"),
+    ("stored", END, "where the stored checkpoint stands"),
+    ("ends", List(END, MAX_ENDS), "signed epoch ends, ascending by step"),
+    ("unready", List(UNREADY, MAX_UNREADY), "signers that were not ready when a warmup ended, oldest first, each once"),
 ]
 
 _OTHER_PROGRAM = "this is no image of a coordinator's state"

@@ -9,33 +9,39 @@ quorum did not see its share; a slot without samples never is (F10), nor is one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.commands import ClientsExited, ClientsReturned, HealthCheck, Join, Withdraw
+from psyche_core.coordinator.commands import ClientsReturned, HealthCheck, Join, Outcome, Withdraw
 from psyche_core.coordinator.committee import is_witness, witness_slots
+from psyche_core.coordinator.exits import exited, with_pending
 from psyche_core.coordinator.rewards import has_account_for
-from psyche_core.coordinator.rounds import Outcome, active_round
-from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, Client, CoordinatorState, Round
+from psyche_core.coordinator.rounds import active_round
+from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, WAITED_MISSES, Client, CoordinatorState, Round
 from psyche_core.coordinator.witness import accepted_slots, quorum
 from psyche_core.errors import CoordinatorError
-from psyche_core.types import MAX_CLIENTS, ClientState, NodeIdentity, RunState
-
-
-def with_pending(state: CoordinatorState, pending: tuple[NodeIdentity, ...], now: int) -> CoordinatorState:
-    """The state with another pending list, and since when it has had the minimum (F13)."""
-    enough = len(pending) >= state.config.init_min_clients
-    since = state.minimum_since if state.minimum_since is not None else now
-    return replace(state, pending=pending, minimum_since=since if enough else None)
+from psyche_core.types import MAX_CLIENTS, ClientState, RunState
+from psyche_core.wire.messages import is_join_of
 
 
 def join(state: CoordinatorState, command: Join, now: int) -> Outcome:
-    """Append to the pending list, once. Raises CoordinatorError (Halted when finished, ClientsFull, AccountsFull)."""
+    """Append to the pending list, once.
+
+    Raises CoordinatorError (Halted when finished, InvalidProof, TransportKeyTaken, ClientsFull, AccountsFull).
+    """
     if state.run_state is RunState.Finished:
         raise CoordinatorError("Halted", "the run is finished; nobody can join it any more")
 
     sender = command.sender
+    if not is_join_of(sender.p2p, sender.signer, command.proof, run=state.instance):
+        message = f"the transport key {sender.p2p[:4].hex()} did not sign for {sender}; sign with its own secret half"
+        raise CoordinatorError("InvalidProof", message)
+
+    members = (*state.pending, *(client.id for client in state.epoch.clients))
+    if any(member.p2p == sender.p2p and member.signer != sender.signer for member in members):
+        message = f"the transport key {sender.p2p[:4].hex()} is another member's; each member has one of its own"
+        raise CoordinatorError("TransportKeyTaken", message)
+
     if any(member.signer == sender.signer for member in state.pending):
         pending = tuple(sender if member.signer == sender.signer else member for member in state.pending)
         return (state, ()) if pending == state.pending else (replace(state, pending=pending), ())
@@ -66,27 +72,11 @@ def withdraw(state: CoordinatorState, command: Withdraw, now: int) -> Outcome:
     return with_pending(state, pending, now), ()
 
 
-def exited(state: CoordinatorState, slots: Iterable[int], to: ClientState, now: int) -> Outcome:
-    """Take healthy slots out of health and their members off the pending list; others of `slots` are left alone."""
-    leaving = tuple(sorted(set(slots) & set(state.healthy_slots)))
-    if not leaving:
-        return state, ()
-
-    height = 0 if state.current_round is None else state.current_round.height
-    clients = tuple(
-        replace(client, state=to, exited_height=height) if slot in leaving else client
-        for slot, client in enumerate(state.epoch.clients)
-    )
-    gone = {clients[slot].id.signer for slot in leaving}
-    state = replace(state, epoch=replace(state.epoch, clients=clients))
-    state = with_pending(state, tuple(member for member in state.pending if member.signer not in gone), now)
-    return state, (ClientsExited(epoch=state.progress.epoch, slots=leaving),)
-
-
 def returned(state: CoordinatorState, slot: int) -> Outcome:
     """Bring a dropped or withdrawn slot back to health. Raises CoordinatorError (InvalidWitness, RejoinsExhausted).
 
-    exited_height stays: what was left undone up to that round is no reason to be dropped again.
+    exited_height stays: what was left undone up to that round is no reason to be dropped again. Missed duties are forgiven only
+    as far as that the slot may stay: it is not waited for again in this epoch (F16).
     """
     client = state.epoch.clients[slot]
     if client.state is ClientState.Ejected:
@@ -101,7 +91,9 @@ def returned(state: CoordinatorState, slot: int) -> Outcome:
         raise CoordinatorError("RejoinsExhausted", message)
 
     clients = list(state.epoch.clients)
-    clients[slot] = replace(client, state=ClientState.Healthy, rejoins=client.rejoins + 1)
+    clients[slot] = replace(
+        client, state=ClientState.Healthy, rejoins=client.rejoins + 1, missed=min(client.missed, WAITED_MISSES)
+    )
     ready = tuple(sorted({*state.epoch.ready, slot}))
     state = replace(state, epoch=replace(state.epoch, clients=tuple(clients), ready=ready))
     return state, (ClientsReturned(epoch=state.progress.epoch, slots=(slot,)),)

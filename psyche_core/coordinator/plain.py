@@ -20,16 +20,28 @@ from pydantic import BaseModel
 from psyche_core import run_config
 from psyche_core.coordinator.requeue import MAX_INTERVALS, merged
 from psyche_core.coordinator.rewards import signers_without_account
-from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, STORED_ROUNDS, CoordinatorState, Epoch, Round
+from psyche_core.coordinator.state import (
+    MAX_ACCOUNTS,
+    MAX_END_INTERVALS,
+    MAX_ENDS,
+    MAX_REJOINS,
+    MAX_UNREADY,
+    STORED_ROUNDS,
+    CoordinatorState,
+    Epoch,
+    EpochEnd,
+    Round,
+)
 from psyche_core.coordinator.witness import BLOOM_BYTES
 from psyche_core.errors import ConfigError, WireError
 from psyche_core.run_config_schema import MAX_RUN_ID_BYTES
 from psyche_core.types import MAX_CLIENTS, MAX_SAMPLES, MAX_WITNESSES, BatchId, RunState
 
-VERSION = 3
+VERSION = 4
 
 _LIMIT = 2**32
 _MAX_ROUND_SAMPLES = 2**16
+_MOST_TIMES = 255
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 _Conversion = Callable[[Any], Any]
 _STATEMENT_BYTES = {"participants": MAX_CLIENTS // 8, "broadcast_bloom": BLOOM_BYTES, "merkle_root": 32, "model_digest": 32}
@@ -190,6 +202,7 @@ def _check(state: CoordinatorState) -> None:
     """What types cannot say, but computing with a state relies on."""
     _check_run(state)
     _check_epoch(state.epoch)
+    _check_history(state)
     _check_members(state)
     _check_samples(state)
 
@@ -206,6 +219,8 @@ def _check_run(state: CoordinatorState) -> None:
         message = f"state.config breaks a rule: {error}"
         raise WireError(message) from error
 
+    _expect(len(state.instance) == 32, "state.instance", "32 bytes", state.instance)
+    _expect(state.generation < _LIMIT, "state.generation", "a number of 32 bits", state.generation)
     _expect(state.progress.epoch < _LIMIT, "state.progress.epoch", "a number of 32 bits", state.progress.epoch)
     _expect(state.progress.step < _LIMIT, "state.progress.step", "a number of 32 bits", state.progress.step)
     playing = state.run_state in _PLAYING
@@ -220,8 +235,12 @@ def _check_epoch(epoch: Epoch) -> None:
         _expect(client.exited_height < _LIMIT, f"{at}.exited_height", "a number of 32 bits", client.exited_height)
         _expect(client.accepted_rounds < _LIMIT, f"{at}.accepted_rounds", "a number of 32 bits", client.accepted_rounds)
         _expect(client.rejoins <= MAX_REJOINS, f"{at}.rejoins", f"at most {MAX_REJOINS}", client.rejoins)
+        _expect(client.missed <= _MOST_TIMES, f"{at}.missed", f"at most {_MOST_TIMES}", client.missed)
+        _expect(len(client.end_digest) == 32, f"{at}.end_digest", "32 bytes", client.end_digest)
     _check_slots(epoch.ready, clients, at="state.epoch.ready")
     _check_slots(epoch.ceded, clients, at="state.epoch.ceded")
+    _check_slots(epoch.lacking, clients, at="state.epoch.lacking")
+    _expect(epoch.held_step < _LIMIT, "state.epoch.held_step", "a number of 32 bits", epoch.held_step)
     _expect(len(epoch.rounds) <= STORED_ROUNDS, "state.epoch.rounds", f"at most {STORED_ROUNDS}", len(epoch.rounds))
     heights = [stored.height for stored in epoch.rounds]
     consecutive = all(later == earlier + 1 for earlier, later in pairwise(heights))
@@ -230,6 +249,29 @@ def _check_epoch(epoch: Epoch) -> None:
     _expect(trained, "state.epoch.rounds", "no drain round but the last", heights)
     for stored in epoch.rounds:
         _check_round(stored, MAX_CLIENTS if epoch.unplayed else clients)  # of another epoch, with its own clients
+
+
+def _check_history(state: CoordinatorState) -> None:
+    _check_end(state.stored, at="state.stored")
+    _expect(len(state.ends) <= MAX_ENDS, "state.ends", f"at most {MAX_ENDS}", len(state.ends))
+    for place, end in enumerate(state.ends):
+        _check_end(end, at=f"state.ends[{place}]")
+    steps = [end.step for end in state.ends]
+    _expect(all(earlier < later for earlier, later in pairwise(steps)), "state.ends", "ascending steps", steps)
+    _expect(len(state.unready) <= MAX_UNREADY, "state.unready", f"at most {MAX_UNREADY}", len(state.unready))
+    signers = [entry.signer for entry in state.unready]
+    once = len(signers) == len(set(signers)) and all(len(signer) == 32 for signer in signers)
+    _expect(once, "state.unready", "signers of 32 bytes, each once", len(signers))
+    counted = all(1 <= entry.times <= _MOST_TIMES for entry in state.unready)
+    _expect(counted, "state.unready", f"1 to {_MOST_TIMES} times", signers)
+
+
+def _check_end(end: EpochEnd, *, at: str) -> None:
+    _expect(end.step < _LIMIT, f"{at}.step", "a number of 32 bits", end.step)
+    _expect(len(end.digest) == 32, f"{at}.digest", "32 bytes", end.digest)
+    _expect(end.data_index <= MAX_SAMPLES - _MAX_ROUND_SAMPLES, f"{at}.data_index", "a smaller number", end.data_index)
+    _check_intervals(end.queue, at=f"{at}.queue", at_most=MAX_END_INTERVALS)
+    _expect(all(batch.last < end.data_index for batch in end.queue), f"{at}.queue", "samples below its data_index", end.queue)
 
 
 def _check_round(stored: Round, clients: int) -> None:

@@ -11,24 +11,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.assignment import shares, unaccepted
-from psyche_core.coordinator.commands import CooldownStarted, Event, RoundSettled, RoundStarted
+from psyche_core.coordinator.commands import CooldownStarted, Event, Outcome, RoundSettled, RoundStarted
 from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.exits import exited
+from psyche_core.coordinator.phases import due, entered
 from psyche_core.coordinator.requeue import added, merged, taken
 from psyche_core.coordinator.schedule import batch_size
-from psyche_core.coordinator.state import STORED_ROUNDS, CoordinatorState, EndReason, Round
+from psyche_core.coordinator.state import (
+    MAX_MISSED,
+    STORED_ROUNDS,
+    WAITED_MISSES,
+    Client,
+    CoordinatorState,
+    EndReason,
+    Round,
+)
 from psyche_core.coordinator.witness import accepted_slots, quorum
 from psyche_core.errors import CoordinatorError
-from psyche_core.types import BatchId, RunState
-
-Outcome = tuple[CoordinatorState, tuple[Event, ...]]
-"""A new state and what happened on the way to it."""
+from psyche_core.types import BatchId, ClientState, RunState
 
 ABANDONED = "Abandoned"
 
-
-def due(since: int, now: int, seconds: int) -> bool:
-    """Whether `seconds` have passed since `since`; at least one second must, even for 0 (reference 2)."""
-    return now != since and now >= since + seconds
+_MOST_MISSED = 255
 
 
 def active_round(state: CoordinatorState) -> Round:
@@ -37,11 +41,6 @@ def active_round(state: CoordinatorState) -> Round:
         raise CoordinatorError("NoActiveRound", "no round has been played in this epoch")
 
     return state.current_round
-
-
-def entered(state: CoordinatorState, run_state: RunState, now: int) -> CoordinatorState:
-    """The state in another phase, entered now."""
-    return replace(state, run_state=run_state, since=now)
 
 
 def start_round(state: CoordinatorState, now: int, *, seed: int, drain: bool = False) -> Outcome:
@@ -82,10 +81,14 @@ def _with_samples_taken(state: CoordinatorState) -> tuple[CoordinatorState, tupl
 
 
 def everybody_stated(state: CoordinatorState) -> bool:
-    """Whether every elected witness of the current round that is still healthy has stated (F15)."""
+    """Whether every elected witness of the current round that is healthy and waited for has stated (F15, F16)."""
     current = active_round(state)
     stated = {statement.index for statement in current.statements}
-    return stated.issuperset(set(witness_slots(state, current)) & set(state.healthy_slots))
+    clients = state.epoch.clients
+    return all(
+        slot in stated or clients[slot].state is not ClientState.Healthy or clients[slot].missed >= WAITED_MISSES
+        for slot in witness_slots(state, current)
+    )
 
 
 def tick_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
@@ -105,7 +108,11 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     """End a round's witness phase: settle the round before, then the next round, the drain round or the cooldown."""
     current = active_round(state)
     before = state.round_at(current.height - 1)
-    state, events = _settled(state, before) if before is not None else (state, ())
+    silent = _silent_witnesses(state, current)
+    state = with_missed(state, silent)
+    state, events = _settled(state, before, unpaid=silent) if before is not None else (state, ())
+    state, dropped = _dropped_for_missing(state, now)
+    events = (*events, *dropped)
     if not state.healthy_slots or not current.statements:
         state, cut = (state, ()) if current.drain else _settled(state, current)
         return _start_cooldown(state, now, reason=ABANDONED, events=(*events, *cut))
@@ -122,12 +129,51 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     return state, (*events, *started)
 
 
-def _settled(state: CoordinatorState, decided: Round) -> Outcome:
-    """Count the accepted rounds of `decided` (F12) and put the other samples back in the queue (F14)."""
+def _silent_witnesses(state: CoordinatorState, current: Round) -> frozenset[int]:
+    """Elected witnesses that did not state in a round, though healthy (F16); none where fewer than a quorum stated.
+
+    Who came back in this very round is excused: it may have been away when the others stated.
+    """
+    elected = witness_slots(state, current)
+    if len(current.statements) < quorum(len(elected)):
+        return frozenset()
+
+    stated = {statement.index for statement in current.statements}
+    return frozenset(slot for slot in elected if slot not in stated and _answerable(state.epoch.clients[slot], current.height))
+
+
+def _answerable(client: Client, height: int) -> bool:
+    came_back = client.rejoins > 0 and client.exited_height == height
+    return client.state is ClientState.Healthy and not came_back
+
+
+def with_missed(state: CoordinatorState, slots: frozenset[int]) -> CoordinatorState:
+    """One more missed duty for these slots."""
+    if not slots:
+        return state
+
+    clients = tuple(
+        replace(client, missed=min(client.missed + 1, _MOST_MISSED)) if slot in slots else client
+        for slot, client in enumerate(state.epoch.clients)
+    )
+    return replace(state, epoch=replace(state.epoch, clients=clients))
+
+
+def _dropped_for_missing(state: CoordinatorState, now: int) -> Outcome:
+    """Drop who missed too many duties (F16); it may come back like any dropped slot."""
+    leaving = tuple(slot for slot in state.healthy_slots if state.epoch.clients[slot].missed >= MAX_MISSED)
+    return exited(state, leaving, ClientState.Dropped, now)
+
+
+def _settled(state: CoordinatorState, decided: Round, *, unpaid: frozenset[int] = frozenset()) -> Outcome:
+    """Count the accepted rounds of `decided` (F12) and put the other samples back in the queue (F14).
+
+    unpaid: slots that missed their duty as a witness of it; their results are applied, and not counted for them (F16).
+    """
     accepted = accepted_slots(state, decided)
     queue, lost = added(state.requeue, unaccepted(state, decided, accepted))
     clients = tuple(
-        replace(client, accepted_rounds=client.accepted_rounds + 1) if slot in accepted else client
+        replace(client, accepted_rounds=client.accepted_rounds + 1) if slot in accepted and slot not in unpaid else client
         for slot, client in enumerate(state.epoch.clients)
     )
     event = RoundSettled(

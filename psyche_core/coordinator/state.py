@@ -22,6 +22,27 @@ MAX_ACCOUNTS = 512
 MAX_REJOINS = 3
 """How often one slot may come back within an epoch after it was dropped or had withdrawn."""
 
+WAITED_MISSES = 2
+"""Missed duties in an epoch after which a witness is not waited for any more."""
+
+MAX_MISSED = 4
+"""Missed duties in an epoch after which a slot is dropped."""
+
+MAX_UNREADY = 256
+"""Most signers remembered for not being ready when a warmup ended."""
+
+MAX_UNREADY_WAITS = 2
+"""How often in a row a signer may be not ready before warmup no longer waits for it."""
+
+MAX_ENDS = 4
+"""Most signed epoch ends that are kept."""
+
+MAX_END_INTERVALS = 64
+"""Most intervals of the queue that are kept with an epoch end."""
+
+NO_DIGEST = bytes(32)
+"""Stands for a digest nobody gave."""
+
 
 class EndReason(IntEnum):
     """Why an epoch is ending (F1). The first reason met is kept."""
@@ -39,7 +60,8 @@ class Client:
     """One slot of the epoch.
 
     exited_height: round in which it last stopped being healthy, 0 before; kept when it comes back. accepted_rounds: in this epoch
-    (F12). rejoins: how often it came back in this epoch, at most MAX_REJOINS.
+    (F12). rejoins: how often it came back in this epoch, at most MAX_REJOINS. missed: duties as a witness it missed in this epoch
+    (F16), at most 255. end_digest: full digest (32 bytes) of its masters at this epoch's end (F18), NO_DIGEST before it said so.
     """
 
     id: NodeIdentity
@@ -47,6 +69,8 @@ class Client:
     exited_height: int = 0
     accepted_rounds: int = 0
     rejoins: int = 0
+    missed: int = 0
+    end_digest: bytes = NO_DIGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +90,30 @@ class Account:
     signer: bytes
     earned: int = 0
     slashed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unready:
+    """A signer (32 bytes) that was not ready when a warmup ended. times: in a row, at most 255."""
+
+    signer: bytes
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """A place in the run's history that it can go back to (F18).
+
+    step: the last one applied. data_index: first sample never assigned by then. digest: full digest (32 bytes) of the masters,
+    signed by a quorum; NO_DIGEST where nobody signed it. queue: the newest MAX_END_INTERVALS intervals that waited to be assigned
+    again. lost: samples given up by then, with those of intervals for which `queue` has no room.
+    """
+
+    step: int = 0
+    data_index: int = 0
+    digest: bytes = NO_DIGEST
+    queue: tuple[BatchId, ...] = ()
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +140,12 @@ class Round:
 class Epoch:
     """The running (or last) epoch.
 
-    start_time: unix seconds. ready: slots whose warmup witness arrived. ceded: slots that were to store the model and said that
-    they cannot. seed: u64 drawn at its start; elects the checkpointers
-    (F9). rates: what it pays, fixed at its start. rounds: the last ones, oldest first. unplayed: no round of it has begun, and
-    `rounds` are those of the epoch played before, so that who missed how that one ended can still learn it.
+    start_time: unix seconds. ready: slots whose warmup witness arrived. ready_since: unix second at which init_min_clients of
+    them were ready, None before. lacking: slots that said they cannot get the model the epoch starts with; held_step: step of the
+    newest epoch end that one of them holds, 0 for none (F18). ceded: slots that were to store the model and said that they
+    cannot. seed: u64 drawn at its start; elects the checkpointers (F9). rates: what it pays, fixed at its start. rounds: the last
+    ones, oldest first. unplayed: no round of it has begun, and `rounds` are those of the epoch played before, so that who missed
+    how that one ended can still learn it.
     """
 
     clients: tuple[Client, ...] = ()
@@ -106,6 +156,9 @@ class Epoch:
     cold_start: bool = False
     ready: tuple[int, ...] = ()
     ceded: tuple[int, ...] = ()
+    lacking: tuple[int, ...] = ()
+    held_step: int = 0
+    ready_since: int | None = None
     seed: int = 0
     rates: EpochRates = field(default_factory=EpochRates)
     unplayed: bool = False
@@ -124,16 +177,22 @@ class Progress:
 class CoordinatorState:
     """Everything the coordinator knows.
 
+    instance: 32 bytes, new for every run, also for one made anew under the same name; every signature covers it.
     since: unix second at which `run_state` was entered. pending: members who joined, in order of arrival, kept across epochs.
     minimum_since: unix second at which pending last reached init_min_clients (F13), None below it.
     requeue: samples to be assigned again before fresh data (F14), oldest first. lost_samples: dropped from a full queue, over the
     whole run. future_rates: what the next epoch will pay. accounts: balances ascending by signer, at most MAX_ACCOUNTS; a signer
-    appears when it first earns or is slashed.
+    appears when it first earns or is slashed. unready: signers that were not ready when a warmup ended, oldest first (F17).
+
+    Of the run's history (F18): ends: the last signed epoch ends, ascending by step. stored: what the stored checkpoint holds.
+    generation: how often the run went back. from_checkpoint: the present or next epoch begins with the stored checkpoint's model.
+    model_lost: no member holds a model to go on with, and the run waits, paused, for its owner.
     """
 
     run_id: str
     config: CoordinatorConfig
     model: ModelConfig
+    instance: bytes = bytes(32)
     run_state: RunState = RunState.Uninitialized
     progress: Progress = field(default_factory=Progress)
     epoch: Epoch = field(default_factory=Epoch)
@@ -145,6 +204,12 @@ class CoordinatorState:
     lost_samples: int = 0
     future_rates: EpochRates = field(default_factory=EpochRates)
     accounts: tuple[Account, ...] = ()
+    from_checkpoint: bool = True
+    model_lost: bool = False
+    generation: int = 0
+    stored: EpochEnd = field(default_factory=EpochEnd)
+    ends: tuple[EpochEnd, ...] = ()
+    unready: tuple[Unready, ...] = ()
 
     @property
     def current_round(self) -> Round | None:

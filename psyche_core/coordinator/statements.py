@@ -10,11 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.commands import Event, WarmupWitness, Witness
+from psyche_core.coordinator.commands import Outcome, StatementVoided, WarmupWitness, Witness
 from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.members import returned
-from psyche_core.coordinator.rounds import Outcome, active_round, entered, everybody_stated, finish_round, start_round
-from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.coordinator.phases import entered
+from psyche_core.coordinator.rounds import active_round, everybody_stated, finish_round, with_missed
+from psyche_core.coordinator.state import WAITED_MISSES, CoordinatorState, Round
+from psyche_core.coordinator.warmup import came_back_in_warmup, spoken_in_warmup
 from psyche_core.coordinator.witness import BLOOM_BYTES, quorum
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, ClientState, NodeIdentity, RunState, WitnessStatement
@@ -23,7 +25,7 @@ _LENGTHS = {"participants": MAX_CLIENTS // 8, "broadcast_bloom": BLOOM_BYTES, "m
 
 
 def warmup_witness(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
-    """Count a client as ready; the first round starts when every healthy client is.
+    """Count a client as ready, or as one that cannot get the model; the first round starts when those waited for are ready.
 
     From a slot that was dropped or withdrew and whose client joined again, the way back to health, in warmup and while rounds are
     played. From a healthy slot while rounds are played it changes nothing. Raises CoordinatorError (Halted, InvalidRunState,
@@ -34,25 +36,22 @@ def warmup_witness(state: CoordinatorState, command: WarmupWitness, now: int, *,
     if len(command.model_digest) != 32:
         raise CoordinatorError("InvalidWitness", f"model_digest must be 32 bytes, got {len(command.model_digest)}")
 
-    events: tuple[Event, ...] = ()
     warming_up = state.run_state is RunState.Warmup
-    if state.epoch.clients[slot].state is not ClientState.Healthy:
-        state, events = returned(state, slot)
-    elif warming_up and slot in state.epoch.ready:
-        raise CoordinatorError("DuplicateWitness", f"slot {slot} is already ready")
-    elif warming_up:
-        state = replace(state, epoch=replace(state.epoch, ready=tuple(sorted({*state.epoch.ready, slot}))))
+    if state.epoch.clients[slot].state is ClientState.Healthy:
+        return spoken_in_warmup(state, command, now, seed=seed) if warming_up else (state, ())
 
-    healthy = state.healthy_slots
-    if warming_up and len(healthy) >= state.config.min_clients and set(healthy) <= set(state.epoch.ready):
-        state, started = start_round(state, now, seed=seed)
-        events = (*events, *started)
-    return state, events
+    state, events = returned(state, slot)
+    if not warming_up:
+        return state, events
+
+    state, started = came_back_in_warmup(state, now, seed=seed)
+    return state, (*events, *started)
 
 
 def witness(state: CoordinatorState, command: Witness, now: int, *, seed: int) -> Outcome:
     """Store an elected witness's statement; a quorum ends RoundTrain, all of them end RoundWitness (F15).
 
+    A statement that names slots without a share is void: nothing is stored, and the witness is not waited for any more (F16).
     Raises CoordinatorError (Halted, InvalidRunState, NoActiveRound, InvalidWitness, DuplicateWitness, WitnessesFull).
     """
     _refuse_unless(state, RunState.RoundTrain, RunState.RoundWitness)
@@ -60,7 +59,10 @@ def witness(state: CoordinatorState, command: Witness, now: int, *, seed: int) -
     statement = command.statement
     elected = witness_slots(state, current)
     _check_statement(state, current, command.sender, statement, elected)
-    if any(stored.index == statement.index for stored in current.statements):
+    stated = any(stored.index == statement.index for stored in current.statements)
+    if not stated and _names_strangers(state, current, statement):
+        return _voided(state, current, statement, now, seed=seed)
+    if stated:
         raise CoordinatorError("DuplicateWitness", f"slot {statement.index} has already stated in round {current.height}")
     if len(current.statements) >= MAX_WITNESSES:
         raise CoordinatorError("WitnessesFull", f"round {current.height} already holds {MAX_WITNESSES} statements")
@@ -117,12 +119,25 @@ def _check_statement(
         if got != expected:
             raise CoordinatorError("InvalidWitness", f"{name} must be {expected} bytes, got {got}")
 
+
+def _names_strangers(state: CoordinatorState, current: Round, statement: WitnessStatement) -> bool:
+    """Whether a statement claims results of slots that had no share in the round it is about."""
     before = state.round_at(current.height - 1)
     assigned = shares(state, before) if before is not None else {}
     bits = int.from_bytes(statement.participants, "little")
     for slot in assigned:
         bits &= ~(1 << slot)
-    strangers = [slot for slot in range(MAX_CLIENTS) if bits >> slot & 1] if bits else []
-    if strangers:
-        message = f"participants names slots {strangers} that had no samples in the round before height {current.height}"
-        raise CoordinatorError("InvalidWitness", message)
+    return bits != 0
+
+
+def _voided(state: CoordinatorState, current: Round, statement: WitnessStatement, now: int, *, seed: int) -> Outcome:
+    """A void statement, counted: refusing it without a trace would let its sender make every round wait in vain."""
+    slot = statement.index
+    for _ in range(WAITED_MISSES):
+        state = with_missed(state, frozenset({slot}))
+    event = StatementVoided(epoch=state.progress.epoch, height=current.height, slot=slot)
+    if state.run_state is RunState.RoundWitness and everybody_stated(state):
+        state, events = finish_round(state, now, seed=seed)
+        return state, (event, *events)
+
+    return state, (event,)

@@ -11,14 +11,18 @@ from dataclasses import replace
 
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.checkpoints import checkpoint
-from psyche_core.coordinator.commands import Command, EpochEnded, Event
-from psyche_core.coordinator.epochs import finish_run, finished, tick_cooldown, tick_waiting, tick_warmup, wait_for_members
+from psyche_core.coordinator.commands import Command, EpochEnded, Event, Outcome
+from psyche_core.coordinator.epochs import finish_run, finished, tick_cooldown, tick_waiting
 from psyche_core.coordinator.equivocation import equivocation
+from psyche_core.coordinator.history import epoch_digest, moved_to, went_back
 from psyche_core.coordinator.members import health_check, join, withdraw
+from psyche_core.coordinator.phases import entered, wait_for_members
 from psyche_core.coordinator.rewards import set_future_epoch_rates
-from psyche_core.coordinator.rounds import Outcome, entered, tick_round
+from psyche_core.coordinator.rounds import tick_round
+from psyche_core.coordinator.settlement import settle
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.coordinator.statements import warmup_witness, witness
+from psyche_core.coordinator.warmup import tick_warmup
 from psyche_core.errors import ConfigError, CoordinatorError
 from psyche_core.run_config import check_cold_start, check_config, check_model
 from psyche_core.run_config_rules import MAX_FIRST_SAMPLE
@@ -53,16 +57,20 @@ def apply(state: CoordinatorState, command: Command, now: int, seed: int) -> tup
             return health_check(state, command, now)
         case commands.Equivocation():
             return equivocation(state, command, now)
+        case commands.EpochDigest():
+            return epoch_digest(state, command)
         case commands.Checkpoint():
             return checkpoint(state, command)
         case commands.Pause():
             return _pause(state, now)
         case commands.Resume():
-            return _resume(state, now)
+            return _resume(state, command, now)
         case commands.UpdateConfig():
             return _update_config(state, command)
         case commands.SetFutureEpochRates():
             return set_future_epoch_rates(state, command)
+        case commands.Settle():
+            return settle(state, command)
     message = f"expected a command, got {type(command).__name__}"  # type: ignore[unreachable]  # callers may be untyped
     raise TypeError(message)
 
@@ -99,18 +107,26 @@ def _pause(state: CoordinatorState, now: int) -> Outcome:
     return entered(state, RunState.Paused, now), events
 
 
-def _resume(state: CoordinatorState, now: int) -> Outcome:
+def _resume(state: CoordinatorState, command: commands.Resume, now: int) -> Outcome:
     """Wait for members again, or for the first time; finish a run that has no step left to train.
+
+    A run that waits because no member holds its model asks its members once more, or goes back to the stored checkpoint (F18).
 
     A pause that was asked for but has not begun cannot be taken back: resume when the run is paused. Who joined before or during
     the pause is still pending, and the extra waiting time starts now. Raises CoordinatorError (CannotResume).
     """
     if state.run_state not in (RunState.Paused, RunState.Uninitialized):
         raise CoordinatorError("CannotResume", f"only a paused or never started run resumes, this one is {state.run_state.name}")
+    if command.from_checkpoint and not state.model_lost:
+        message = "members may hold the run's model; only a run that has lost it goes back to the stored checkpoint"
+        raise CoordinatorError("CannotResume", message)
     if finished(state):
         return finish_run(state, now)
 
-    return wait_for_members(state, now), ()
+    events: tuple[Event, ...] = ()
+    if command.from_checkpoint:
+        state, events = went_back(state, state.stored, from_checkpoint=True)
+    return wait_for_members(replace(state, model_lost=False), now), events
 
 
 def _update_config(state: CoordinatorState, command: commands.UpdateConfig) -> Outcome:
@@ -141,7 +157,7 @@ def _update_config(state: CoordinatorState, command: commands.UpdateConfig) -> O
     if problem is not None:
         raise CoordinatorError("ProgressSanityCheckFailed", problem)
 
-    return replace(state, progress=command.progress, requeue=()), ()
+    return moved_to(state, command.progress), ()
 
 
 def _progress_problem(progress: Progress, total_steps: int) -> str | None:

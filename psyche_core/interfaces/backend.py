@@ -15,12 +15,14 @@ from typing import Self
 from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
+    EpochDigest,
     Equivocation,
     HealthCheck,
     Join,
     Pause,
     Resume,
     SetFutureEpochRates,
+    Settle,
     Tick,
     UpdateConfig,
     WarmupWitness,
@@ -43,7 +45,7 @@ class StateUpdate:
     addresses: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
-ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Equivocation | Checkpoint
+ClientCommand = Withdraw | WarmupWitness | Witness | HealthCheck | Equivocation | EpochDigest | Checkpoint
 """What clients may send besides joining."""
 
 
@@ -56,7 +58,7 @@ def check_client_command(command: Command, identity: NodeIdentity) -> ClientComm
         message = "use join(), which also publishes the transport address"
         raise ValueError(message)  # noqa: TRY004  # the type is right, the way is not
 
-    if isinstance(command, Tick | Pause | Resume | UpdateConfig | SetFutureEpochRates):
+    if isinstance(command, Tick | Pause | Resume | UpdateConfig | SetFutureEpochRates | Settle):
         raise CommandRefused("NotForClients", f"{type(command).__name__} is not a command clients may give")
 
     if command.sender != identity:
@@ -84,8 +86,9 @@ class Backend(ABC):
     async def join(self, address: bytes, *, timeout: float) -> None:
         """Ask to be a member of the next epochs; idempotent.
 
-        address: our transport address, handed to the other members. Raises CommandRefused (for instance `WrongRun`),
-        BackendClosed, TimeoutError.
+        address: our transport address, handed to the other members. The backend proves with the transport's key, which it was
+        made with, that this key is ours (`psyche_core.coordinator.commands.Join`). Raises CommandRefused (for instance
+        `WrongRun`), BackendClosed, TimeoutError.
         """
 
     @abstractmethod

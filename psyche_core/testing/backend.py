@@ -14,6 +14,7 @@ for real seconds. Backends are entered, one for each key, with the key in both h
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def small_state(*, clients: int = 2, run_id: str = "conformance") -> Coordinator
         lr_schedule=Choice("Constant", {"base_lr": 0.1, "warmup_init_lr": 0.0, "warmup_steps": 0}),
         optimizer=Choice("AdamW"),
     )
-    return new_state(run_id, config, ModelConfig(LLM=llm), now=START_TIME)
+    return new_state(run_id, config, ModelConfig(LLM=llm), now=START_TIME, instance=hashlib.sha256(run_id.encode()).digest())
 
 
 async def until(backend: Backend, wanted: Callable[[StateUpdate], bool]) -> StateUpdate:
@@ -146,7 +147,7 @@ class BackendConformance:
                 await backend.send(Withdraw(backend.identity), timeout=TIMEOUT)
             assert refused.value.code == "InvalidWithdraw"
             with pytest.raises(CommandRefused) as refused:
-                await backend.send(WarmupWitness(backend.identity, 0, 0, bytes(32)), timeout=TIMEOUT)
+                await backend.send(WarmupWitness(backend.identity, 0, 0, b"\1" * 32), timeout=TIMEOUT)
             assert refused.value.code == "InvalidRunState"
 
     async def test_owners_commands_are_not_for_clients(self, keys: list[SecretKey]) -> None:
@@ -196,7 +197,7 @@ class BackendConformance:
             for slot, backend in enumerate(arena.backends):
                 update = await until(backend, in_phase(RunState.Warmup))
                 assert update.state.slot_of(backend.identity) == slot
-                await backend.send(WarmupWitness(backend.identity, 0, slot, bytes(32)), timeout=TIMEOUT)
+                await backend.send(WarmupWitness(backend.identity, 0, slot, b"\1" * 32), timeout=TIMEOUT)
 
             for slot, backend in enumerate(arena.backends):
                 update = await until(backend, lambda update: update.state.run_state.active)

@@ -1,4 +1,7 @@
-"""Where checkpoints lie: `{run_id}-step{step}` in one folder, of which the newest few are kept, each with its manifest."""
+"""Where checkpoints lie: `{run_id}-step{step}` in one folder, of which the newest few are kept, each with its manifest.
+
+What belongs to a history that the run has left gets a longer name, and is then neither counted nor deleted.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoint_manifest import Facts, write_manifest
+from psyche_core.training.checkpoint_manifest import CheckpointManifest, Facts, read_manifest, write_manifest
 from psyche_core.training.folders import whole_folder
 
 _INSIDE = "model"
@@ -25,7 +28,7 @@ def checkpoints(folder: Path, run_id: str) -> list[Path]:
     stem = _stem(run_id)
     folders = (path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
     found = [path for path in folders if path.name.startswith(stem) and path.name.removeprefix(stem).isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(stem)))
+    return sorted(found, key=lambda path: _step(path, run_id))
 
 
 def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
@@ -44,8 +47,57 @@ def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
     return old
 
 
+def set_aside(
+    folder: Path, run_id: str, *, above: int, trusted: Callable[[CheckpointManifest], bool] = lambda _: True
+) -> list[Path]:
+    """Rename this run's checkpoints of later steps than `above` to `{name}-abandoned`; their new paths, oldest step first.
+
+    above: the last step that the run can have, after it went back. trusted: see `origin.belongs`; those it refuses are renamed
+    too, whatever their step. Raises ModelError.
+    """
+    renamed: list[Path] = []
+    for path in checkpoints(folder, run_id):
+        if _step(path, run_id) <= above and _is_trusted(path, trusted):
+            continue
+
+        target = abandoned_name(path)
+        try:
+            path.rename(target)
+        except OSError as error:
+            message = f"cannot set aside the checkpoint {path}, which the run has left behind: {error.strerror}"
+            raise ModelError(message) from error
+        renamed.append(target)
+    return renamed
+
+
+def abandoned_name(path: Path) -> Path:
+    """The first free one of `{name}-abandoned`, `{name}-abandoned-2`, …"""
+    target, number = path.with_name(f"{path.name}-abandoned"), 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.name}-abandoned-{number}")
+    return target
+
+
+def _is_trusted(path: Path, trusted: Callable[[CheckpointManifest], bool]) -> bool:
+    try:
+        manifest = read_manifest(path)
+    except ModelError:
+        return True  # damaged: nothing says that it is of another history
+    return manifest is None or trusted(manifest)
+
+
+def _step(path: Path, run_id: str) -> int:
+    return int(path.name.removeprefix(_stem(run_id)))
+
+
 def _stem(run_id: str) -> str:
-    return f"{_UNSAFE.sub('_', run_id)}-step"
+    return f"{name_of(run_id)}-step"
+
+
+def name_of(run_id: str) -> str:
+    """A run id as the names of its files begin."""
+    return _UNSAFE.sub("_", run_id)
 
 
 def save_checkpoint(directory: Path, facts: Facts, *, write: Callable[[Path], None]) -> None:

@@ -8,6 +8,7 @@ thrown away.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import sys
@@ -84,6 +85,17 @@ def _locked(folder: Path) -> Iterator[bool]:
             yield folder.is_dir() and folder.stat().st_ino == os.fstat(descriptor).st_ino  # or who had it has published it
     finally:
         os.close(descriptor)
+
+
+def lock(handle: io.FileIO) -> bool:
+    """Lock an open file for this process; False when another holds it. Always True where there are no such locks."""
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+
+    return True
 
 
 def _remove_abandoned(parent: Path, *, but: Path) -> None:

@@ -1,25 +1,28 @@
 """Where a member's model comes from when it starts: what it saved itself, the place the run names, or nowhere on this machine.
 
-Decided here: while the run's model is the one its members hold (P2P), a member's own checkpoint of that run comes first, if it is
-not newer than the run is (a run that began anew under the same name), for the client sees from its step what it still has to get.
-A local folder of the run's name is a starting point only, good for how the model is built; the network is asked for nothing,
-since the members have it all. While the run's model is a stored one, every member takes just that. A checkpoint of our own that
-is damaged is told and passed over.
+Decided here: a member's own checkpoint of the run comes first, if it is not newer than the run is (a run that began anew under
+the same name) and not of a history that the run has left: it is of the state's generation, or one of the epoch ends that a quorum
+signed. The client sees from its step what it still has to get. Where the run's model is a stored one, our own checkpoint comes
+before it when it is newer; but where the coordinator says that the epoch begins with the stored one, every member takes that.
+A local folder of the run's name is a starting point only where the members hold the model (P2P), good for how it is built; the
+network is asked for nothing then, since the members have it all. A checkpoint of our own that is damaged is told and passed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from psyche_core.errors import ModelError
 from psyche_core.run_config import Choice
 from psyche_core.training import sources
 from psyche_core.training.checkpoint import checkpoints
-from psyche_core.training.checkpoint_manifest import read_manifest, verify
+from psyche_core.training.checkpoint_manifest import CheckpointManifest, read_manifest, verify
 
 FROM_MEMBERS = ("P2P", "P2PGcs")
+_NO_ENDS: Mapping[int, bytes] = MappingProxyType({})
 
 
 class SourceMissing(ModelError):
@@ -47,21 +50,27 @@ def find_origin(
     own: Path | None,
     at_most: int,
     fresh: bool = False,
+    generation: int = 0,
+    ends: Mapping[int, bytes] = _NO_ENDS,
+    from_checkpoint: bool = False,
+    stored_step: int | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Origin:
     """Where to build the model from; may download, so call it in a worker thread.
 
     own: folder of our own checkpoints, None for none; at_most: the newest step the run can have; fresh: leave those out.
-    base, cache, tell: see `sources.find`.
+    generation, ends: see `belongs`. from_checkpoint: whether the epoch begins with the stored model. stored_step: the step that
+    the coordinator says the stored model is of; None: not known, so it is looked at. base, cache, tell: see `sources.find`.
     Raises SourceMissing, and ModelError with what to do.
     """
     tell = tell or _silence
-    if checkpoint.name not in FROM_MEMBERS:
-        folder = sources.find(checkpoint, base=base, cache=cache, tell=tell)
-        manifest = read_manifest(folder)
-        return Origin(folder, stored_step=None if manifest is None or manifest.run_id != run_id else manifest.step)
+    is_stored = checkpoint.name not in FROM_MEMBERS
+    saved = None
+    if own is not None and not fresh and not (is_stored and from_checkpoint):
+        saved = newest_own(own, run_id, at_most=at_most, trusted=belongs(generation, ends), tell=tell)
+    if is_stored:
+        return _newer(saved, checkpoint, run_id=run_id, base=base, cache=cache, stored_step=stored_step, tell=tell)
 
-    saved = None if own is None or fresh else newest_own(own, run_id, at_most=at_most, tell=tell)
     if saved is not None:
         return saved
 
@@ -73,12 +82,37 @@ def find_origin(
     raise SourceMissing(message)
 
 
-def newest_own(folder: Path, run_id: str, *, at_most: int, tell: Callable[[str], None]) -> Origin | None:
-    """The newest whole checkpoint of this run in our own folder, of no later step than `at_most`."""
+def belongs(generation: int, ends: Mapping[int, bytes]) -> Callable[[CheckpointManifest], bool]:
+    """Whether a checkpoint is of the run's history: of its generation, or an epoch end that a quorum signed.
+
+    generation: the state's; ends: full digest (32 bytes) by step of the signed ends in the state.
+    """
+
+    def check(manifest: CheckpointManifest) -> bool:
+        return manifest.generation == generation or _is_end(manifest, ends)
+
+    return check
+
+
+def newest_own(
+    folder: Path,
+    run_id: str,
+    *,
+    at_most: int,
+    trusted: Callable[[CheckpointManifest], bool] = lambda _: True,
+    tell: Callable[[str], None],
+) -> Origin | None:
+    """The newest whole checkpoint of this run in our own folder, of no later step than `at_most`. trusted: see `belongs`."""
     for path in reversed(checkpoints(folder, run_id)):
         try:
             manifest = read_manifest(path)
             if manifest is None or manifest.run_id != run_id or manifest.step > at_most:
+                continue
+            if not trusted(manifest):
+                tell(
+                    f"our own checkpoint {path} is passed over: the run went back and has left what it is of (its generation is "
+                    f"{manifest.generation})"
+                )
                 continue
             verify(path, manifest)
         except ModelError as error:
@@ -87,6 +121,62 @@ def newest_own(folder: Path, run_id: str, *, at_most: int, tell: Callable[[str],
 
         return Origin(path, manifest.step)
     return None
+
+
+def held(
+    folder: Path, run_id: str, ends: Mapping[int, bytes], *, tell: Callable[[str], None] | None = None
+) -> tuple[tuple[int, bytes], ...]:
+    """The signed epoch ends of which a whole checkpoint lies in our folder, oldest first; reads every byte of them.
+
+    ends: full digest (32 bytes) by step. A damaged one is told.
+    """
+    found: list[tuple[int, bytes]] = []
+    for path in checkpoints(folder, run_id):
+        try:
+            manifest = read_manifest(path)
+            if manifest is None or manifest.run_id != run_id or not _is_end(manifest, ends):
+                continue
+            verify(path, manifest)
+        except ModelError as error:
+            (tell or _silence)(f"our own checkpoint does not count: {error}")
+            continue
+
+        found.append((manifest.step, ends[manifest.step]))
+    return tuple(found)
+
+
+def _is_end(manifest: CheckpointManifest, ends: Mapping[int, bytes]) -> bool:
+    digest = ends.get(manifest.step)
+    return digest is not None and manifest.digest == digest.hex()
+
+
+def _newer(
+    saved: Origin | None,
+    checkpoint: Choice,
+    *,
+    run_id: str,
+    base: Path,
+    cache: Path,
+    stored_step: int | None,
+    tell: Callable[[str], None],
+) -> Origin:
+    """The newer one of our own checkpoint and the stored model; our own, too, where the stored one cannot be had."""
+    if saved is not None and saved.step is not None and stored_step is not None and saved.step > stored_step:
+        return saved  # nothing needs to be downloaded to know
+
+    try:
+        folder = sources.find(checkpoint, base=base, cache=cache, tell=tell)
+        manifest = read_manifest(folder)
+    except ModelError as error:
+        if saved is None:
+            raise
+        tell(f"the stored model cannot be had, so our own checkpoint of step {saved.step} is used: {error}")
+        return saved
+
+    stored = None if manifest is None or manifest.run_id != run_id else manifest.step
+    if saved is not None and saved.step is not None and (stored is None or saved.step > stored):
+        return saved
+    return Origin(folder, stored_step=stored)
 
 
 def _silence(sentence: str) -> None:

@@ -25,9 +25,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from psyche_core.errors import ConfigError
-
-if sys.platform != "win32":
-    import fcntl
+from psyche_core.training.folders import lock
 
 SUFFIX = ".scratch"
 RESUMABLE_SECONDS = 24 * 3600.0
@@ -184,7 +182,7 @@ class Scratch:
         path = self._folder / f"{_label(kind, key)}-{secrets.token_hex(8)}{SUFFIX}"
         unseen = path.with_suffix(".new")  # until it is locked nobody may take it for left behind
         handle = io.FileIO(unseen, "x+")
-        _lock(handle)
+        lock(handle)
         if sys.platform == "win32":
             handle.close()
             unseen.rename(path)
@@ -277,17 +275,6 @@ def _age(path: Path) -> float:
     return 0.0
 
 
-def _lock(handle: io.FileIO) -> bool:
-    """Lock an open file for this process; False when another holds it. Where there are no such locks an open file is safe."""
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-
-    return True
-
-
 def _taken(path: Path) -> io.FileIO | None:
     """Open and lock a file that was left behind; None when it is in use, or gone meanwhile."""
     try:
@@ -296,7 +283,7 @@ def _taken(path: Path) -> io.FileIO | None:
         return None
 
     try:
-        if _lock(handle) and path.stat().st_ino == os.fstat(handle.fileno()).st_ino:
+        if lock(handle) and path.stat().st_ino == os.fstat(handle.fileno()).st_ino:
             return handle
     except OSError:
         pass  # gone meanwhile: its owner has removed it

@@ -5,7 +5,8 @@
 
 Decided here: which step's learning rate goes where. Look-ahead stands in for the not yet applied update of step s - 1 and uses
 schedule(s - 1), as the reference does; a result of step s is compressed with schedule(s) and applied with schedule(s + 2),
-whatever round applies it (also in the drain). Everything is synchronous and for ONE worker thread; only `check` may run in
+whatever round applies it (also in the drain). A round that is applied again, from a journal, is given the rate it had: the
+schedule may say another one by then. Everything is synchronous and for ONE worker thread; only `check` may run in
 another.
 """
 
@@ -99,9 +100,16 @@ class Trainer:
         """Validate a peer's payload; any thread. Raises PayloadRejected."""
         self._optimizer.check(payload)
 
-    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool) -> None:
-        """Apply the accepted payloads of `step`, in any order; every one must have passed `check`."""
-        rate = self._learning_rate(step + APPLY_DELAY)
+    def rate_of(self, step: int) -> float:
+        """The learning rate that `apply` takes for the results of `step` when none is given."""
+        return self._learning_rate(step + APPLY_DELAY)
+
+    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
+        """Apply the accepted payloads of `step`, in any order; every one must have passed `check`.
+
+        learning_rate: the one that was used when the step was first applied; None: the schedule's.
+        """
+        rate = self.rate_of(step) if learning_rate is None else learning_rate
         self._optimizer.apply(step, payloads, learning_rate=rate, own_accepted=own_accepted)
 
     def evaluate(self, samples: Samples) -> float:

@@ -1,9 +1,10 @@
 """What clients say to each other, and the signed envelope it travels in.
 
-Decided here: one envelope for all messages, signed by the origin's p2p key over a domain tag and the run id, so that any member
-may pass a message on; positions in fixed lists instead of named maps, versioned by the first element. A result's commitment
-(F7) covers run, epoch, step, the whole share, the trainer and the SHA-256 of the *complete* payload, and is signed on its own so
-that two of them prove equivocation without the envelopes. Refuses anything of a wrong type, length or range with WireError.
+Decided here: one envelope for all messages, signed by the origin's p2p key over a domain tag and the run's instance, so that any
+member may pass a message on; positions in fixed lists instead of named maps, versioned by the first element. A result's
+commitment (F7) covers run, epoch, step, the round's seed, the whole share, the trainer and the SHA-256 of the *complete* payload,
+and is signed on its own so that two of them prove equivocation without the envelopes. Refuses anything of a wrong type, length or
+range with WireError.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ MAX_ENVELOPE_BYTES = 16 * 1024
 MAX_SHARE_INTERVALS = 512
 _ENVELOPE = "message"
 _COMMITMENT = "commitment"
+_JOIN = "join"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,34 +91,53 @@ Message = Result | Finished | ModelDigest | ModelWanted | ModelOffer
 
 @lru_cache(maxsize=2048)  # asked for when a result is announced, and again wherever it is judged
 def commitment_hash(
-    run_id: str, *, epoch: int, step: int, share: tuple[BatchId, ...], trainer: bytes, payload_hash: bytes
+    run: bytes, *, epoch: int, step: int, seed: int, share: tuple[BatchId, ...], trainer: bytes, payload_hash: bytes
 ) -> bytes:
-    """The 32-byte commitment of a result (protocol F7). trainer: the signer half of its identity."""
-    fields = ["psyche/commitment/1", run_id, epoch, step, [[b.first, b.last] for b in share], trainer, payload_hash]
+    """The 32-byte commitment of a result (protocol F7). run: its instance. trainer: the signer half of its identity.
+
+    seed: of the round (u64). A coordinator that went back to an older state deals other rounds with the same epoch and step: what
+    was signed in a round it has forgotten proves nothing about the round that took its place.
+    """
+    fields = ["psyche/commitment/2", run, epoch, step, seed, [[b.first, b.last] for b in share], trainer, payload_hash]
     return hashlib.sha256(encode(fields)).digest()
 
 
-def sign_commitment(key: SecretKey, run_id: str, commitment: bytes) -> bytes:
-    """64-byte signature of a commitment by the trainer's p2p key."""
-    return key.sign(_COMMITMENT, run_id, commitment)
+def sign_commitment(key: SecretKey, run: bytes, commitment: bytes) -> bytes:
+    """64-byte signature of a commitment by the trainer's p2p key. run: the instance, here and below."""
+    return key.sign(_COMMITMENT, run, commitment)
 
 
-def commitment_message(run_id: str, commitment: bytes) -> bytes:
+def commitment_message(run: bytes, commitment: bytes) -> bytes:
     """The bytes that `sign_commitment` signs, for who verifies by other means (a chain)."""
-    return framed(_COMMITMENT, run_id, commitment)
+    return framed(_COMMITMENT, run, commitment)
 
 
-def is_commitment_of(p2p: bytes, commitment: bytes, signature: bytes, *, run_id: str) -> bool:
+def is_commitment_of(p2p: bytes, commitment: bytes, signature: bytes, *, run: bytes) -> bool:
     """Whether a commitment carries the signature of this p2p key. False for malformed keys and signatures."""
-    return verify(p2p, signature, domain=_COMMITMENT, run_id=run_id, body=commitment)
+    return verify(p2p, signature, domain=_COMMITMENT, run=run, body=commitment)
 
 
-def commitment_is_signed(result: Result, *, run_id: str, p2p: bytes) -> bool:
+def commitment_is_signed(result: Result, *, run: bytes, p2p: bytes) -> bool:
     """Whether the commitment in a result carries its trainer's signature."""
-    return is_commitment_of(p2p, result.commitment, result.signature, run_id=run_id)
+    return is_commitment_of(p2p, result.commitment, result.signature, run=run)
 
 
-def seal(key: SecretKey, run_id: str, message: Message) -> bytes:
+def sign_join(key: SecretKey, run: bytes, signer: bytes) -> bytes:
+    """64-byte signature with which a transport key says that it belongs to `signer` (32 bytes) in this run."""
+    return key.sign(_JOIN, run, signer)
+
+
+def join_message(run: bytes, signer: bytes) -> bytes:
+    """The bytes that `sign_join` signs, for who verifies by other means (a chain)."""
+    return framed(_JOIN, run, signer)
+
+
+def is_join_of(p2p: bytes, signer: bytes, proof: bytes, *, run: bytes) -> bool:
+    """Whether `proof` is that transport key's word for `signer`. False for malformed keys and signatures."""
+    return verify(p2p, proof, domain=_JOIN, run=run, body=signer)
+
+
+def seal(key: SecretKey, run: bytes, message: Message) -> bytes:
     """The signed envelope of a message: [version, origin, body, signature]."""
     match message:
         case Result():
@@ -142,10 +163,10 @@ def seal(key: SecretKey, run_id: str, message: Message) -> bytes:
             body = [5, message.epoch, message.step, *manifest, message.description_hash, message.description_bytes]
 
     encoded = encode(body)
-    return encode([VERSION, key.public, encoded, key.sign(_ENVELOPE, run_id, encoded)])
+    return encode([VERSION, key.public, encoded, key.sign(_ENVELOPE, run, encoded)])
 
 
-def unseal(data: bytes, *, run_id: str) -> tuple[bytes, Message]:
+def unseal(data: bytes, *, run: bytes) -> tuple[bytes, Message]:
     """Origin (p2p key, 32 bytes) and message of an envelope, its signature verified. Raises WireError and nothing else."""
     envelope = decode(data, max_bytes=MAX_ENVELOPE_BYTES, max_depth=2)
     if not isinstance(envelope, list) or len(envelope) != 4:
@@ -163,7 +184,7 @@ def unseal(data: bytes, *, run_id: str) -> tuple[bytes, Message]:
         message = "an envelope's body is a byte string"
         raise WireError(message)
 
-    if not verify(origin, signature, domain=_ENVELOPE, run_id=run_id, body=body):
+    if not verify(origin, signature, domain=_ENVELOPE, run=run, body=body):
         message = f"the signature of a message from {origin[:4].hex()} is not valid for this run"
         raise WireError(message)
 

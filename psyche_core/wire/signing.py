@@ -1,8 +1,9 @@
 """Ed25519 keys and domain-separated signatures.
 
-Every signature covers a domain tag and the run id, so that nothing signed for one purpose or run is valid for another (the
-reference signed a bare hash). PyNaCl verifies strictly; `cryptography` accepts forged messages for the identity key and must not
-be used to verify peers. Key files hold the 32 raw seed bytes and are written with mode 0600.
+Every signature covers a domain tag and the run's instance, an id that is new for every run, so that nothing signed for one
+purpose or run is valid for another, also not for a run made anew under the same name (the reference signed a bare hash). PyNaCl
+verifies strictly; `cryptography` accepts forged messages for the identity key and must not be used to verify peers. Key files
+hold the 32 raw seed bytes and are written with mode 0600.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from psyche_core.errors import IdentityError
 _PREFIX = b"psyche/1"
 
 
-def framed(domain: str, run_id: str, body: bytes) -> bytes:
-    """The bytes signed: prefix, domain, run id, body. Domain and run id carry their length, so no two inputs collide."""
-    tag, run = domain.encode(), run_id.encode()
+def framed(domain: str, run: bytes, body: bytes) -> bytes:
+    """The bytes signed: prefix, domain, the run's instance, body. Lengths are in it, so no two inputs collide."""
+    tag = domain.encode()
     return b"".join((_PREFIX, bytes((len(tag),)), tag, bytes((len(run),)), run, body))
 
 
@@ -86,15 +87,15 @@ class SecretKey:
             message = f"cannot write the identity key {path}: {error.strerror}"
             raise IdentityError(message) from error
 
-    def sign(self, domain: str, run_id: str, body: bytes) -> bytes:
-        """64-byte signature over domain, run id and body."""
-        return bytes(self._key.sign(framed(domain, run_id, body)).signature)
+    def sign(self, domain: str, run: bytes, body: bytes) -> bytes:
+        """64-byte signature over domain, instance of the run and body."""
+        return bytes(self._key.sign(framed(domain, run, body)).signature)
 
 
-def verify(public: bytes, signature: bytes, *, domain: str, run_id: str, body: bytes) -> bool:
+def verify(public: bytes, signature: bytes, *, domain: str, run: bytes, body: bytes) -> bool:
     """Whether `signature` is that key's over these. False for malformed keys and signatures, never an exception."""
     try:
-        VerifyKey(public).verify(framed(domain, run_id, body), signature)
+        VerifyKey(public).verify(framed(domain, run, body), signature)
     except (BadSignatureError, ValueError, TypeError):
         return False
 

@@ -25,7 +25,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.run_config import parse_run_file
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 from psyche_core.training.trainer import Trainer
-from psyche_core.types import NodeIdentity, RunState
+from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.settings import DistroSettings
@@ -94,7 +94,7 @@ class Run:
 
     def __init__(self) -> None:
         run = parse_run_file(RUN, source="repair")
-        self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model))
+        self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model, instance=bytes(32)))
         self.network = MemoryNetwork()
         self.told: dict[str, list[report.Event]] = {}
 
@@ -106,7 +106,7 @@ class Run:
             return Bench(trainer, data)
 
         async with (
-            self.coordinator.backend(NodeIdentity(key.public, key.public)) as backend,
+            self.coordinator.backend(key) as backend,
             MemoryTransport(self.network, key.public) as transport,
             DummyData(sequence_length=16) as data,
         ):

@@ -42,6 +42,7 @@ from psyche_core.errors import BackendClosed, BackendError, CommandRefused
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.types import NodeIdentity
+from psyche_core.wire.signing import SecretKey
 
 logger = logging.getLogger("psyche.backend.solana")
 
@@ -76,7 +77,7 @@ class SolanaBackend(Backend):
         *,
         endpoints: tuple[Endpoint, ...],
         wallet: Signer,
-        p2p: bytes,
+        key: SecretKey,
         programs: Programs | None = None,
         grantees: tuple[Pubkey, ...] | None = None,
         price: int = 0,
@@ -84,13 +85,14 @@ class SolanaBackend(Backend):
         retry_seconds: float = 300.0,
         rhythm: Rhythm | None = None,
     ) -> None:
-        """wallet: signs and pays. p2p: our transport's public key. grantees: whose authorizations to try. price: see `budget`.
+        """wallet: signs and pays. key: our transport's. grantees: whose authorizations to try. price: see `budget`.
         owner: the wallet that the run must belong to.
         """
         self._run_id = run_id
         self._endpoints = endpoints
         self._wallet = wallet
-        self._identity = NodeIdentity(bytes(wallet.pubkey), p2p)
+        self._key = key
+        self._identity = NodeIdentity(bytes(wallet.pubkey), key.public)
         self._programs = programs or Programs()
         self._grantees = grantees
         self._price = price
@@ -119,7 +121,7 @@ class SolanaBackend(Backend):
             context.run_id,
             endpoints=settings.endpoints(),
             wallet=settings.wallet(),
-            p2p=context.key.public,
+            key=context.key,
             programs=settings.programs,
             grantees=settings.grantees,
             price=settings.priority_fee,
@@ -181,10 +183,10 @@ class SolanaBackend(Backend):
                 raise CommandRefused("NotSent", str(error)) from error
             for instructions in missing:
                 await self._submit(*instructions, timeout=timeout)
-            instruction = coordinator.join(
-                self._run, user=self._wallet.pubkey, authorization=authorization, p2p=self._identity.p2p
+            proved = coordinator.proved_join(
+                self._run, user=self._wallet.pubkey, authorization=authorization, key=self._key
             )
-            await self._submit(instruction, timeout=timeout)
+            await self._submit(*proved, timeout=timeout)
         self._published = address
         self._book.look_for_renewals()
 
@@ -203,7 +205,7 @@ class SolanaBackend(Backend):
         """Send a command. Raises CommandRefused, BackendClosed, TimeoutError; ValueError for Join or another's command."""
         allowed = check_client_command(command, self._identity)
         self._expect_open()
-        instructions = instructions_of(self._run, allowed, state=self._state, run_id=self._run_id)
+        instructions = instructions_of(self._run, allowed, state=self._state)
         if self._state is not None and self._clock is not None:
             now = self._clock.now(anyio.current_time())
             if wants_tick(self._state, allowed, now):

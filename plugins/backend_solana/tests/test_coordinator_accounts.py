@@ -63,6 +63,8 @@ def owners(chain: CoordinatorSvm, authority: Pubkey) -> dict[str, Instruction]:
         "paused": layout.set_paused(run, authority=authority, paused=True),
         "migrate": layout.migrate(run, authority=authority),
         "expel": layout.expel(run, authority=authority, user=wallet(0).pubkey()),
+        "back": layout.back(run, authority=authority, units=1),
+        "settle": layout.settle(run, authority=authority, signer=bytes(wallet(0).pubkey())),
     }
 
 
@@ -87,7 +89,7 @@ def every(chain: CoordinatorSvm) -> dict[str, tuple[Instruction, Keypair]]:
     return by_owner | {name: (made, wallet(0)) for name, made in members(chain, wallet(0).pubkey()).items()}
 
 
-OWNERS = ("free", "stage", "update", "rates", "paused", "migrate", "expel")
+OWNERS = ("free", "stage", "update", "rates", "paused", "migrate", "expel", "back", "settle")
 MEMBERS = ("join", "withdraw", "tick", "witness", "warmup_witness", "health_check", "checkpoint", "equivocation")
 WITH_INSTANCE = (*OWNERS, "join")
 EVERY = (*OWNERS, *MEMBERS)
@@ -258,7 +260,7 @@ def test_data_that_ends_early(chain: CoordinatorSvm, name: str) -> None:
 
 
 def test_an_unknown_instruction(chain: CoordinatorSvm) -> None:
-    assert refused(chain, Instruction(layout.PROGRAM_ID, bytes([16]), []), THIEF) == "BadInstruction"
+    assert refused(chain, Instruction(layout.PROGRAM_ID, bytes([18]), []), THIEF) == "BadInstruction"
 
 
 @pytest.mark.parametrize(
@@ -304,7 +306,7 @@ def test_s5_a_member_whose_right_was_taken_back_is_sent_away(chain: CoordinatorS
 def test_before_the_first_update_there_is_no_run(chain: CoordinatorSvm) -> None:
     chain.begin()
     for name, (given, key) in every(chain).items():
-        if name in (*MEMBERS, "rates", "paused", "expel"):
+        if name in (*MEMBERS, "rates", "paused", "expel", "settle"):
             assert refused(chain, given, key) == "Halted", name
     only_progress = layout.update(chain.run, layout.Update(progress=Progress()), authority=chain.owner.pubkey())
     assert refused(chain, only_progress, chain.owner) == "ConfigSanityCheckFailed"
@@ -315,25 +317,31 @@ def test_before_the_first_update_there_is_no_run(chain: CoordinatorSvm) -> None:
 
 def test_init_wants_a_new_account(chain: CoordinatorSvm) -> None:
     run_id = "a run that is new"
-    run = layout.Run(layout.instance_address(run_id)[0], Keypair.from_seed(b"n" * 32).pubkey())
+    key = Keypair.from_seed(b"n" * 32)
+    run = layout.Run(layout.instance_address(run_id)[0], key.pubkey())
     owner = chain.owner.pubkey()
     given = layout.init(run, payer=owner, run_id=run_id, main_authority=owner, join_authority=owner)
     for place in (0, 8, ACCOUNT_BYTES // 2, ACCOUNT_BYTES - 1):
         chain.put(run.account, bytes(place) + b"\1" + bytes(ACCOUNT_BYTES - place - 1))
-        assert chain.send([given], chain.owner).refusal == "AlreadyExists"
+        assert chain.send([given], chain.owner, key).refusal == "AlreadyExists"
     chain.put(run.account, bytes(ACCOUNT_BYTES - 1))
-    assert chain.send([given], chain.owner).refusal == "WrongSize"
+    assert chain.send([given], chain.owner, key).refusal == "WrongSize"
     chain.put(run.account, bytes(ACCOUNT_BYTES), owner=AUTHORIZER_ID)
-    assert chain.send([given], chain.owner).refusal == "WrongOwner"
+    assert chain.send([given], chain.owner, key).refusal == "WrongOwner"
     chain.put(run.account, bytes(ACCOUNT_BYTES))
-    assert chain.send([changed(given, 1, pubkey=THIEF.pubkey())], chain.owner).refusal == "WrongAddress"
-    assert chain.send([changed(given, 2, is_writable=False)], chain.owner).refusal == "NotWritable"
-    assert chain.send([changed(given, 0, is_signer=False)], THIEF).refusal == "MissingSigner"
-    assert chain.send([changed(given, 3, pubkey=THIEF.pubkey())], chain.owner).refusal == "WrongAddress"
+    assert chain.send([changed(given, 1, pubkey=THIEF.pubkey())], chain.owner, key).refusal == "WrongAddress"
+    assert chain.send([changed(given, 2, is_writable=False)], chain.owner, key).refusal == "NotWritable"
+    assert chain.send([changed(given, 0, is_signer=False)], THIEF, key).refusal == "MissingSigner"
+    assert chain.send([changed(given, 3, pubkey=THIEF.pubkey())], chain.owner, key).refusal == "WrongAddress"
+    assert chain.send([changed(given, 2, is_signer=False)], chain.owner).refusal == "MissingSigner", (
+        "nobody makes a run of another's account"
+    )
     for data in (b"\0\0" + given.data[2:], b"\0\1" + given.data[2:], b"\0\40" + given.data[2:], b"\0\41" + given.data[2:]):
-        assert chain.send([Instruction(given.program_id, bytes(data), given.accounts)], chain.owner).refusal == "BadInstruction"
-    assert chain.send([given], chain.owner).refusal is None
-    assert chain.send([given], chain.owner).refusal == "AlreadyExists"
+        assert (
+            chain.send([Instruction(given.program_id, bytes(data), given.accounts)], chain.owner, key).refusal == "BadInstruction"
+        )
+    assert chain.send([given], chain.owner, key).refusal is None
+    assert chain.send([given], chain.owner, key).refusal == "AlreadyExists"
     found = chain.svm.get_account(run.instance)
     assert found is not None
     assert RunInstance.parse(bytes(found.data)) == RunInstance(

@@ -35,6 +35,7 @@ from psyche_core.errors import BackendClosed, BackendError, CommandRefused, Wire
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.messages import sign_join
 
 logger = logging.getLogger("psyche.backend.tcp")
 
@@ -119,9 +120,24 @@ class TcpBackend(Backend):
             message = f"a transport address has at most {MAX_ADDRESS_BYTES} bytes, got {len(address)}"
             raise ValueError(message)
 
-        number = next(self._numbers)
-        await self._ask(number, encode_client(JoinRequest(number, address)), timeout)
+        with anyio.fail_after(timeout):
+            instance = await self._instance()
+            number = next(self._numbers)
+            await self._ask(number, self._join_request(number, address, instance), timeout)
         self._joined = address
+
+    async def _instance(self) -> bytes:
+        """The run's instance, known from its first state. Raises BackendClosed."""
+        while self._update is None:
+            if self._closed is not None:
+                raise BackendClosed(self._reason)
+
+            await self._changed.wait()
+        return self._update.state.instance
+
+    def _join_request(self, number: int, address: bytes, instance: bytes) -> bytes:
+        proof = sign_join(self._context.key, instance, self._identity.signer)
+        return encode_client(JoinRequest(number, address, proof))
 
     async def next_state(self) -> StateUpdate:
         """The newest state not yet returned. Raises BackendClosed once there will be none."""
@@ -256,9 +272,9 @@ class TcpBackend(Backend):
         self._link = link
         replies: deque[bytes] = deque()
         result = _Lost("the connection ended")
-        if self._joined is not None:
+        if self._joined is not None and self._update is not None:
             number = next(self._numbers)
-            replies.append(encode_client(JoinRequest(number, self._joined)))
+            replies.append(self._join_request(number, self._joined, self._update.state.instance))
 
         try:
             async with anyio.create_task_group() as group:

@@ -386,8 +386,8 @@ class Hub:
     def _answer(self, identity: NodeIdentity, request: JoinRequest | CommandRequest, moment: Moment) -> Answer:
         try:
             match request:
-                case JoinRequest(number, address):
-                    self._join(identity, address, moment)
+                case JoinRequest(number, address, proof):
+                    self._join(identity, address, moment, proof=proof)
                 case CommandRequest(number, plain):
                     self._apply(decode_command(plain, identity), moment)
             self._tick(moment)
@@ -401,12 +401,12 @@ class Hub:
 
         return Answer(number, "", "")
 
-    def _join(self, identity: NodeIdentity, address: bytes, moment: Moment) -> None:
+    def _join(self, identity: NodeIdentity, address: bytes, moment: Moment, *, proof: bytes) -> None:
         if len(address) > MAX_ADDRESS_BYTES:
             message = f"a transport address has at most {MAX_ADDRESS_BYTES} bytes, got {len(address)}"
             raise WireError(message)
 
-        self._apply(Join(identity), moment)
+        self._apply(Join(identity, proof), moment)
         entry = self._roster[identity.signer]
         if entry.address != address:
             entry.address = address

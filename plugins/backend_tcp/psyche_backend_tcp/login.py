@@ -90,7 +90,7 @@ def decode_hello(payload: bytes, *, service: str) -> Hello:
 
 def encode_login(hello: Hello, login: Login, key: SecretKey, *, run_id: str, server_key: bytes) -> bytes:
     """The answer of a client that takes part in `run_id`. server_key: what the server proved in TLS."""
-    signature = key.sign(_DOMAIN, run_id, _body(_CLIENT, hello, login, server_key))
+    signature = key.sign(_DOMAIN, run_id.encode(), _body(_CLIENT, hello, login, server_key))
     return encode([MAGIC, VERSION, run_id, login.public, login.nonce, login.known, signature])
 
 
@@ -115,7 +115,7 @@ def check_login(payload: bytes, hello: Hello, *, server_key: bytes) -> Login:
 
             login = Login(public, nonce, known)
             body = _body(_CLIENT, hello, login, server_key)
-            if not verify(public, signature, domain=_DOMAIN, run_id=run_id, body=body):
+            if not verify(public, signature, domain=_DOMAIN, run=run_id.encode(), body=body):
                 message = "the signature does not fit this connection: a wrong key, or somebody between you and the server"
                 raise LoginRefused("BadSignature", message)
 
@@ -126,13 +126,13 @@ def check_login(payload: bytes, hello: Hello, *, server_key: bytes) -> Login:
 
 def sign_welcome(hello: Hello, login: Login, key: SecretKey) -> bytes:
     """The server's own signature, 64 bytes; it goes into the welcome."""
-    return key.sign(_DOMAIN, hello.run_id, _body(_SERVER, hello, login, key.public))
+    return key.sign(_DOMAIN, hello.run_id.encode(), _body(_SERVER, hello, login, key.public))
 
 
 def check_welcome(signature: bytes, hello: Hello, login: Login, *, server_key: bytes) -> None:
     """Raise LoginRefused (BadServer) unless the holder of `server_key` took part in exactly this login."""
     body = _body(_SERVER, hello, login, server_key)
-    if not verify(server_key, signature, domain=_DOMAIN, run_id=hello.run_id, body=body):
+    if not verify(server_key, signature, domain=_DOMAIN, run=hello.run_id.encode(), body=body):
         raise LoginRefused("BadServer", "the server's signature does not fit this connection; do not trust it")
 
 

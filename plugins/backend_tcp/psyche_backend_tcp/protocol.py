@@ -2,7 +2,7 @@
 
     client -> server                          server -> client
     [0]                 pong                  [0]                            ping
-    [1, id, address]    join                  [1, id, code, sentence]        answer; code "" means done
+    [1, id, address, proof]  join             [1, id, code, sentence]        answer; code "" means done
     [2, id, command]    command               [2, hash, document]            whole document
     [3]                 send it whole         [3, base, hash, patch]         what changed since the document with the hash `base`
                                               [4, code, sentence]            bye, the connection is closed
@@ -25,6 +25,7 @@ from typing import Any
 from psyche_backend_tcp.limits import CLIENT_FRAME, MAX_ADDRESS_BYTES, SERVER_FRAME
 from psyche_core.coordinator.commands import (
     Checkpoint,
+    EpochDigest,
     Equivocation,
     HealthCheck,
     SignedResult,
@@ -40,7 +41,7 @@ from psyche_core.run_config import Choice
 from psyche_core.types import MAX_CLIENTS, NodeIdentity, WitnessMetadata, WitnessStatement
 from psyche_core.wire.codec import decode, encode
 
-VERSION = 2
+VERSION = 3
 MAX_PATCH_DEPTH = 64
 """Nesting of a server frame: a patch nests up to three lists for each level of the document."""
 
@@ -52,10 +53,11 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """Join with this transport address. number: chosen by the client, comes back with the answer."""
+    """Join with this transport address. number: chosen by the client, comes back with the answer. proof: see commands.Join."""
 
     number: int
     address: bytes
+    proof: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,8 @@ def encode_client(message: ClientMessage) -> bytes:
     match message:
         case Heartbeat():
             return encode([0])
-        case JoinRequest(number, address):
-            return encode([1, number, address])
+        case JoinRequest(number, address, proof):
+            return encode([1, number, address, proof])
         case CommandRequest(number, command):
             return encode([2, number, command])
         case WholeRequest():
@@ -135,8 +137,8 @@ def decode_client(payload: bytes) -> ClientMessage:
     match decode(payload, max_bytes=CLIENT_FRAME):
         case [0]:
             return Heartbeat()
-        case [1, int() as number, bytes() as address] if _is_u64(number):
-            return JoinRequest(number, address)
+        case [1, int() as number, bytes() as address, bytes() as proof] if _is_u64(number) and len(proof) == 64:
+            return JoinRequest(number, address, proof)
         case [2, int() as number, list() as command] if _is_u64(number):
             return CommandRequest(number, command)
         case [3]:
@@ -241,6 +243,8 @@ def encode_command(command: ClientCommand) -> list[Any]:
         case Equivocation(_, epoch, height, index, first, second):
             halves = [[half.payload_hash, half.signature] for half in (first, second)]
             return [6, epoch, height, index, *halves]
+        case EpochDigest(_, epoch, index, digest):
+            return [7, epoch, index, digest]
 
 
 def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
@@ -264,6 +268,8 @@ def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
             epoch, height, index
         ):
             return Equivocation(sender, epoch, height, index, _signed_result(first), _signed_result(second))
+        case [7, int() as epoch, int() as index, bytes() as digest] if _are_u32(epoch, index) and len(digest) == 32:
+            return EpochDigest(sender, epoch, index, digest)
         case _:
             message = "not a command clients may give, or one with fields of a wrong type or range"
             raise WireError(message)

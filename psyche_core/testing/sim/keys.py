@@ -12,12 +12,15 @@ from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
 
-from psyche_core.coordinator.commands import Equivocation, SignedResult
+from psyche_core.coordinator.commands import Equivocation, Join, SignedResult
 from psyche_core.types import NodeIdentity
-from psyche_core.wire.messages import Result, sign_commitment
+from psyche_core.wire.messages import Result, sign_commitment, sign_join
 from psyche_core.wire.signing import SecretKey
 
 RUN_ID = "simulated"
+INSTANCE = hashlib.sha256(b"psyche/simulator").digest()
+"""Of every simulated run."""
+
 REMEMBERED = 16_384
 """Tokens kept: more than a run makes."""
 
@@ -35,6 +38,13 @@ def identity_of(index: int) -> NodeIdentity:
     """The identity of the member with this number."""
     public = key_of(index).public
     return NodeIdentity(public, public)
+
+
+@lru_cache(maxsize=512)
+def join_of(index: int) -> Join:
+    """The member's request to join, with a real proof."""
+    identity = identity_of(index)
+    return Join(identity, sign_join(key_of(index), INSTANCE, identity.signer))
 
 
 def _token(public: bytes, commitment: bytes) -> bytes:
@@ -61,6 +71,6 @@ def with_real_signatures(evidence: Equivocation) -> Equivocation:
 
     def real(half: SignedResult) -> SignedResult:
         made = _made.get(half.signature)
-        return half if made is None else replace(half, signature=sign_commitment(key_of(made[0]), RUN_ID, made[1]))
+        return half if made is None else replace(half, signature=sign_commitment(key_of(made[0]), INSTANCE, made[1]))
 
     return replace(evidence, first=real(evidence.first), second=real(evidence.second))

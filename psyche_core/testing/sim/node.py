@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from psyche_core.client import events as ev
 from psyche_core.client.machine import ClientMachine, Patience
-from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
+from psyche_core.coordinator.commands import Equivocation, Withdraw
 from psyche_core.testing.sim.failure import Broken
-from psyche_core.testing.sim.keys import RUN_ID, identity_of, key_of, signed_by, verified, with_real_signatures
+from psyche_core.testing.sim.keys import INSTANCE, RUN_ID, identity_of, join_of, key_of, signed_by, verified, with_real_signatures
 from psyche_core.testing.sim.ledger import bits
 from psyche_core.testing.sim.replica import Payload, Replica
 from psyche_core.testing.sim.replica_watch import check_sizes
@@ -212,7 +212,7 @@ class Node:
 
     def _join(self, action: ev.Join) -> None:  # noqa: ARG002 - carries nothing
         self.joined = True
-        self._world.server.ask(self, Join(self.identity))
+        self._world.server.ask(self, join_of(self.index))
 
     def _send(self, action: ev.Send) -> None:
         command = action.command
@@ -239,7 +239,7 @@ class Node:
     def say(self, message: Message, tag: int, *, held_back: dict[int, float] | None = None) -> None:
         """Broadcast a message."""
         if self._world.script.sealed:
-            origin, read = unseal(seal(key_of(self.index), RUN_ID, message), run_id=RUN_ID)
+            origin, read = unseal(seal(key_of(self.index), INSTANCE, message), run=INSTANCE)
             if (origin, read) != (self.identity.p2p, message):
                 raise Broken("messages-travel-whole", f"{message} was read back as {read}")
         if self._world.timeline is not None:

@@ -19,6 +19,7 @@ from psyche_core.errors import CoordinatorError
 from psyche_core.testing.sim.clock import Clock
 from psyche_core.testing.sim.coordinator_watch import CoordinatorWatch
 from psyche_core.testing.sim.failure import Broken
+from psyche_core.testing.sim.keys import join_of
 from psyche_core.testing.sim.network import Network
 from psyche_core.types import RunState
 from psyche_core.wire.codec import decode, encode
@@ -91,7 +92,7 @@ class Server:
     def _connected(self, node: Node, life: int) -> None:
         if node.life == life and node.running and self.up:
             if node.joined:
-                self.ask(node, Join(node.identity))
+                self.ask(node, join_of(node.index))
             self.tell(node)
 
     def _tick(self, life: int) -> None:

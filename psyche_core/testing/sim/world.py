@@ -18,7 +18,7 @@ from psyche_core.run_config import Choice, CoordinatorConfig, LLMConfig, ModelCo
 from psyche_core.testing.sim.clock import Clock
 from psyche_core.testing.sim.coordinator_watch import CoordinatorWatch
 from psyche_core.testing.sim.failure import Broken, SimFailure
-from psyche_core.testing.sim.keys import RUN_ID, identity_of
+from psyche_core.testing.sim.keys import INSTANCE, RUN_ID, identity_of
 from psyche_core.testing.sim.lies import Lies
 from psyche_core.testing.sim.network import Network
 from psyche_core.testing.sim.node import Node
@@ -78,7 +78,7 @@ class World:
         self.replicas = ReplicaWatch(self.coordinator.ledger, initial=self.new_replica().snapshot())
         self.progress = ProgressWatch(bound=_bound(script), calm_after=script.calm_after)
         self.network = Network(self.clock, self._stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
-        state = new_state(RUN_ID, _config(script), _MODEL, now=EPOCH_OF_TIME)
+        state = new_state(RUN_ID, _config(script), _MODEL, now=EPOCH_OF_TIME, instance=INSTANCE)
         self.server = Server(
             state,
             self.clock,

@@ -17,13 +17,13 @@ from psyche_core.wire.messages import (
 from psyche_core.wire.signing import SecretKey
 from tests.fuzz.mutation import change_cbor as mutate
 
-__all__ = ["DOCUMENTED", "KEY", "MAX_BYTES", "MEMORY", "MESSAGES", "RUN_ID", "TARGET", "mutate", "seeds"]
+__all__ = ["DOCUMENTED", "KEY", "MAX_BYTES", "MEMORY", "MESSAGES", "RUN", "TARGET", "mutate", "seeds"]
 
 DOCUMENTED = (WireError,)
 MAX_BYTES = 1024
 MEMORY = (160, 65_536)
 
-RUN_ID = "fuzz"
+RUN = b"f" * 32
 KEY = SecretKey(b"k" * 32)
 MESSAGES: tuple[Message, ...] = (
     Result(1, 2, 3, (BatchId(0, 7), BatchId(100, 100)), b"h" * 32, 2**30, b"c" * 32, b"s" * 64),
@@ -33,7 +33,7 @@ MESSAGES: tuple[Message, ...] = (
     ModelWanted(3, 0),
     ModelOffer(3, 9, b"m" * 32, 12_345),
 )
-_SEALED = {seal(KEY, RUN_ID, message): message for message in MESSAGES}
+_SEALED = {seal(KEY, RUN, message): message for message in MESSAGES}
 
 
 def seeds() -> list[bytes]:
@@ -41,6 +41,6 @@ def seeds() -> list[bytes]:
 
 
 def TARGET(data: bytes) -> None:
-    origin, message = unseal(data, run_id=RUN_ID)
+    origin, message = unseal(data, run=RUN)
     assert origin == KEY.public, "nobody else signed anything"
     assert _SEALED.get(data) == message, "an envelope that was never sealed is accepted"

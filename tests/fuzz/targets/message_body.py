@@ -6,7 +6,7 @@ from psyche_core.errors import WireError
 from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.messages import MAX_ENVELOPE_BYTES, VERSION, seal, unseal
 from tests.fuzz.mutation import change_cbor as mutate
-from tests.fuzz.targets.envelope import KEY, MESSAGES, RUN_ID
+from tests.fuzz.targets.envelope import KEY, MESSAGES, RUN
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]
 
@@ -16,11 +16,11 @@ MEMORY = (400, 65_536)  # the dearest: one share interval of two small numbers b
 
 
 def seeds() -> list[bytes]:
-    return [decode(seal(KEY, RUN_ID, message), max_bytes=MAX_ENVELOPE_BYTES)[2] for message in MESSAGES]
+    return [decode(seal(KEY, RUN, message), max_bytes=MAX_ENVELOPE_BYTES)[2] for message in MESSAGES]
 
 
 def TARGET(data: bytes) -> None:
-    envelope = encode([VERSION, KEY.public, data, KEY.sign("message", RUN_ID, data)])
-    origin, message = unseal(envelope, run_id=RUN_ID)
+    envelope = encode([VERSION, KEY.public, data, KEY.sign("message", RUN, data)])
+    origin, message = unseal(envelope, run=RUN)
     assert origin == KEY.public
-    assert seal(KEY, RUN_ID, message) == envelope
+    assert seal(KEY, RUN, message) == envelope

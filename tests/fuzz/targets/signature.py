@@ -20,5 +20,5 @@ def seeds() -> list[bytes]:
 
 
 def TARGET(data: bytes) -> None:
-    accepted = verify(data[:32], data[32:96], domain="commitment", run_id="run", body=data[96:])
+    accepted = verify(data[:32], data[32:96], domain="commitment", run=b"run", body=data[96:])
     assert accepted == (data == _SIGNED)

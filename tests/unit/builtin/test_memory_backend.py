@@ -31,7 +31,7 @@ class TestMemoryBackend(BackendConformance):
             clock.now += seconds
             coordinator.tick()
 
-        yield BackendArena([coordinator.backend(NodeIdentity(key.public, key.public)) for key in keys], pass_time)
+        yield BackendArena([coordinator.backend(key) for key in keys], pass_time)
 
     async def test_events_and_owner_commands(self) -> None:
         seen: list[tuple[RunState, tuple[Event, ...]]] = []
@@ -64,7 +64,7 @@ class TestMemoryBackend(BackendConformance):
         clock = Clock()
         coordinator = MemoryCoordinator(small_state(clients=1), clock=clock)
         coordinator.join(NodeIdentity(bytes(32), bytes(32)), b"")
-        backend = coordinator.backend(NodeIdentity(bytes(32), bytes(32)))
+        backend = coordinator.backend(SecretKey(bytes(32)))
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: coordinator.run(tick_seconds=0.001))
             clock.now += 3

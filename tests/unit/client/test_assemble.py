@@ -27,7 +27,6 @@ from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import parse_run_file
 from psyche_core.settings import ClientSettings
 from psyche_core.testing.tiny_models import LLAMA
-from psyche_core.types import NodeIdentity
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -64,7 +63,7 @@ class Client:
 
     def __init__(self, base: Path, stack: AsyncExitStack, *, run: str = RUN, **settings: Any) -> None:
         parsed = parse_run_file(run, source="test_assemble.py")
-        self.state: CoordinatorState = new_state(parsed.run_id, parsed.config, parsed.model)
+        self.state: CoordinatorState = new_state(parsed.run_id, parsed.config, parsed.model, instance=bytes(32))
         self.told: list[report.Event] = []
         self.key = SecretKey.generate()
         given = {"run_id": parsed.run_id, "server_addr": "memory:1", "base": base, "device": "cpu", **settings}
@@ -79,9 +78,8 @@ class Client:
 
     async def run(self) -> report.Ended:
         """Take part in the run alone."""
-        identity = NodeIdentity(self.key.public, self.key.public)
         coordinator = self.coordinator = MemoryCoordinator(self.state)
-        async with coordinator.backend(identity) as backend, MemoryTransport(MemoryNetwork(), self.key.public) as transport:
+        async with coordinator.backend(self.key) as backend, MemoryTransport(MemoryNetwork(), self.key.public) as transport:
             runtime = ClientRuntime(
                 run_id=self.state.run_id,
                 key=self.key,

@@ -15,7 +15,7 @@ from psyche_core.client.rounds import MAX_CANDIDATES
 from psyche_core.coordinator.commands import Equivocation
 from psyche_core.types import BatchId, ClientState, RunState
 from psyche_core.wire.messages import Finished, ModelDigest, Result, commitment_hash, sign_commitment
-from world import Member, World
+from world import INSTANCE, Member, World
 
 
 def training_world() -> tuple[World, Member, Member]:
@@ -37,24 +37,31 @@ def a_result(world: World, liar: Member, *, payload_hash: bytes = b"x" * 32, res
     record = notes.records[notes.newest]
     share = record.shares[notes.slot]  # type: ignore[index]  # a member has a slot
     commitment = commitment_hash(
-        "world", epoch=notes.number, step=record.round.step, share=share, trainer=liar.key.public, payload_hash=payload_hash
+        INSTANCE,
+        epoch=notes.number,
+        step=record.round.step,
+        seed=record.round.seed,
+        share=share,
+        trainer=liar.key.public,
+        payload_hash=payload_hash,
     )
-    signature = sign_commitment(liar.key, "world", commitment)
+    signature = sign_commitment(liar.key, INSTANCE, commitment)
     result = Result(notes.number, record.height, record.round.step, share, payload_hash, 50, commitment, signature)
     result = replace(result, **changes)  # type: ignore[arg-type]  # fields by name
     if not resigned:
         return result
 
     again = changes.get("commitment") or commitment_hash(
-        "world",
+        INSTANCE,
         epoch=result.epoch,
         step=result.step,
+        seed=record.round.seed,
         share=result.share,
         trainer=liar.key.public,
         payload_hash=result.payload_hash,
     )
     assert isinstance(again, bytes)
-    return replace(result, commitment=again, signature=sign_commitment(liar.key, "world", again))
+    return replace(result, commitment=again, signature=sign_commitment(liar.key, INSTANCE, again))
 
 
 def hear(world: World, honest: Member, liar: Member, message: Result | Finished | ModelDigest) -> list[ev.Action]:

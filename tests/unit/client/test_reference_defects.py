@@ -69,13 +69,13 @@ def test_4_which_of_two_results_counts_does_not_depend_on_the_order_they_came_in
 
 def test_5_the_commitment_covers_everything_that_is_applied() -> None:
     """The reference's hash left out fields that changed what was applied; ours covers the complete payload and its place."""
-    fields = {"epoch": 1, "step": 2, "share": (), "trainer": b"t" * 32, "payload_hash": b"p" * 32}
-    base = commitment_hash("run", **fields)  # type: ignore[arg-type]
+    fields = {"epoch": 1, "step": 2, "seed": 7, "share": (), "trainer": b"t" * 32, "payload_hash": b"p" * 32}
+    base = commitment_hash(b"run", **fields)  # type: ignore[arg-type]
     others = [
-        commitment_hash("other", **fields),  # type: ignore[arg-type]
+        commitment_hash(b"other", **fields),  # type: ignore[arg-type]
         *(
-            commitment_hash("run", **{**fields, name: value})  # type: ignore[arg-type]
-            for name, value in {"epoch": 2, "step": 3, "trainer": b"u" * 32, "payload_hash": b"q" * 32}.items()
+            commitment_hash(b"run", **{**fields, name: value})  # type: ignore[arg-type]
+            for name, value in {"epoch": 2, "step": 3, "seed": 8, "trainer": b"u" * 32, "payload_hash": b"q" * 32}.items()
         ),
     ]
     assert base not in others

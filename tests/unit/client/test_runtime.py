@@ -28,11 +28,11 @@ from psyche_core.errors import BackendClosed, BackendError, CommandRefused, Mode
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.interfaces.data import Samples
 from psyche_core.run_config import parse_run_file
-from psyche_core.types import NodeIdentity, RunState
+from psyche_core.types import RunState
 from psyche_core.wire.manifest import Manifest, Piece, Table, parameter_table
 from psyche_core.wire.messages import Finished, seal
 from psyche_core.wire.signing import SecretKey
-from world import RUN
+from world import INSTANCE, RUN
 
 TABLE = {"total_steps": 6, "clients": 3, "min_clients": 2, "witness_nodes": 0, "rounds_per_epoch": 3}
 
@@ -113,7 +113,7 @@ class Party:
 
     def __init__(self, trainers: list[ChainTrainer], *, backend: type[MemoryBackend] = MemoryBackend, **config: int) -> None:
         run = parse_run_file(RUN.format(**{**TABLE, "clients": len(trainers), **config}), source="world")
-        self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model))
+        self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model, instance=INSTANCE))
         self.network = MemoryNetwork()
         self.trainers = trainers
         self.backend = backend
@@ -126,13 +126,12 @@ class Party:
 
     async def member(self, index: int) -> None:
         key = SecretKey(hashlib.sha256(b"party" + bytes((index,))).digest())
-        identity = NodeIdentity(key.public, key.public)
 
         async def build(_: CoordinatorState) -> Bench:
             return Bench(self.trainers[index], data)
 
         async with (
-            self.backend(self.coordinator, identity) as backend,
+            self.backend(self.coordinator, key) as backend,
             MemoryTransport(self.network, key.public) as transport,
             DummyData(sequence_length=16) as data,
         ):
@@ -213,7 +212,7 @@ async def test_garbage_from_a_peer_reaches_nobody() -> None:
         while len(party.transports) < 2 or not party.transports[0].stats.peers:
             party.coordinator.tick()
             await anyio.sleep(0.05)
-        for garbage in (b"", b"\xff" * 100, seal(stranger, "other", Finished(0, 0)), seal(stranger, "world", Finished(0, 0))):
+        for garbage in (b"", b"\xff" * 100, seal(stranger, bytes(32), Finished(0, 0)), seal(stranger, INSTANCE, Finished(0, 0))):
             await party.transports[1].broadcast(garbage, tag=0)
         party.runtimes[0].leave()
         party.runtimes[1].leave()
@@ -389,7 +388,7 @@ async def test_when_the_queue_is_full_nothing_that_matters_is_dropped(monkeypatc
         while 1 not in party.transports or not party.transports[1].stats.peers:
             await anyio.sleep(0.01)
         for number in range(200):
-            await party.transports[1].broadcast(seal(talker, "world", Finished(0, 10**6 + number)), tag=2**40)
+            await party.transports[1].broadcast(seal(talker, INSTANCE, Finished(0, 10**6 + number)), tag=2**40)
             await anyio.sleep(0)
 
     async with anyio.create_task_group() as tasks:

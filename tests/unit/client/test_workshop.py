@@ -45,7 +45,7 @@ STEP, TAG = 4, 50
 def run_state(*, step: int = 1, run_id: str = "world") -> CoordinatorState:
     table = {"total_steps": 9, "clients": 2, "min_clients": 2, "witness_nodes": 0, "rounds_per_epoch": 3, "cooldown_time": 1}
     run = parse_run_file(RUN.format(**table), source="world")
-    state = new_state(run_id, run.config, run.model)
+    state = new_state(run_id, run.config, run.model, instance=bytes(32))
     return replace(state, progress=replace(state.progress, step=step))
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from psyche_core.client import events as ev
 from psyche_core.client import report
+from psyche_core.client.epoch import EpochNotes
 from psyche_core.client.machine import ClientMachine, Patience
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.assignment import shares
@@ -24,7 +25,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import Choice, parse_run_file
 from psyche_core.types import NodeIdentity, RunState
-from psyche_core.wire.messages import Finished, Message, Result, commitment_hash, sign_commitment
+from psyche_core.wire.messages import Finished, Message, Result, commitment_hash, sign_commitment, sign_join
 from psyche_core.wire.signing import SecretKey
 
 DESCRIPTION = hashlib.sha256(b"how the model is built").digest()
@@ -64,6 +65,20 @@ betas = [0.9, 0.95]
 weight_decay = 0.1
 eps = 1e-8
 """
+
+
+INSTANCE = hashlib.sha256(b"world").digest()
+"""Of every run played here."""
+
+
+def join_of(key: SecretKey) -> Join:
+    """The request to join of the member with this key."""
+    return Join(NodeIdentity(key.public, key.public), sign_join(key, INSTANCE, key.public))
+
+
+def _notes(member: Member) -> EpochNotes:
+    assert member.machine.notes is not None
+    return member.machine.notes
 
 
 @dataclass
@@ -109,7 +124,7 @@ class World:
         self.random = random.Random(seed)
         self.now = 1_000_000.0
         self.train_seconds = train_seconds
-        self.state: CoordinatorState = new_state(run.run_id, run.config, run.model)
+        self.state: CoordinatorState = new_state(run.run_id, run.config, run.model, instance=INSTANCE)
         self.coordinator_events: list[CoordinatorEvent] = []
         self.refused: list[tuple[Command, str]] = []
         self.drop: Callable[[Member, Member, bytes], bool] = lambda source, target, payload_hash: False
@@ -144,7 +159,7 @@ class World:
         machine = ClientMachine(
             identity,
             "world",
-            sign=lambda commitment: sign_commitment(key, "world", commitment),
+            sign=lambda commitment: sign_commitment(key, INSTANCE, commitment),
             patience=Patience(payload=20.0, peers=3.0),
             can_store=index in self.stores,
         )
@@ -245,7 +260,7 @@ class World:
             case ev.Tell():
                 member.told.append(action.event)
             case ev.Join():
-                self._at(self.delay(member), lambda: self._command(Join(member.machine.identity), member))
+                self._at(self.delay(member), lambda: self._command(join_of(member.key), member))
             case ev.Send():
                 self._at(self.delay(member), lambda: self._command(action.command, member))
             case ev.SetPeers():
@@ -296,18 +311,19 @@ class World:
         payload_hash = hashlib.sha256(payload).digest()
         member.payloads[payload_hash] = payload
         commitment = commitment_hash(
-            "world",
+            INSTANCE,
             epoch=message.epoch,
             step=message.step,
+            seed=_notes(member).records[message.height].round.seed,
             share=message.share,
             trainer=member.key.public,
             payload_hash=payload_hash,
         )
-        signature = sign_commitment(member.key, "world", commitment)
+        signature = sign_commitment(member.key, INSTANCE, commitment)
         return replace(message, payload_hash=payload_hash, commitment=commitment, signature=signature)
 
     def _check_finished(self, member: Member, message: Finished) -> None:
-        """Finished means: done with this round, or soon, and holding every payload of the one before (protocol section 3)."""
+        """Finished means: done with this round, or soon, and holding every payload of the one before that it waits for (section 3)."""
         state, notes = member.machine.state, member.machine.notes
         assert state is not None
         assert notes is not None
@@ -319,7 +335,8 @@ class World:
             assert soon or (message.epoch, message.height) in member.own_by_round
         for other in self.members if before is not None and before.batches else ():
             place = state.slot_of(other.machine.identity)
-            if place in state.healthy_slots and place in shares(state, before):
+            waited_for = place is not None and notes.waited_for(frozenset({place}))
+            if waited_for and place in state.healthy_slots and place in shares(state, before):
                 published = other.own_by_round.get((message.epoch, message.height - 1))
                 assert published is not None
                 assert published in member.payloads

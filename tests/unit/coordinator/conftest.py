@@ -35,7 +35,7 @@ from psyche_core.coordinator.witness import BroadcastBloom, merkle_root
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
-from psyche_core.wire.messages import commitment_hash, sign_commitment
+from psyche_core.wire.messages import commitment_hash, sign_commitment, sign_join
 from psyche_core.wire.signing import SecretKey
 
 CONFIG = {
@@ -71,6 +71,9 @@ MODEL = {
 }
 
 
+INSTANCE = hashlib.sha256(b"test-run").digest()
+
+
 @cache
 def secret(number: int) -> SecretKey:
     """The key of the n-th member."""
@@ -82,6 +85,12 @@ def member(number: int) -> NodeIdentity:
     return NodeIdentity(signer=secret(number).public, p2p=secret(number).public)
 
 
+def joining(identity: NodeIdentity) -> Join:
+    """A member's request to join, proved with the transport key in its identity."""
+    key = next(secret(number) for number in range(1000) if secret(number).public == identity.p2p)
+    return Join(identity, sign_join(key, INSTANCE, identity.signer))
+
+
 def number_of(identity: NodeIdentity) -> int:
     """Which member this is."""
     return next(number for number in range(1000) if member(number) == identity)
@@ -91,7 +100,7 @@ def make_state(*, now: int = 1000, model: dict[str, Any] | None = None, **config
     """A run waiting for members, with the given keys of [config] changed."""
     table = CoordinatorConfig.model_validate({**CONFIG, **config})
     llm = {**MODEL["LLM"], **(model or {})}
-    return new_state("test-run", table, ModelConfig.model_validate({"LLM": llm}), now=now)
+    return new_state("test-run", table, ModelConfig.model_validate({"LLM": llm}), now=now, instance=INSTANCE)
 
 
 class Play:
@@ -151,9 +160,13 @@ class Play:
     def tick(self, *, after: int = 0) -> list[Event]:
         return self.do(Tick(), after=after)
 
+    def joining(self, identity: NodeIdentity) -> Join:
+        """A member's request to join."""
+        return joining(identity)
+
     def join(self, *numbers: int) -> None:
         for number in numbers:
-            self.do(Join(member(number)))
+            self.do(joining(member(number)))
 
     def start(self, clients: int) -> Play:
         """Join members 0..clients-1 and play up to round 0."""
@@ -171,7 +184,7 @@ class Play:
 
     def ready(self, slot: int) -> WarmupWitness:
         sender = self.state.epoch.clients[slot].id
-        return WarmupWitness(sender=sender, epoch=self.state.progress.epoch, index=slot, model_digest=bytes(32))
+        return WarmupWitness(sender=sender, epoch=self.state.progress.epoch, index=slot, model_digest=b"\1" * 32)
 
     @property
     def phase(self) -> str:
@@ -225,14 +238,15 @@ class Play:
         covered = {
             "epoch": self.state.progress.epoch,
             "step": judged.step if judged is not None else 0,
+            "seed": judged.seed if judged is not None else 0,
             "share": self.shares(height).get(slot, ()),
             "trainer": client.signer,
             "payload_hash": payload_hash,
         }
-        run_id = changes.pop("run_id", self.state.run_id)
+        run = changes.pop("run", self.state.instance)
         key = secret(changes.pop("key", number_of(client)))
-        commitment = commitment_hash(run_id, **{**covered, **changes})
-        return SignedResult(payload_hash, sign_commitment(key, run_id, commitment))
+        commitment = commitment_hash(run, **{**covered, **changes})
+        return SignedResult(payload_hash, sign_commitment(key, run, commitment))
 
     def evidence(self, slot: int, height: int, *, by: int) -> Equivocation:
         """Proof of slot `by` that another one signed two results for its share of a round."""
@@ -247,7 +261,7 @@ class Play:
 
     def come_back(self, slot: int) -> list[Event]:
         """Join again and say ready, as a client that left or was dropped does."""
-        self.do(Join(self.state.epoch.clients[slot].id))
+        self.do(joining(self.state.epoch.clients[slot].id))
         return self.do(self.ready(slot))
 
     def play_epoch(self) -> list[Event]:
@@ -397,6 +411,12 @@ def members() -> Callable[[int], NodeIdentity]:
 def secrets() -> Callable[[int], SecretKey]:
     """The key of the n-th member."""
     return secret
+
+
+@pytest.fixture
+def joins() -> Callable[[NodeIdentity], Join]:
+    """A member's request to join."""
+    return joining
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.coordinator import apply
-from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Join, Pause, Resume, RoundSettled, Tick
+from psyche_core.coordinator.commands import ClientsExited, HealthCheck, Pause, Resume, RoundSettled, Tick
 from psyche_core.coordinator.requeue import MAX_INTERVALS, added, merged, taken
 from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots, bloom_keys, choose_commitment, merkle_root, quorum
 from psyche_core.errors import WireError
@@ -126,7 +126,7 @@ def test_f10_a_slot_without_samples_is_never_unhealthy(play: Any) -> None:
     assert run.do(HealthCheck(sender=sender, slots=(working[2],))) == [ClientsExited(epoch=0, slots=(working[2],))]
 
 
-def test_health_check_drops_who_was_not_seen_and_sweeps_before_the_next_round(play: Any, members: Any) -> None:
+def test_health_check_drops_who_was_not_seen_and_sweeps_before_the_next_round(play: Any, members: Any, joins: Any) -> None:
     run = play(4)
     run.play_round()
     run.play_round(seen=[0, 1, 2])
@@ -138,7 +138,7 @@ def test_health_check_drops_who_was_not_seen_and_sweeps_before_the_next_round(pl
     assert run.do(HealthCheck(sender=reporter, slots=(3,))) == []  # known already
     assert members(3) not in run.state.pending
     assert run.round.slots == (0, 1, 2, 3)
-    run.do(Join(members(3)))
+    run.do(joins(members(3)))
     run.play_round()
     assert run.round.slots == (0, 1, 2)
 

@@ -14,7 +14,6 @@ from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import (
     ClientsExited,
     Equivocation,
-    Join,
     RoundSettled,
     SetFutureEpochRates,
     ShareVoided,
@@ -87,12 +86,12 @@ def test_leaving_does_not_save_an_equivocator(play: Any, how: ClientState) -> No
     assert all(member.signer != ejected.id.signer for member in run.state.pending)
 
 
-def test_the_ejected_cannot_come_back_in_this_epoch_but_may_wait_for_the_next(play: Any, members: Any) -> None:
+def test_the_ejected_cannot_come_back_in_this_epoch_but_may_wait_for_the_next(play: Any, members: Any, joins: Any) -> None:
     """Keeping a key out for good is the business of the owner's list: a new key costs nothing."""
     run = play(4, rounds_per_epoch=2)
     run.play_round()
     run.do(run.evidence(2, 0, by=0))
-    run.do(Join(members(2)))
+    run.do(joins(members(2)))
     run.refused(run.ready(2), "InvalidWitness")
     run.play_epoch()
     run.cool_down()
@@ -138,7 +137,7 @@ def wrong_evidence(run: Any) -> dict[str, Equivocation]:
         "a forged signature": replace(good, second=replace(good.second, signature=bytes(64))),
         "another hash than was signed": replace(good, first=replace(good.first, payload_hash=b"x" * 32)),
         "signed by its accuser": signed(key=0),
-        "signed for another run": signed(run_id="other-run"),
+        "signed for another run": signed(run=bytes(32)),
         "signed for another epoch": signed(epoch=1),
         "signed for another step": signed(step=1),
         "signed for another share": signed(share=(BatchId(share[0].first, share[-1].last + 1),)),
@@ -212,9 +211,15 @@ def test_the_commitment_is_the_one_of_the_wire(play: Any, secrets: Any) -> None:
     halves = []
     for payload in (b"a" * 32, b"b" * 32):
         commitment = commitment_hash(
-            "test-run", epoch=0, step=1, share=run.shares(0)[slot], trainer=key.public, payload_hash=payload
+            run.state.instance,
+            epoch=0,
+            step=1,
+            seed=run.round.seed,
+            share=run.shares(0)[slot],
+            trainer=key.public,
+            payload_hash=payload,
         )
-        halves.append(SignedResult(payload, sign_commitment(key, "test-run", commitment)))
+        halves.append(SignedResult(payload, sign_commitment(key, run.state.instance, commitment)))
     run.do(Equivocation(run.state.epoch.clients[1 - slot].id, 0, 0, slot, *halves))
     assert run.state.epoch.clients[slot].state is ClientState.Ejected
 
@@ -234,9 +239,10 @@ def divided(run: Any, slot: int, *, of: dict[int, str]) -> None:
 def the_commitment(run: Any, slot: int, height: int, payload: str) -> bytes:
     judged = run.state.round_at(height)
     return commitment_hash(
-        run.state.run_id,
+        run.state.instance,
         epoch=run.state.progress.epoch,
         step=judged.step,
+        seed=judged.seed,
         share=run.shares(height)[slot],
         trainer=run.state.epoch.clients[slot].id.signer,
         payload_hash=hashlib.sha256(payload.encode()).digest(),

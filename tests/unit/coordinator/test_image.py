@@ -182,13 +182,13 @@ def test_a_state_of_full_capacity_fits() -> None:
     assert (FULL["rounds"], FULL["requeue"], FULL["accounts"]) == (STORED_ROUNDS, MAX_INTERVALS, MAX_ACCOUNTS)
 
 
-def test_states_reached_by_random_commands_round_trip(play: Any, members: Any) -> None:
+def test_states_reached_by_random_commands_round_trip(play: Any, members: Any, joins: Any) -> None:
     reached: set[str] = set()
     for seed in range(8):
         run, dice = play(0, **TINY_RUN), random.Random(seed)
         for _ in range(150):
             try:
-                random_command(run, dice, members)
+                random_command(run, dice, members, joins)
             except CoordinatorError:
                 continue
             image = encode(run.state)
@@ -212,14 +212,14 @@ TINY_RUN = {
 }
 
 
-def random_command(run: Any, dice: random.Random, members: Any) -> None:
+def random_command(run: Any, dice: random.Random, members: Any, joins: Any) -> None:
     """One command of a member, an owner or the clock. Raises CoordinatorError when it is refused."""
     state, number = run.state, dice.randrange(7)
     match dice.randrange(12):
         case 0 | 1 | 2:
             run.tick(after=dice.choice([0, 1, 3, 5, 10, 30, 40]))
         case 3 | 4:
-            run.do(commands.Join(members(number)))
+            run.do(joins(members(number)))
         case 5:
             if dice.randrange(3) == 0:
                 run.do(commands.Withdraw(members(number)))

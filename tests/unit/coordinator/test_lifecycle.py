@@ -284,7 +284,7 @@ def test_warmup_ends_early_only_when_every_healthy_client_is_ready(play: Any) ->
 
 
 def test_f10_the_warmup_time_out_drops_who_is_not_ready_and_starts_with_the_others(play: Any, members: Any) -> None:
-    run = play()
+    run = play(init_min_clients=3)
     run.join(0, 1, 2)
     run.tick(after=3)
     run.do(run.ready(0))
@@ -358,11 +358,11 @@ def test_who_left_must_join_again_and_keeps_no_place_in_the_epoch(play: Any, mem
     assert [client.id for client in run.state.epoch.clients] == [members(1), members(2), members(0)]
 
 
-def test_joining_again_renews_the_transport_key(play: Any, members: Any) -> None:
+def test_joining_again_renews_the_transport_key(play: Any, members: Any, joins: Any) -> None:
     run = play()
     run.join(0, 1)
-    renewed = NodeIdentity(signer=members(0).signer, p2p=bytes(32))
-    run.do(commands.Join(renewed))
+    renewed = NodeIdentity(signer=members(0).signer, p2p=members(500).p2p)
+    run.do(joins(renewed))
     assert list(run.state.pending) == [renewed, members(1)]
 
 

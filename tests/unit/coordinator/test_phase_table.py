@@ -14,12 +14,13 @@ from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
+    EpochDigest,
     Equivocation,
     HealthCheck,
-    Join,
     Pause,
     Resume,
     SetFutureEpochRates,
+    Settle,
     SignedResult,
     Tick,
     UpdateConfig,
@@ -28,12 +29,14 @@ from psyche_core.coordinator.commands import (
     Witness,
 )
 from psyche_core.coordinator.errors import NAMES
+from psyche_core.coordinator.state import Account
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import Choice
 from psyche_core.types import RunState, WitnessStatement
 
 HUB = Choice("Hub", {"repo_id": "owner/better"})
 OK = "ok"
+RICH = Account(b"\xff" * 32, earned=5)
 
 
 class Scene:
@@ -54,6 +57,7 @@ class Scene:
             run.join(4)
         else:
             self._play_to(run, phase)
+        run.state = replace(run.state, accounts=(*run.state.accounts, RICH))
         assert run.state.run_state is phase
         self.run = run
 
@@ -85,19 +89,22 @@ class Scene:
             case "Tick":
                 return Tick()
             case "Join":
-                return Join(identity[5])
+                return run.joining(identity[5])
             case "Withdraw":
                 return Withdraw(identity[0])
             case "WarmupWitness":
-                return WarmupWitness(identity[1], run.state.progress.epoch, 1, bytes(32))
+                return WarmupWitness(identity[1], run.state.progress.epoch, 1, b"\1" * 32)
             case "WarmupWitness to come back":
-                return WarmupWitness(identity[4], run.state.progress.epoch, 4, bytes(32))
+                return WarmupWitness(identity[4], run.state.progress.epoch, 4, b"\1" * 32)
             case "Witness":
                 return self._statement() if playing else Witness(identity[0], SOME_STATEMENT)
             case "HealthCheck":
                 return HealthCheck(identity[0], (5,))
             case "Equivocation":
                 return self.evidence if playing else Equivocation(identity[0], 0, 0, 3, HALF, HALF)
+            case "EpochDigest":
+                ended = run.state.progress.epoch - (run.state.run_state is not RunState.Cooldown)
+                return EpochDigest(identity[0], max(ended, 0), 0, b"\1" * 32)
             case "Checkpoint":
                 slot = checkpointer_slot(run.state) or 0
                 return Checkpoint(identity[slot], HUB)
@@ -109,6 +116,8 @@ class Scene:
                 return UpdateConfig(config=run.state.config)
             case "SetFutureEpochRates":
                 return SetFutureEpochRates(5, 5)
+            case "Settle":
+                return Settle(RICH.signer)
         raise AssertionError(kind)
 
     def _statement(self) -> Command:
@@ -134,19 +143,22 @@ TABLE: dict[str, tuple[str, ...]] = {
     "Witness": (_H, _P, _P, OK, OK, _P, _H, _H),
     "HealthCheck": (_H, _P, _P, OK, OK, OK, _H, _H),
     "Equivocation": (_H, _P, _P, OK, OK, OK, _H, _H),
+    "EpochDigest": (_P, OK, _P, _P, _P, OK, OK, OK),
     "Checkpoint": (_P, OK, _P, _P, _P, OK, OK, OK),
     "Pause": (_H, OK, OK, OK, OK, OK, _H, _H),
     "Resume": (OK, *["CannotResume"] * 6, OK),
     "UpdateConfig": (OK, *["UpdateConfigNotHalted"] * 5, "UpdateConfigFinished", OK),
     "SetFutureEpochRates": (OK,) * 8,
+    "Settle": (OK,) * 8,
 }
 STRANGER: dict[str, tuple[str, ...]] = {
-    "Join": (OK, OK, OK, OK, OK, OK, _H, OK),
+    "Join": (*["InvalidProof"] * 6, _H, "InvalidProof"),
     "Withdraw": ("InvalidWithdraw",) * 8,
     "WarmupWitness": (_H, _P, *["InvalidWitness"] * 3, _P, _H, _H),
     "Witness": (_H, _P, _P, "InvalidWitness", "InvalidWitness", _P, _H, _H),
     "HealthCheck": (_H, _P, _P, *["InvalidHealthCheck"] * 3, _H, _H),
     "Equivocation": (_H, _P, _P, *["InvalidEvidence"] * 3, _H, _H),
+    "EpochDigest": (_P, "InvalidWitness", _P, _P, _P, *["InvalidWitness"] * 3),
     "Checkpoint": (_P, "InvalidCheckpoint", _P, _P, _P, *["InvalidCheckpoint"] * 3),
 }
 """The same commands from somebody who never joined."""
@@ -189,7 +201,7 @@ def test_a_command_of_a_stranger(scenes: Any, members: Any, kind: str, phase: Ru
 def test_the_tables_are_whole() -> None:
     kinds = {command.__name__ for command in get_args(Command)}
     assert {kind.split()[0] for kind in TABLE} == kinds
-    owners = {"Tick", "Pause", "Resume", "UpdateConfig", "SetFutureEpochRates"}
+    owners = {"Tick", "Pause", "Resume", "UpdateConfig", "SetFutureEpochRates", "Settle"}
     assert set(STRANGER) == kinds - owners
     assert all(len(row) == len(PHASES) == 8 for row in (*TABLE.values(), *STRANGER.values()))
     assert [phase.value for phase in PHASES] == list(range(8))
@@ -216,6 +228,7 @@ def test_accepted_commands_of_the_table_do_something_where_they_should(scenes: A
         ("Pause", RunState.WaitingForMembers),
         ("Resume", RunState.Uninitialized),
         ("SetFutureEpochRates", RunState.Finished),
+        ("Settle", RunState.RoundTrain),
     ):
         scene = scenes(phase)
         state, _ = apply(scene.run.state, scene.command(kind), scene.run.now, 7)

@@ -111,8 +111,8 @@ def use(state: CoordinatorState, later: int) -> None:
         sender = state.epoch.clients[0].id if state.epoch.clients else NodeIdentity(bytes(32), bytes(32))
         for command in (
             Tick(),
-            Join(sender),
-            WarmupWitness(sender, state.progress.epoch, 0, bytes(32)),
+            Join(sender, bytes(64)),
+            WarmupWitness(sender, state.progress.epoch, 0, b"\1" * 32),
             Tick(),
             Withdraw(sender),
         ):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.coordinator import apply
-from psyche_core.coordinator.commands import Join, Pause, Resume, Tick, UpdateConfig, WarmupWitness
+from psyche_core.coordinator.commands import Pause, Resume, Tick, UpdateConfig, WarmupWitness
 from psyche_core.coordinator.plain import from_plain, to_plain
 from psyche_core.coordinator.schedule import batch_size
 from psyche_core.coordinator.state import CoordinatorState, Progress
@@ -32,16 +32,16 @@ def refusal(state: CoordinatorState, command: UpdateConfig) -> str:
     return caught.value.name
 
 
-def test_a_run_goes_on_where_its_owner_says(play: Any, members: Any) -> None:
+def test_a_run_goes_on_where_its_owner_says(play: Any, members: Any, joins: Any) -> None:
     """The samples to be assigned again belong to the history that is left; what was lost stays counted."""
     state, _ = apply(halted(play), UpdateConfig(progress=BACK), 5000, 1)
     assert (state.progress, state.requeue, state.lost_samples) == (BACK, (), 2)
     assert from_plain(to_plain(state)) == state
     for command, now in (
         (Resume(), 5001),
-        (Join(members(0)), 5001),
+        (joins(members(0)), 5001),
         (Tick(), 5005),
-        (WarmupWitness(members(0), 1, 0, bytes(32)), 5006),
+        (WarmupWitness(members(0), 1, 0, b"\1" * 32), 5006),
     ):
         state, _ = apply(state, command, now, 9)
     assert state.run_state is RunState.RoundTrain

@@ -36,7 +36,7 @@ LIMITS = {
 }
 
 
-def machine(play: Any, members: Any, **config: Any) -> type[RuleBasedStateMachine]:
+def machine(play: Any, members: Any, joins: Any, **config: Any) -> type[RuleBasedStateMachine]:
     """The machine, over a run of at most 24 steps with every limit small. Seven members, numbered 0 to 6."""
 
     class Commands(RuleBasedStateMachine):
@@ -95,7 +95,7 @@ def machine(play: Any, members: Any, **config: Any) -> type[RuleBasedStateMachin
         @rule(numbers=st.sets(st.integers(0, 6), min_size=1, max_size=4))
         def join(self, numbers: set[int]) -> None:
             for number in sorted(numbers):
-                self.send(commands.Join(members(number)))
+                self.send(joins(members(number)))
 
         @rule(number=st.integers(0, 6))
         def withdraw(self, number: int) -> None:
@@ -108,15 +108,15 @@ def machine(play: Any, members: Any, **config: Any) -> type[RuleBasedStateMachin
                     self.send(self.run.ready(slot))
 
         @precondition(lambda self: len(self.run.state.healthy_slots) < len(self.slots))
-        @rule(choice=st.integers(0, 6), joins=st.sampled_from([True, True, False]))
-        def come_back(self, choice: int, joins: bool) -> None:
+        @rule(choice=st.integers(0, 6), first=st.sampled_from([True, True, False]))
+        def come_back(self, choice: int, first: bool) -> None:
             """A client that left joins again (or forgets to) and says that it is ready."""
             left = sorted(set(self.slots) - set(self.run.state.healthy_slots))
             slot = left[choice % len(left)]
             client = self.run.state.epoch.clients[slot]
             pending = client.id in self.run.state.pending
-            if joins:
-                pending = self.send(commands.Join(client.id)) is None or pending
+            if first:
+                pending = self.send(joins(client.id)) is None or pending
             refusal = self.send(self.run.ready(slot))
             if self.playing and client.state in (ClientState.Dropped, ClientState.Withdrawn):
                 exhausted = client.rejoins == 3
@@ -205,9 +205,9 @@ def machine(play: Any, members: Any, **config: Any) -> type[RuleBasedStateMachin
     return Commands
 
 
-def test_random_commands(play: Any, members: Any) -> None:
+def test_random_commands(play: Any, members: Any, joins: Any) -> None:
     run_state_machine_as_test(
-        machine(play, members),
+        machine(play, members, joins),
         settings=settings(
             max_examples=80, stateful_step_count=60, deadline=None, suppress_health_check=list(HypothesisCheck), derandomize=True
         ),

@@ -26,7 +26,6 @@ from psyche_core.coordinator.commands import (
     CooldownStarted,
     EpochEnded,
     HealthCheck,
-    Join,
     Pause,
     SetFutureEpochRates,
     UpdateConfig,
@@ -270,14 +269,14 @@ def test_b25_no_elected_witness_is_no_panic(play: Any) -> None:
     assert run.seen_events(CooldownStarted)[-1].reason == "Abandoned"
 
 
-def test_b26_members_alike_in_their_first_bytes_are_not_confused(play: Any) -> None:
+def test_b26_members_alike_in_their_first_bytes_are_not_confused(play: Any, members: Any) -> None:
     """Tables are keyed by the whole signer; the four bytes people see are for people only."""
-    twins = [NodeIdentity(bytes(4) + bytes([number]) * 28, bytes([number]) * 32) for number in (1, 2)]
+    twins = [NodeIdentity(bytes(4) + bytes([number]) * 28, members(number).p2p) for number in (1, 2)]
     assert twins[0].short == twins[1].short
     run = play(rounds_per_epoch=1)
     run.do(SetFutureEpochRates(earning_total_shared=10))
     for twin in twins:
-        run.do(Join(twin))
+        run.do(run.joining(twin))
     run.warm_up()
     run.play_epoch()
     run.cool_down()

@@ -34,7 +34,6 @@ from psyche_core.coordinator.commands import (
     CooldownStarted,
     EpochEnded,
     HealthCheck,
-    Join,
     Pause,
     Resume,
     Tick,
@@ -231,14 +230,14 @@ def test_7_6_four_rounds_are_stored_and_heights_go_on(play: Any) -> None:
     assert run.state.round_at(9) is run.round
 
 
-def test_7_6_a_run_that_starts_from_a_later_step_goes_on_there(play: Any, members: Any) -> None:
+def test_7_6_a_run_that_starts_from_a_later_step_goes_on_there(play: Any, members: Any, joins: Any) -> None:
     base = play().state
     progress = Progress(epoch=4, step=900, data_index=12_345)
-    state = new_state("test-run", base.config, base.model, progress=progress, now=base.since)
+    state = new_state("test-run", base.config, base.model, progress=progress, now=base.since, instance=base.instance)
     run = play()
     run.state = state
     for number in range(2):
-        run.state, _ = apply(run.state, Join(members(number)), run.now, 1)
+        run.state, _ = apply(run.state, joins(members(number)), run.now, 1)
     run.state, _ = apply(run.state, Tick(), run.now + 3, 1)
     for slot in (0, 1):
         run.state, _ = apply(run.state, run.ready(slot), run.now + 3, 1)

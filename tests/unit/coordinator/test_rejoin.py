@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psyche_core.coordinator.commands import ClientsReturned, HealthCheck, Join, RoundStarted, Withdraw
+from psyche_core.coordinator.commands import ClientsReturned, HealthCheck, RoundStarted, Withdraw
 from psyche_core.coordinator.rounds import everybody_stated
 from psyche_core.coordinator.state import MAX_REJOINS
 from psyche_core.types import ClientState, NodeIdentity
@@ -43,23 +43,23 @@ def test_a_dropped_slot_comes_back_in_the_witness_phase_too(play: Any) -> None:
     assert run.state.healthy_slots == (0, 1, 2, 3)
 
 
-def test_who_did_not_join_again_is_told_to_join_first(play: Any, members: Any) -> None:
+def test_who_did_not_join_again_is_told_to_join_first(play: Any, members: Any, joins: Any) -> None:
     run = play(3)
     run.withdraw(1)
     with pytest.raises(Exception, match="join first"):
         run.do(run.ready(1))
     run.refused(run.ready(1), "InvalidWitness")
-    run.do(Join(members(1)))
+    run.do(joins(members(1)))
     run.do(Withdraw(members(1)))  # thought better of it
     run.refused(run.ready(1), "InvalidWitness")
 
 
-def test_another_transport_key_waits_for_the_next_epoch(play: Any, members: Any) -> None:
+def test_another_transport_key_waits_for_the_next_epoch(play: Any, members: Any, joins: Any) -> None:
     """What the slot signed in this epoch is checked with the key it had."""
     run = play(3, rounds_per_epoch=2)
     run.withdraw(1)
-    renewed = NodeIdentity(members(1).signer, bytes(32))
-    run.do(Join(renewed))
+    renewed = NodeIdentity(members(1).signer, members(500).p2p)
+    run.do(joins(renewed))
     run.refused(run.ready(1), "InvalidWitness")
     run.refused(replace(run.ready(1), sender=renewed), "InvalidWitness")
     run.play_epoch()

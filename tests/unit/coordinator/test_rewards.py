@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psyche_core.coordinator.commands import EpochEnded, Join, Pause, RewardsShared, SetFutureEpochRates, Withdraw
+from psyche_core.coordinator.commands import EpochEnded, Pause, RewardsShared, SetFutureEpochRates, Withdraw
 from psyche_core.coordinator.rewards import MAX_POINTS, rewards_shared
 from psyche_core.coordinator.state import MAX_ACCOUNTS, Account, Client, Epoch, EpochRates
 from psyche_core.types import ClientState, NodeIdentity
@@ -177,30 +177,30 @@ def test_no_epoch_pays_more_than_its_pool(bare_state: Any, worked: Any, earn: in
     assert sum(account.earned for account in after.accounts) == sum(earned.values())
 
 
-def test_a_run_holds_so_many_accounts_and_refuses_who_could_not_be_paid(play: Any, members: Any) -> None:
+def test_a_run_holds_so_many_accounts_and_refuses_who_could_not_be_paid(play: Any, members: Any, joins: Any) -> None:
     run = play()
     holders = sorted(members(number).signer for number in range(100, 100 + MAX_ACCOUNTS - 2))
     run.state = replace(run.state, accounts=tuple(Account(signer, earned=1) for signer in holders))
     run.paid = dict.fromkeys(holders, (1, 0))
     run.join(0, 1)
-    run.refused(Join(members(2)), "AccountsFull")
+    run.refused(joins(members(2)), "AccountsFull")
     run.join(0)  # pending already
     run.join(100)  # has an account
     run.do(Withdraw(members(1)))
     run.join(2)  # the place of another who never worked
-    run.refused(Join(members(1)), "AccountsFull")
+    run.refused(joins(members(1)), "AccountsFull")
 
 
-def test_a_place_is_kept_for_who_works_in_the_epoch_and_left_the_pending_list(play: Any, members: Any) -> None:
+def test_a_place_is_kept_for_who_works_in_the_epoch_and_left_the_pending_list(play: Any, members: Any, joins: Any) -> None:
     run = paying(play, 2, rounds_per_epoch=2)
     holders = sorted(members(number).signer for number in range(100, 100 + MAX_ACCOUNTS - 2))
     run.state = replace(run.state, accounts=tuple(Account(signer, earned=1) for signer in holders))
     run.paid = dict.fromkeys(holders, (1, 0))
     run.play_round()
     run.withdraw(0)
-    run.refused(Join(members(2)), "AccountsFull")
+    run.refused(joins(members(2)), "AccountsFull")
     run.join(0)
     run.play_epoch()
     run.cool_down()
     assert len(run.state.accounts) == MAX_ACCOUNTS
-    run.refused(Join(members(2)), "AccountsFull")
+    run.refused(joins(members(2)), "AccountsFull")

@@ -26,7 +26,7 @@ from psyche_p2p_quic import control
 from psyche_p2p_quic.address import PeerAddress
 
 KEY = SecretKey(b"k" * 32)
-RUN = "run"
+RUN = b"r" * 32
 EXAMPLE = Path(__file__).parents[3] / "examples" / "local_testnet"
 
 
@@ -81,17 +81,17 @@ def test_an_envelope_cannot_be_written_anew_around_its_signature(version: object
     """The version is outside the signature: `True == 1 == 1.0` gave three envelopes, with three ids, for one signed message."""
     sealed = seal(KEY, RUN, Finished(1, 2))
     other = lax([version, *decode(sealed, max_bytes=1000)[1:]])
-    assert unseal(sealed, run_id=RUN)[1] == Finished(1, 2)
+    assert unseal(sealed, run=RUN)[1] == Finished(1, 2)
     with pytest.raises(WireError, match="is not 1"):
-        unseal(other, run_id=RUN)
+        unseal(other, run=RUN)
 
 
 @pytest.mark.parametrize("fields", [[2.0, 1, 2], [4.0, 1, 2], [True, 0, 0, 0, [[0, 0]], b"h" * 32, 0, b"c" * 32, b"s" * 64]])
 def test_the_kind_of_a_message_is_an_integer(fields: list[Any]) -> None:
     body = lax(fields)
     with pytest.raises(WireError, match="kind is an integer"):
-        unseal(lax([1, KEY.public, body, KEY.sign("message", RUN, body)]), run_id=RUN)
-    assert unseal(seal(KEY, RUN, ModelWanted(1, 2)), run_id=RUN)[1] == ModelWanted(1, 2)
+        unseal(lax([1, KEY.public, body, KEY.sign("message", RUN, body)]), run=RUN)
+    assert unseal(seal(KEY, RUN, ModelWanted(1, 2)), run=RUN)[1] == ModelWanted(1, 2)
 
 
 @pytest.mark.parametrize(

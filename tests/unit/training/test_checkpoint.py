@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoint import checkpoint_path, checkpoints, keep_last
+from psyche_core.training.checkpoint import checkpoint_path, checkpoints, keep_last, set_aside
+from psyche_core.training.checkpoint_manifest import Facts, write_manifest
+from psyche_core.training.origin import belongs
 
 
 def make(folder: Path, run_id: str, *steps: int) -> None:
@@ -61,3 +63,45 @@ def test_directory_that_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("shutil.rmtree", refuse)
     with pytest.raises(ModelError, match="run-step1: Permission denied"):
         keep_last(tmp_path, "run", 1)
+
+
+def test_later_steps_than_the_run_can_have_are_set_aside_and_neither_counted_nor_deleted(tmp_path: Path) -> None:
+    make(tmp_path, "run", 3, 6, 9, 20)
+    make(tmp_path, "other", 20)
+    assert set_aside(tmp_path, "run", above=6) == [tmp_path / "run-step9-abandoned", tmp_path / "run-step20-abandoned"]
+    assert checkpoints(tmp_path, "run") == [tmp_path / "run-step3", tmp_path / "run-step6"]
+    assert checkpoints(tmp_path, "other") == [tmp_path / "other-step20"]
+    assert keep_last(tmp_path, "run", 1) == [tmp_path / "run-step3"]
+    assert set_aside(tmp_path, "run", above=6) == []
+    assert (tmp_path / "run-step9-abandoned" / "config.json").exists()
+
+
+def test_a_run_that_goes_back_often_keeps_every_history(tmp_path: Path) -> None:
+    names = []
+    for _ in range(3):
+        make(tmp_path, "run", 9)
+        names += [path.name for path in set_aside(tmp_path, "run", above=6)]
+    assert names == ["run-step9-abandoned", "run-step9-abandoned-2", "run-step9-abandoned-3"]
+    assert checkpoints(tmp_path, "run") == []
+
+
+def test_what_is_of_another_history_is_set_aside_whatever_its_step(tmp_path: Path) -> None:
+    """We were away when the run went back to step 3; it is at step 30 now."""
+    make(tmp_path, "run", 3, 6, 9, 12)
+    for step, digest, generation in ((3, b"e" * 32, 0), (6, b"f" * 32, 0), (9, b"", 1)):
+        facts = Facts(run_id="run", step=step, epoch=0, data_index=0, digest=digest, generation=generation)
+        write_manifest(tmp_path / f"run-step{step}", facts)
+    (tmp_path / "run-step12/psyche.json").write_text("damaged, which says nothing")
+    moved = set_aside(tmp_path, "run", above=30, trusted=belongs(1, {3: b"e" * 32}))
+    assert moved == [tmp_path / "run-step6-abandoned"]
+
+
+def test_what_cannot_be_set_aside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "run", 2)
+
+    def refuse(path: Path, _: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(ModelError, match=r"run-step2, which the run has left behind: Permission denied"):
+        set_aside(tmp_path, "run", above=1)

@@ -51,6 +51,25 @@ def test_every_part_has_its_digest(folder: Path) -> None:
     verify(folder, manifest)
 
 
+def test_two_sets_of_masters_of_one_step_are_told_apart(folder: Path) -> None:
+    facts = Facts(run_id="run", step=40, epoch=2, data_index=320, digest=bytes(range(32)), generation=3)
+    manifest = write_manifest(folder, facts)
+    assert read_manifest(folder) == manifest
+    assert (manifest.version, manifest.digest, manifest.generation) == (2, bytes(range(32)).hex(), 3)
+    unknown = write_manifest(folder, FACTS)
+    assert (unknown.digest, unknown.generation) == (None, 0)
+
+
+def test_a_manifest_of_version_1_is_read(folder: Path) -> None:
+    content = write_manifest(folder, FACTS).model_dump(mode="json")
+    del content["digest"], content["generation"]
+    (folder / MANIFEST_FILE).write_text(json.dumps({**content, "version": 1}))
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert (manifest.version, manifest.step, manifest.digest, manifest.generation) == (1, 40, None, 0)
+    verify(folder, manifest)
+
+
 def flip_a_weight(folder: Path) -> None:
     path = folder / "model-00001-of-00002.safetensors"
     content = bytearray(path.read_bytes())
@@ -113,6 +132,8 @@ def test_a_tensor_twice_is_refused(folder: Path) -> None:
         b"[]",
         b"{}",
         b'{"version": 2}',
+        b'{"version": 3, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
+        b'{"version": 2, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "digest": "ff", "tensors": {}, "files": {}}',
         b"\xff",
         b'{"version": 1, "run_id": "r", "step": -1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {}}',
         b'{"version": 1, "run_id": "r", "step": 1, "epoch": 0, "data_index": 0, "tensors": {}, "files": {"../x": '

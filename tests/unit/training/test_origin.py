@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -12,23 +14,42 @@ from psyche_core.errors import ModelError
 from psyche_core.run_config import Choice
 from psyche_core.training.checkpoint import checkpoint_path, checkpoints, save_checkpoint
 from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, Facts, read_manifest, verify
-from psyche_core.training.origin import FROM_MEMBERS, Origin, SourceMissing, find_origin
+from psyche_core.training.origin import FROM_MEMBERS, Origin, SourceMissing, find_origin, held
 
 P2P = Choice("P2P", {"repo_id": "nowhere"})
 
 
-def save(own: Path, step: int, *, run_id: str = "a run") -> Path:
+END = b"e" * 32
+
+
+def save(own: Path, step: int, *, run_id: str = "a run", digest: bytes = b"", generation: int = 0) -> Path:
     def write(folder: Path) -> None:
         folder.mkdir()
         save_file({"w": torch.full((4, 4), float(step))}, folder / "model.safetensors")
         (folder / "config.json").write_text("{}")
 
     directory = checkpoint_path(own, run_id, step)
-    save_checkpoint(directory, Facts(run_id=run_id, step=step, epoch=0, data_index=0), write=write)
+    facts = Facts(run_id=run_id, step=step, epoch=0, data_index=0, digest=digest, generation=generation)
+    save_checkpoint(directory, facts, write=write)
     return directory
 
 
-def find(tmp_path: Path, checkpoint: Choice = P2P, *, at_most: int = 100, fresh: bool = False) -> tuple[Origin, list[str]]:
+def damage(directory: Path) -> None:
+    shard = directory / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-2] + b"no")
+
+
+def find(
+    tmp_path: Path,
+    checkpoint: Choice = P2P,
+    *,
+    at_most: int = 100,
+    fresh: bool = False,
+    generation: int = 0,
+    ends: Mapping[int, bytes] = MappingProxyType({}),
+    from_checkpoint: bool = False,
+    stored_step: int | None = None,
+) -> tuple[Origin, list[str]]:
     told: list[str] = []
     origin = find_origin(
         checkpoint,
@@ -38,6 +59,10 @@ def find(tmp_path: Path, checkpoint: Choice = P2P, *, at_most: int = 100, fresh:
         own=tmp_path / "own",
         at_most=at_most,
         fresh=fresh,
+        generation=generation,
+        ends=ends,
+        from_checkpoint=from_checkpoint,
+        stored_step=stored_step,
         tell=told.append,
     )
     return origin, told
@@ -88,8 +113,7 @@ def test_a_checkpoint_newer_than_the_run_is_of_another_one(tmp_path: Path) -> No
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path: Path) -> None:
     for step in (3, 9):
         save(tmp_path / "own", step)
-    shard = tmp_path / "own/a_run-step9/model.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-2] + b"no")
+    damage(tmp_path / "own/a_run-step9")
     origin, told = find(tmp_path)
     assert origin.step == 3
     assert "passed over" in told[0]
@@ -106,7 +130,90 @@ def test_without_anything_the_members_are_asked(tmp_path: Path) -> None:
         find(tmp_path)
 
 
-def test_a_stored_model_is_taken_by_all_whatever_they_saved(tmp_path: Path) -> None:
-    (tmp_path / "stored").mkdir()
+def test_a_checkpoint_of_a_history_that_the_run_has_left_is_told_and_passed_over(tmp_path: Path) -> None:
+    """The run went back to step 3 while we were away, and is at step 20 by now."""
+    save(tmp_path / "own", 3, digest=END)
+    save(tmp_path / "own", 9, digest=b"9" * 32)
+    origin, told = find(tmp_path, at_most=20, generation=1, ends={3: END})
+    assert origin == Origin(tmp_path / "own/a_run-step3", 3)
+    assert len(told) == 1
+    assert "a_run-step9 is passed over: the run went back" in told[0]
+    with pytest.raises(SourceMissing):
+        find(tmp_path, at_most=20, generation=1, ends={3: b"f" * 32})
+    with pytest.raises(SourceMissing):
+        find(tmp_path, at_most=20, generation=1)
+
+
+def test_an_end_that_a_quorum_signed_is_used_in_any_generation(tmp_path: Path) -> None:
+    """Also where the coordinator came back with an older state, which knows a smaller generation."""
+    save(tmp_path / "own", 9, digest=END, generation=2)
+    for generation in (1, 2, 3):
+        assert find(tmp_path, generation=generation, ends={9: END})[0].step == 9
+    assert find(tmp_path, generation=2)[0].step == 9
+
+
+STORED = Choice("Hub", {"repo_id": "stored"})
+
+
+def store(tmp_path: Path, step: int | None) -> Path:
+    """A stored model of the run after that step; None: one that says nothing of a run."""
+    folder = tmp_path / "stored"
+    if step is None:
+        folder.mkdir()
+    else:
+        save(tmp_path, step).rename(folder)
+    return folder
+
+
+@pytest.mark.parametrize("step", [None, 4, 8])
+def test_our_own_newer_checkpoint_comes_before_a_stored_model(tmp_path: Path, step: int | None) -> None:
+    store(tmp_path, step)
     save(tmp_path / "own", 9)
-    assert find(tmp_path, Choice("Hub", {"repo_id": "stored"}))[0] == Origin(tmp_path / "stored")
+    assert find(tmp_path, STORED)[0] == Origin(tmp_path / "own/a_run-step9", 9)
+
+
+@pytest.mark.parametrize("step", [9, 12])
+def test_a_stored_model_that_is_as_new_comes_before_our_own_checkpoint(tmp_path: Path, step: int) -> None:
+    folder = store(tmp_path, step)
+    save(tmp_path / "own", 9)
+    assert find(tmp_path, STORED)[0] == Origin(folder, stored_step=step)
+
+
+def test_where_the_epoch_begins_with_the_stored_model_all_take_it_whatever_they_saved(tmp_path: Path) -> None:
+    folder = store(tmp_path, None)
+    save(tmp_path / "own", 9)
+    assert find(tmp_path, STORED, from_checkpoint=True)[0] == Origin(folder)
+    assert find(tmp_path, STORED, fresh=True)[0] == Origin(folder)
+    assert find(tmp_path, STORED, generation=1)[0] == Origin(folder), "what we saved is of a history that was left"
+
+
+def test_nothing_is_fetched_where_the_coordinator_says_that_our_own_is_newer(tmp_path: Path) -> None:
+    save(tmp_path / "own", 9)
+    nowhere = Choice("Gcs", {"bucket": f"file://{tmp_path}/absent"})
+    origin, told = find(tmp_path, nowhere, stored_step=8)
+    assert (origin.step, told) == (9, [])
+
+
+@pytest.mark.parametrize("checkpoint", [Choice("Gcs", {"bucket": "file:///absent/folder"}), Choice("Dummy", None)])
+def test_where_no_stored_model_is_to_be_had_our_own_is_used_and_that_is_told(tmp_path: Path, checkpoint: Choice) -> None:
+    save(tmp_path / "own", 9)
+    origin, told = find(tmp_path, checkpoint)
+    assert origin.step == 9
+    assert "the stored model cannot be had, so our own checkpoint of step 9 is used: " in told[-1]
+    with pytest.raises(ModelError):
+        find(tmp_path, checkpoint, from_checkpoint=True)
+
+
+def test_only_signed_ends_that_lie_whole_in_our_folder_are_held(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    ends = {step: bytes((step,)) * 32 for step in (3, 6, 9, 12, 15)}
+    for step in (3, 6, 9, 10):
+        save(own, step, digest=ends.get(step, b"x" * 32))
+    save(own, 12, digest=ends[3])
+    save(own, 15, digest=ends[15], run_id="another run")
+    told: list[str] = []
+    assert held(own, "a run", ends) == ((3, ends[3]), (6, ends[6]), (9, ends[9]))
+    damage(own / "a_run-step6")
+    assert held(own, "a run", ends, tell=told.append) == ((3, ends[3]), (9, ends[9]))
+    assert "our own checkpoint does not count: tensor w" in told[0]
+    assert held(own, "a run", {}) == held(tmp_path / "absent", "a run", ends) == ()

@@ -118,6 +118,9 @@ def test_each_call_gets_the_learning_rate_of_its_step(source: Path) -> None:
         ("compress", 2, 2 / 8),
         ("apply", 1, [b"x", b"y"], 3 / 8, True),
     ]
+    trainer.apply(2, [b"z"], own_accepted=False, learning_rate=0.75)
+    assert ledger.calls[-1] == ("apply", 2, [b"z"], 0.75, False), "a rate that is given comes before the schedule's"
+    assert trainer.rate_of(1) == 3 / 8
     assert (trained.step, trained.tokens, trained.payload) == (1, 64, b"sent")
     assert trained.seconds > 0
     assert trained.loss == pytest.approx(model.loss(samples(0), micro_batch_size=4), abs=1e-5)

@@ -27,7 +27,7 @@ from psyche_core.wire.signing import SecretKey
 
 KEY = SecretKey(b"k" * 32)
 OTHER = SecretKey(b"o" * 32)
-RUN = "run"
+RUN = b"r" * 32
 
 small = st.integers(0, 2**32 - 1)
 batches = st.tuples(st.integers(0, 2**62), st.integers(0, 1000)).map(lambda pair: BatchId(pair[0], pair[0] + pair[1]))
@@ -51,7 +51,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
 
 @given(messages)
 def test_a_sealed_message_comes_out_with_its_origin(message: Message) -> None:
-    assert unseal(seal(KEY, RUN, message), run_id=RUN) == (KEY.public, message)
+    assert unseal(seal(KEY, RUN, message), run=RUN) == (KEY.public, message)
 
 
 @given(messages, st.data())
@@ -60,24 +60,24 @@ def test_a_changed_bit_is_noticed(message: Message, data: st.DataObject) -> None
     position = data.draw(st.integers(0, len(sealed) * 8 - 1))
     sealed[position // 8] ^= 1 << position % 8
     with pytest.raises(WireError):
-        unseal(bytes(sealed), run_id=RUN)
+        unseal(bytes(sealed), run=RUN)
 
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_raise_nothing_but_wire_errors(data: bytes) -> None:
     with pytest.raises(WireError):
-        unseal(data, run_id=RUN)
+        unseal(data, run=RUN)
 
 
 def test_a_message_for_another_run_is_refused() -> None:
     with pytest.raises(WireError, match="not valid for this run"):
-        unseal(seal(KEY, "other", Finished(0, 0)), run_id=RUN)
+        unseal(seal(KEY, bytes(32), Finished(0, 0)), run=RUN)
 
 
 def test_a_signature_of_somebody_else_is_refused() -> None:
     version, _, body, signature = decode(seal(KEY, RUN, Finished(0, 0)), max_bytes=1000)
     with pytest.raises(WireError, match="signature"):
-        unseal(encode([version, OTHER.public, body, signature]), run_id=RUN)
+        unseal(encode([version, OTHER.public, body, signature]), run=RUN)
 
 
 @pytest.mark.parametrize(
@@ -101,23 +101,24 @@ def test_a_well_signed_message_of_a_wrong_shape_is_refused(fields: object) -> No
     body = encode(fields)
     sealed = encode([1, KEY.public, body, KEY.sign("message", RUN, body)])
     with pytest.raises(WireError):
-        unseal(sealed, run_id=RUN)
+        unseal(sealed, run=RUN)
 
 
 def test_an_oversized_envelope_is_refused_by_its_length() -> None:
     with pytest.raises(WireError, match=str(MAX_ENVELOPE_BYTES)):
-        unseal(bytes(MAX_ENVELOPE_BYTES + 1), run_id=RUN)
+        unseal(bytes(MAX_ENVELOPE_BYTES + 1), run=RUN)
 
 
 def _commitment(**changes: object) -> bytes:
     fields: dict[str, object] = {
         "epoch": 1,
         "step": 2,
+        "seed": 7,
         "share": (BatchId(0, 3), BatchId(9, 9)),
         "trainer": b"t" * 32,
         "payload_hash": b"p" * 32,
     }
-    run = str(changes.pop("run_id", RUN))
+    run = changes.pop("run", RUN)
     return commitment_hash(run, **(fields | changes))  # type: ignore[arg-type]  # the test varies the types on purpose
 
 
@@ -130,7 +131,8 @@ def _commitment(**changes: object) -> bytes:
         {"share": (BatchId(0, 3), BatchId(9, 10))},
         {"trainer": b"u" * 32},
         {"payload_hash": b"q" * 32},
-        {"run_id": "another"},
+        {"run": bytes(32)},
+        {"seed": 8},
     ],
 )
 def test_a5_the_commitment_covers_everything_that_identifies_a_result(change: dict[str, object]) -> None:
@@ -143,7 +145,7 @@ def test_a_commitment_signature_binds_the_trainer_and_the_run() -> None:
     signature = sign_commitment(KEY, RUN, commitment)
     result = Result(1, 0, 2, (BatchId(0, 3),), b"p" * 32, 10, commitment, signature)
 
-    assert commitment_is_signed(result, run_id=RUN, p2p=KEY.public)
-    assert not commitment_is_signed(result, run_id=RUN, p2p=OTHER.public)
-    assert not commitment_is_signed(result, run_id="another", p2p=KEY.public)
-    assert not commitment_is_signed(replace(result, commitment=bytes(32)), run_id=RUN, p2p=KEY.public)
+    assert commitment_is_signed(result, run=RUN, p2p=KEY.public)
+    assert not commitment_is_signed(result, run=RUN, p2p=OTHER.public)
+    assert not commitment_is_signed(result, run=bytes(32), p2p=KEY.public)
+    assert not commitment_is_signed(replace(result, commitment=bytes(32)), run=RUN, p2p=KEY.public)

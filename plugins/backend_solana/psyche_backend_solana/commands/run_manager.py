@@ -21,7 +21,6 @@ _TABLE = {
     "json-dump-run": ("reading:json_dump_run", "Print all about a run, as JSON."),
     "json-dump-user": ("reading:json_dump_user", "Print all about a member, as JSON."),
     "list-runs": ("reading:list_runs", "List the runs on a chain."),
-    "migrate": ("owner:migrate", "Bring an older run's account to the present version."),
     "mining-pool": ("mining_pool:mining_pool", "Pool collateral and share what comes of it."),
     "set-future-epoch-rates": ("owner:set_future_epoch_rates", "Say what the next epochs pay."),
     "set-paused": ("owner:set_paused", "Pause a run, or let it go on."),

@@ -34,6 +34,10 @@ pub const UPDATE_CONFIG_NOT_HALTED: Refusal = own(16);
 pub const CONFIG_SANITY: Refusal = own(17);
 pub const MODEL_SANITY: Refusal = own(18);
 pub const PROGRESS_SANITY: Refusal = own(19);
+pub const INVALID_SETTLEMENT: Refusal = own(20);
+pub const INVALID_PROOF: Refusal = own(21);
+pub const TRANSPORT_KEY_TAKEN: Refusal = own(22);
+pub const NOTHING_DUE: Refusal = own(23);
 
 impl From<Error> for Refusal {
     #[inline(always)]

@@ -1,0 +1,37 @@
+"""The pending list, and slots that stop being healthy.
+
+Slots never move: leaving only changes a client's state (F4). Who leaves or is dropped is no longer pending and must join again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from psyche_core.coordinator.commands import ClientsExited, Outcome
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import ClientState, NodeIdentity
+
+
+def with_pending(state: CoordinatorState, pending: tuple[NodeIdentity, ...], now: int) -> CoordinatorState:
+    """The state with another pending list, and since when it has had the minimum (F13)."""
+    enough = len(pending) >= state.config.init_min_clients
+    since = state.minimum_since if state.minimum_since is not None else now
+    return replace(state, pending=pending, minimum_since=since if enough else None)
+
+
+def exited(state: CoordinatorState, slots: Iterable[int], to: ClientState, now: int) -> Outcome:
+    """Take healthy slots out of health and their members off the pending list; others of `slots` are left alone."""
+    leaving = tuple(sorted(set(slots) & set(state.healthy_slots)))
+    if not leaving:
+        return state, ()
+
+    height = 0 if state.current_round is None else state.current_round.height
+    clients = tuple(
+        replace(client, state=to, exited_height=height) if slot in leaving else client
+        for slot, client in enumerate(state.epoch.clients)
+    )
+    gone = {clients[slot].id.signer for slot in leaving}
+    state = replace(state, epoch=replace(state.epoch, clients=clients))
+    state = with_pending(state, tuple(member for member in state.pending if member.signer not in gone), now)
+    return state, (ClientsExited(epoch=state.progress.epoch, slots=leaving),)

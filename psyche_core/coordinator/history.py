@@ -1,0 +1,143 @@
+"""The run's history: signed epoch ends, and going back to one where nobody holds what came after (F18).
+
+An epoch's end is signed once a quorum of the healthy members said that its masters have the same full digest. Going back is for
+the case that no member's memory or disk has the model any more: a quorum of those who speak in a warmup says that it cannot get
+the model, each with the newest signed end it holds, and the run goes on from the newest of these. Digests decide, so nobody can
+bring in another model; who claims an end it does not have makes the run go back to one more, earlier, end. Where nobody holds
+any, the stored checkpoint is left, and that is the owner's decision unless the configuration took it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from psyche_core.coordinator.commands import EpochDigest, EpochEnded, EpochSigned, ModelLost, Outcome, WentBack
+from psyche_core.coordinator.phases import entered, wait_for_members
+from psyche_core.coordinator.state import (
+    MAX_END_INTERVALS,
+    MAX_ENDS,
+    NO_DIGEST,
+    CoordinatorState,
+    EpochEnd,
+    Progress,
+)
+from psyche_core.coordinator.witness import quorum
+from psyche_core.errors import CoordinatorError
+from psyche_core.types import ClientState, RunState, total_samples
+
+_AFTERWARDS = (RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
+"""States after a cooldown in which the ended epoch's members can still sign its end."""
+
+
+def present_end(state: CoordinatorState) -> EpochEnd:
+    """Where the run stands between two epochs, with the digest that a quorum signed for it, if any."""
+    step = state.progress.step - 1
+    digest = next((end.digest for end in state.ends if end.step == step), NO_DIGEST)
+    kept, left_out = state.requeue[-MAX_END_INTERVALS:], state.requeue[:-MAX_END_INTERVALS]
+    lost = state.lost_samples + total_samples(left_out)
+    return EpochEnd(step=step, data_index=state.progress.data_index, digest=digest, queue=kept, lost=lost)
+
+
+def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
+    """Note a member's digest of the epoch's end; a quorum of equal ones signs it.
+
+    Raises CoordinatorError (InvalidRunState, InvalidWitness, DuplicateWitness).
+    """
+    if not _hears_digests(state):
+        message = f"the end of an epoch is signed after its rounds, the run is in {state.run_state.name}"
+        raise CoordinatorError("InvalidRunState", message)
+
+    ended = state.progress.epoch if state.run_state is RunState.Cooldown else state.progress.epoch - 1
+    if command.epoch != ended:
+        raise CoordinatorError("InvalidWitness", f"epoch {ended} has ended, the digest is about epoch {command.epoch}")
+
+    slot = state.slot_of(command.sender)
+    if slot is None or slot != command.index or state.epoch.clients[slot].state is not ClientState.Healthy:
+        message = f"{command.sender} is not the healthy member with slot {command.index} of epoch {ended}"
+        raise CoordinatorError("InvalidWitness", message)
+    if len(command.digest) != 32 or command.digest == NO_DIGEST:
+        raise CoordinatorError("InvalidWitness", f"a digest is 32 bytes and not all zero, got {command.digest.hex()!r:.70}")
+    if state.epoch.clients[slot].end_digest == command.digest:
+        raise CoordinatorError("DuplicateWitness", f"slot {slot} has already signed the end of epoch {ended} with this digest")
+
+    clients = list(state.epoch.clients)
+    clients[slot] = replace(clients[slot], end_digest=command.digest)
+    state = replace(state, epoch=replace(state.epoch, clients=tuple(clients)))
+    healthy = state.healthy_slots
+    if sum(clients[other].end_digest == command.digest for other in healthy) < quorum(len(healthy)):
+        return state, ()
+
+    end = replace(present_end(state), digest=command.digest)
+    news = all(known.step != end.step or known.digest != end.digest for known in state.ends)
+    ends = (*(known for known in state.ends if known.step < end.step), end)[-MAX_ENDS:]
+    stored = state.stored
+    if stored.step == end.step and stored.digest == NO_DIGEST:
+        stored = replace(stored, digest=end.digest)
+    event = EpochSigned(step=end.step, digest=end.digest)
+    return replace(state, ends=ends, stored=stored), ((event,) if news else ())
+
+
+def _hears_digests(state: CoordinatorState) -> bool:
+    return state.run_state is RunState.Cooldown or (state.run_state in _AFTERWARDS and state.current_round is not None)
+
+
+def must_go_back(state: CoordinatorState) -> bool:
+    """Whether a quorum of those who spoke in warmup, min_clients at least, cannot get the model the epoch starts with.
+
+    Never from an epoch that starts with the stored checkpoint: there is nothing else to begin with.
+    """
+    healthy = set(state.healthy_slots)
+    lacking = healthy & set(state.epoch.lacking)
+    spoken = lacking | healthy & set(state.epoch.ready)
+    return not state.from_checkpoint and len(spoken) >= state.config.min_clients and len(lacking) >= quorum(len(spoken))
+
+
+def without_model(state: CoordinatorState, now: int) -> Outcome:
+    """Give the warmup up and go back to the newest end that a member holds, else to the stored checkpoint, if that is allowed."""
+    given_up = EpochEnded(epoch=state.progress.epoch, success=False)
+    held = next((end for end in state.ends if end.step == state.epoch.held_step), None) if state.epoch.held_step else None
+    if held is None and not state.config.restart_from_checkpoint:
+        lost = ModelLost(step=state.progress.step - 1)
+        return entered(replace(state, model_lost=True), RunState.Paused, now), (given_up, lost)
+
+    state, events = went_back(state, held or state.stored, from_checkpoint=held is None)
+    return wait_for_members(state, now), (given_up, *events)
+
+
+def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: bool) -> Outcome:
+    """The run after an earlier step, in a new generation: what was trained since is trained again."""
+    event = WentBack(from_step=state.progress.step - 1, to_step=target.step, from_checkpoint=from_checkpoint)
+    progress = Progress(epoch=state.progress.epoch, step=target.step + 1, data_index=target.data_index)
+    state = replace(
+        state,
+        progress=progress,
+        requeue=target.queue,
+        lost_samples=target.lost,
+        ends=tuple(end for end in state.ends if end.step <= target.step),
+        from_checkpoint=from_checkpoint,
+        generation=state.generation + 1,
+        epoch=replace(state.epoch, rounds=(), unplayed=True),  # they led to what is left behind
+    )
+    return state, (event,)
+
+
+def moved_to(state: CoordinatorState, progress: Progress) -> CoordinatorState:
+    """The run where its owner wants it to go on: with the members' model if they signed that end, else with the stored one.
+
+    The queue is emptied: its samples belong to the history that is left.
+    """
+    step = progress.step - 1
+    ends = tuple(end for end in state.ends if end.step <= step)
+    signed = bool(ends) and ends[-1].step == step
+    stored = state.stored if signed else EpochEnd(step=step, data_index=progress.data_index, lost=state.lost_samples)
+    return replace(
+        state,
+        progress=progress,
+        requeue=(),
+        ends=ends,
+        stored=stored,
+        from_checkpoint=not signed,
+        model_lost=False,
+        generation=state.generation + 1,
+        epoch=replace(state.epoch, rounds=(), unplayed=True),
+    )

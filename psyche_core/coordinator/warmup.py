@@ -1,0 +1,133 @@
+"""Warmup: members load the epoch's model; who has it says so, and the first round starts.
+
+Warmup waits for everybody, but not for ever (F17): once init_min_clients members are ready, the others have as long again as
+those took, at least a quarter of warmup_time; and a signer that was not ready twice in a row is not waited for. Who is not ready
+when the first round starts is dropped before it (F10) and may come back like any dropped slot. An epoch that is given up in
+warmup pays nobody and uses no step. Where a quorum of those who speak cannot get the model, the run goes back (F18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from psyche_core.coordinator.commands import EpochEnded, Event, Outcome, WarmupWitness
+from psyche_core.coordinator.exits import exited
+from psyche_core.coordinator.history import must_go_back, without_model
+from psyche_core.coordinator.phases import due, wait_for_members
+from psyche_core.coordinator.rounds import start_round
+from psyche_core.coordinator.state import MAX_UNREADY, MAX_UNREADY_WAITS, NO_DIGEST, CoordinatorState, Unready
+from psyche_core.errors import CoordinatorError
+from psyche_core.types import ClientState
+
+_MOST_TIMES = 255
+
+
+def tick_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
+    """Start the first round, go back, or give the epoch up, if it is time."""
+    gone_on = _gone_on(state, now, seed=seed)
+    if gone_on is not None:
+        return gone_on
+
+    timed_out = due(state.since, now, state.config.warmup_time)
+    if not timed_out and len(state.healthy_slots) >= state.config.min_clients:
+        return state, ()
+
+    events: tuple[Event, ...] = ()
+    if timed_out:
+        state, events = _unready_dropped(state, now)
+    return wait_for_members(state, now), (*events, EpochEnded(epoch=state.progress.epoch, success=False))
+
+
+def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, *, seed: int) -> Outcome:
+    """Count a healthy slot as ready, or as one that lacks the model; go on if that was the last one waited for.
+
+    Raises CoordinatorError (DuplicateWitness; InvalidWitness for a model that is not the one the epoch starts with).
+    """
+    slot, digest = command.index, command.model_digest
+    epoch = state.epoch
+    start = epoch.start_step - 1
+    expected = next((end.digest for end in state.ends if end.step == start), None)
+    held = next((end.step for end in state.ends if end.digest == digest and end.step != start), None)
+    if slot in epoch.ready:
+        raise CoordinatorError("DuplicateWitness", f"slot {slot} is already ready")
+
+    if digest == NO_DIGEST or (held is not None and digest != expected):
+        held_step = max(epoch.held_step, held or 0)
+        if slot in epoch.lacking and held_step == epoch.held_step:
+            raise CoordinatorError("DuplicateWitness", f"slot {slot} has already said what it holds")
+        epoch = replace(epoch, lacking=tuple(sorted({*epoch.lacking, slot})), held_step=held_step)
+    elif expected is not None and digest != expected:
+        message = f"the epoch starts with the model {expected[:4].hex()} after step {start}, slot {slot} has {digest[:4].hex()}"
+        raise CoordinatorError("InvalidWitness", message)
+    else:
+        ready = tuple(sorted({*epoch.ready, slot}))
+        lacking = tuple(other for other in epoch.lacking if other != slot)
+        epoch = replace(epoch, ready=ready, lacking=lacking)
+    state = _with_ready_since(replace(state, epoch=epoch), now)
+    return _gone_on(state, now, seed=seed) or (state, ())
+
+
+def came_back_in_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
+    """Go on after a slot came back to health, ready, before the first round."""
+    state = _with_ready_since(state, now)
+    return _gone_on(state, now, seed=seed) or (state, ())
+
+
+def _with_ready_since(state: CoordinatorState, now: int) -> CoordinatorState:
+    enough = len(_ready(state)) >= state.config.init_min_clients
+    if state.epoch.ready_since is not None or not enough:
+        return state
+
+    return replace(state, epoch=replace(state.epoch, ready_since=now))
+
+
+def _gone_on(state: CoordinatorState, now: int, *, seed: int) -> Outcome | None:
+    """What follows where the run goes back or the first round starts; None while warmup goes on."""
+    timed_out = due(state.since, now, state.config.warmup_time)
+    ready, waited = _ready(state), _waited_for(state)
+    if (timed_out or waited <= ready | set(state.epoch.lacking)) and must_go_back(state):
+        return without_model(state, now)
+
+    enough = len(ready) >= state.config.min_clients
+    if not enough or not (timed_out or waited <= ready or _grace_is_over(state, now)):
+        return None
+
+    state, events = _unready_dropped(state, now)
+    state, started = start_round(state, now, seed=seed)
+    return state, (*events, *started)
+
+
+def _ready(state: CoordinatorState) -> set[int]:
+    return set(state.healthy_slots) & set(state.epoch.ready)
+
+
+def _waited_for(state: CoordinatorState) -> set[int]:
+    """Healthy slots but those whose signer was not ready too often."""
+    left_alone = {entry.signer for entry in state.unready if entry.times >= MAX_UNREADY_WAITS}
+    return {slot for slot in state.healthy_slots if state.epoch.clients[slot].id.signer not in left_alone}
+
+
+def _grace_is_over(state: CoordinatorState, now: int) -> bool:
+    """Whether who is not ready has had its time since enough others were."""
+    since = state.epoch.ready_since
+    return since is not None and due(since, now, max(since - state.since, state.config.warmup_time // 4))
+
+
+def _unready_dropped(state: CoordinatorState, now: int) -> tuple[CoordinatorState, tuple[Event, ...]]:
+    """The healthy slots that are not ready dropped, and who was late remembered for the next warmups."""
+    ready = _ready(state)
+    late = set(state.healthy_slots) - ready
+    state = _with_late_noted(state, late=late - set(state.epoch.lacking), ready=ready)
+    return exited(state, late, ClientState.Dropped, now)
+
+
+def _with_late_noted(state: CoordinatorState, *, late: Iterable[int], ready: Iterable[int]) -> CoordinatorState:
+    clients = state.epoch.clients
+    late_signers = [clients[slot].id.signer for slot in sorted(late)]
+    spoken_of = {*late_signers, *(clients[slot].id.signer for slot in ready)}
+    times = {entry.signer: entry.times for entry in state.unready}
+    kept = [entry for entry in state.unready if entry.signer not in spoken_of]
+    noted = [Unready(signer, min(times.get(signer, 0) + 1, _MOST_TIMES)) for signer in late_signers]
+    unready = tuple([*kept, *noted][-MAX_UNREADY:])
+    return state if unready == state.unready else replace(state, unready=unready)
