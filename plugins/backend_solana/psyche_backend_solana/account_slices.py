@@ -1,7 +1,7 @@
 """Which bytes of a run's account a change can have touched, and what a copy of the account is with them read anew. Pure.
 
 Decided: a copy is always the account as it was after one instruction, byte for byte, or there is none. Two ways lead from one
-copy to a later one. *Additions*: statements of the current round and the warmup's ready slots are only ever added to, one for
+copy to a later one. *Additions*: statements of the current round, ready slots and digests of an epoch's end are added, one for
 each instruction; where as many were added as instructions were counted, nothing else happened, and `apply` is asked whether
 it agrees.
 *Parts*: all that can change while the phase stays what it is, read between two readings of the head that are alike (see
@@ -15,21 +15,29 @@ from dataclasses import dataclass, replace
 
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount
 from psyche_core.coordinator import apply, image
-from psyche_core.coordinator.commands import WarmupWitness, Witness
+from psyche_core.coordinator.commands import EpochDigest, WarmupWitness, Witness
 from psyche_core.coordinator.image_kinds import Part
-from psyche_core.coordinator.image_layout import EPOCH, IMAGE, STATEMENT
+from psyche_core.coordinator.image_layout import CLIENT, EPOCH, IMAGE, STATEMENT
+from psyche_core.coordinator.image_records import List
 from psyche_core.coordinator.state import STORED_ROUNDS, CoordinatorState
 from psyche_core.errors import CoordinatorError, WireError
-from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, ClientState, RunState
+from psyche_core.types import MAX_WITNESSES, ClientState, RunState
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
+_BETWEEN = (RunState.WaitingForMembers, RunState.Warmup, RunState.Cooldown)
 _NOT_WHILE_PLAYING = frozenset({"config", "model", "accounts"})
-"""What no instruction changes from an epoch's first round to its last: settings, where the model is, balances."""
-_NOT_WHILE_GATHERING = frozenset({"config", "accounts", "requeue"})
-"""The same while members are waited for or load the model."""
-_LISTS = ("pending", "requeue")
+"""What no instruction changes from an epoch's first round to its last: settings, where the model is, balances (but see _GONE)."""
+_NOT_BETWEEN = frozenset({"config", "accounts"})
+"""The same while members are waited for, load the model or sign an epoch's end."""
+_GONE = "accounts"
+"""The owner may free a balance at any time, which makes them fewer: where their number is another one, the whole is read."""
 _MORE = 64
 """Entries of a list that are read beyond those there were; where more came, the whole is read."""
+_ONE_EACH = ("pending", "ends")
+"""Lists to which an instruction adds one entry at most."""
+_COUNT_BYTES = 4
+_SOME_DIGEST = bytes([255]) * 32
+"""Of a model that no signed epoch end has: what a slot that is ready said where nothing else is known."""
 _INTERVALS = 64
 _NEAR = 256
 """Bytes between two slices that are read along rather than asked for apart."""
@@ -80,8 +88,10 @@ WHOLE = Slice(0, ACCOUNT_BYTES)
 def additions(state: CoordinatorState, count: int) -> Slice | None:
     """Where at most `count` instructions can have added something in this phase; None where that is nowhere."""
     if state.run_state is RunState.Warmup:
-        start = _at("epoch.ready")
-        return Slice(start, start + MAX_CLIENTS // 8)
+        return Slice(_at("epoch"), _at("epoch.clients"))
+    if state.run_state in (RunState.Cooldown, RunState.WaitingForMembers):
+        used = len(state.epoch.clients)
+        return Slice(_at("epoch.clients[0]"), _at("epoch.clients[0]") + used * CLIENT.size) if used else None
     current = state.current_round
     if state.run_state not in _PLAYING or current is None:
         return None
@@ -105,7 +115,7 @@ def added(copy: Copy, head: bytes, where: Slice, content: bytes) -> Copy | None:
         place = len(before.epoch.rounds) - 1
         stated = len(before.epoch.rounds[place].statements) + count
         listed = _at(f"epoch.rounds[{place}].statements")
-        data = _patched(data, [(Slice(listed, listed + 4), stated.to_bytes(4, "little"))])
+        data = _patched(data, [(Slice(listed, listed + _COUNT_BYTES), stated.to_bytes(_COUNT_BYTES, "little"))])
     try:
         after = Copy.of(data)
     except WireError:
@@ -115,19 +125,26 @@ def added(copy: Copy, head: bytes, where: Slice, content: bytes) -> Copy | None:
 
 
 def _replayed(before: CoordinatorState, after: CoordinatorState) -> tuple[CoordinatorState, int] | None:
-    """What `apply` makes of the statements that `after` has more than `before`, and how many they are."""
+    """What `apply` makes of what `after` says more than `before`, and how many instructions that took."""
     epoch, current, later = before.epoch, before.current_round, after.current_round
-    sent: list[Witness | WarmupWitness] = []
+    sent: list[Witness | WarmupWitness | EpochDigest] = []
+    now = after.since
     if before.run_state is RunState.Warmup:
+        digest = next((end.digest for end in before.ends if end.step == epoch.start_step - 1), _SOME_DIGEST)
         new = sorted(set(after.epoch.ready) - set(epoch.ready))
-        sent += [WarmupWitness(epoch.clients[slot].id, before.progress.epoch, slot, bytes(32)) for slot in new]
+        sent += [WarmupWitness(epoch.clients[slot].id, before.progress.epoch, slot, digest) for slot in new]
+        now = after.since if after.epoch.ready_since in (None, epoch.ready_since) else after.epoch.ready_since
+    elif before.run_state in _BETWEEN:
+        ended = before.progress.epoch - (before.run_state is not RunState.Cooldown)
+        changed = [slot for slot, client in enumerate(epoch.clients) if client.end_digest != after.epoch.clients[slot].end_digest]
+        sent += [EpochDigest(epoch.clients[slot].id, ended, slot, after.epoch.clients[slot].end_digest) for slot in changed]
     elif current is not None and later is not None:
         stated = later.statements[len(current.statements) :]
         sent += [Witness(epoch.clients[statement.index].id, statement) for statement in stated]
     state = before
     try:
         for command in sent:
-            state, _ = apply(state, command, after.since, 0)
+            state, _ = apply(state, command, now, 0)
     except CoordinatorError:
         return None
     return state, len(sent)
@@ -137,11 +154,13 @@ def _replayed(before: CoordinatorState, after: CoordinatorState) -> tuple[Coordi
 class Plan:
     """What to read to come from one copy to a later one. lists: where their counts are, and the most each may say.
 
-    shifted: a round began where as many as fit were stored, and the others have moved up. places: of the rounds then stored.
+    counts: numbers of entries that must be what they were. shifted: a round began where as many as fit were stored, so that the
+    others have moved up. places: of the rounds then stored.
     """
 
     slices: tuple[Slice, ...]
     lists: tuple[tuple[int, int], ...]
+    counts: tuple[Slice, ...]
     shifted: bool
     places: int
 
@@ -154,15 +173,12 @@ def parts(copy: Copy, head: bytes) -> Plan | None:
         return None  # shares of older rounds are declared void, too, when somebody is ejected
 
     count = later.nonce - copy.nonce
+    if later.epoch != before.progress.epoch:
+        return None
     if before.run_state in _PLAYING and later.run_state in _PLAYING:
-        return (
-            _while_playing(before, count, began=later.step - before.progress.step)
-            if later.epoch == before.progress.epoch
-            else None
-        )
-    if before.run_state is later.run_state and before.run_state in (RunState.WaitingForMembers, RunState.Warmup):
-        wanted = _plain(before, count, without=_NOT_WHILE_GATHERING)
-        return Plan(*wanted, shifted=False, places=len(before.epoch.rounds)) if later.epoch == before.progress.epoch else None
+        return _while_playing(before, count, began=later.step - before.progress.step)
+    if before.run_state is later.run_state and before.run_state in _BETWEEN:
+        return Plan(*_plain(before, count, without=_NOT_BETWEEN), shifted=False, places=len(before.epoch.rounds))
 
     return None
 
@@ -174,7 +190,7 @@ def _while_playing(before: CoordinatorState, count: int, *, began: int) -> Plan 
 
     shifted = bool(began) and len(before.epoch.rounds) == STORED_ROUNDS
     places = min(STORED_ROUNDS, len(before.epoch.rounds) + began)
-    slices, lists = _plain(before, count, without=_NOT_WHILE_PLAYING)
+    slices, lists, counts = _plain(before, count, without=_NOT_WHILE_PLAYING)
     last = f"epoch.rounds[{places - 1}]"
     wanted = [(f"{last}.statements", count if began else len(current.statements) + count, MAX_WITNESSES)]
     if began:
@@ -185,32 +201,30 @@ def _while_playing(before: CoordinatorState, count: int, *, began: int) -> Plan 
         entries = min(entries, capacity)
         more.append(_listed(field, entries, STATEMENT.size))
         most.append((_at(field), entries))
-    return Plan(_merged((*slices, *more)), (*lists, *most), shifted=shifted, places=places)
+    return Plan(_merged((*slices, *more)), (*lists, *most), counts, shifted=shifted, places=places)
 
 
 def _plain(
     before: CoordinatorState, count: int, *, without: frozenset[str]
-) -> tuple[tuple[Slice, ...], tuple[tuple[int, int], ...]]:
-    """All of the state but rounds and what cannot change, lists as far as they can be in use."""
+) -> tuple[tuple[Slice, ...], tuple[tuple[int, int], ...], tuple[Slice, ...]]:
+    """All of the state but rounds and what cannot change, lists as far as they can be in use; a Plan's first fields."""
     slices: list[Slice] = []
     lists: list[tuple[int, int]] = []
     for part in (*IMAGE.parts, *(_moved(part) for part in EPOCH.parts)):
         name = part.name
         if name in ("epoch", "rounds") or name in without or HEADER_BYTES + part.offset < HEAD.end:
             continue
-        if name in _LISTS or name == "clients":
+        if isinstance(part.kind, List):
             field = "epoch.clients" if name == "clients" else name
-            held = (
-                len(before.epoch.clients)
-                if name == "clients"
-                else len(getattr(before, name)) + (min(count, _MORE) if name == "pending" else _MORE)
-            )
-            entries = min(held, _capacity(part))
-            slices.append(_listed(field, entries, _entry_bytes(part)))
+            more = 0 if name == "clients" else min(count, _MORE) if name in _ONE_EACH else _MORE
+            held = before.epoch.clients if name == "clients" else getattr(before, name)
+            entries = min(len(held) + more, part.kind.capacity)
+            slices.append(_listed(field, entries, part.kind.item.size))
             lists.append((_at(field), entries))
         else:
             slices.append(Slice(HEADER_BYTES + part.offset, HEADER_BYTES + part.offset + part.kind.size))
-    return _merged(slices), tuple(lists)
+    counted = Slice(_at(_GONE), _at(_GONE) + _COUNT_BYTES)
+    return _merged((*slices, counted)), tuple(lists), (counted,)
 
 
 def gathered(copy: Copy, plan: Plan, head: bytes, contents: Sequence[bytes]) -> Copy | None:
@@ -223,9 +237,11 @@ def gathered(copy: Copy, plan: Plan, head: bytes, contents: Sequence[bytes]) -> 
         end = first + STORED_ROUNDS * (second - first)
         data = data[:first] + data[second:end] + bytes(second - first) + data[end:]
     rounds = _at("epoch.rounds")
-    counted = (Slice(rounds, rounds + 4), plan.places.to_bytes(4, "little"))
+    counted = (Slice(rounds, rounds + _COUNT_BYTES), plan.places.to_bytes(_COUNT_BYTES, "little"))
     data = _patched(data, [*zip(plan.slices, contents, strict=True), counted, (HEAD, head)])
-    if any(int.from_bytes(data[at : at + 4], "little") > most for at, most in plan.lists):
+    if any(int.from_bytes(data[at : at + _COUNT_BYTES], "little") > most for at, most in plan.lists):
+        return None
+    if any(data[one.start : one.end] != copy.data[one.start : one.end] for one in plan.counts):
         return None
     try:
         after = Copy.of(data)
@@ -238,11 +254,9 @@ def _same_epoch(before: CoordinatorState, after: CoordinatorState) -> bool:
     """Whether nothing says that what was not read has changed."""
     if any(client.state is ClientState.Ejected for client in after.epoch.clients):
         return False
-    if before.run_state not in _PLAYING:
-        return replace(before.epoch, clients=(), ready=(), ceded=()) == replace(after.epoch, clients=(), ready=(), ceded=())
     fixed = [(epoch.seed, epoch.start_time, epoch.start_step, len(epoch.clients)) for epoch in (before.epoch, after.epoch)]
     heights = [stored.height for stored in after.epoch.rounds]
-    return fixed[0] == fixed[1] and heights == list(range(heights[0], heights[0] + len(heights)))
+    return fixed[0] == fixed[1] and (not heights or heights == list(range(heights[0], heights[0] + len(heights))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,16 +287,6 @@ def _part(name: str) -> Part:
 
 def _moved(part: Part) -> Part:
     return replace(part, offset=image.offset("epoch") + part.offset)
-
-
-def _capacity(part: Part) -> int:
-    capacity: int = part.kind.capacity  # type: ignore[attr-defined]  # a list
-    return capacity
-
-
-def _entry_bytes(part: Part) -> int:
-    size: int = part.kind.item.size  # type: ignore[attr-defined]  # a list
-    return size
 
 
 def _listed(field: str, entries: int, size: int) -> Slice:

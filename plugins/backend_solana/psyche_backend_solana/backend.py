@@ -183,9 +183,7 @@ class SolanaBackend(Backend):
                 raise CommandRefused("NotSent", str(error)) from error
             for instructions in missing:
                 await self._submit(*instructions, timeout=timeout)
-            proved = coordinator.proved_join(
-                self._run, user=self._wallet.pubkey, authorization=authorization, key=self._key
-            )
+            proved = coordinator.proved_join(self._run, user=self._wallet.pubkey, authorization=authorization, key=self._key)
             await self._submit(*proved, timeout=timeout)
         self._published = address
         self._book.look_for_renewals()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, cast
 
@@ -20,7 +20,13 @@ from psyche_backend_solana.account_slices import HEAD, Copy
 from psyche_backend_solana.chain_clock import CLOCK_SYSVAR
 from psyche_backend_solana.following import Follower
 from psyche_backend_solana.layouts.coordinator import Run
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, ACCOUNT_MAGIC, HEADER_BYTES, NONCE_OFFSET
+from psyche_backend_solana.layouts.coordinator_accounts import (
+    ACCOUNT_BYTES,
+    ACCOUNT_MAGIC,
+    ACCOUNT_VERSION,
+    HEADER_BYTES,
+    NONCE_OFFSET,
+)
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.svm import runs
@@ -28,9 +34,9 @@ from psyche_backend_solana.svm.chain import member
 from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_backend_solana.svm.random_commands import RandomCommands
 from psyche_core.coordinator import apply, image
-from psyche_core.coordinator.commands import Command, Equivocation, Tick, Withdraw
+from psyche_core.coordinator.commands import Command, EpochDigest, Equivocation, Settle, Tick, WarmupWitness, Withdraw
 from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import CoordinatorState, Epoch
 from psyche_core.errors import BackendClosed, CoordinatorError, WireError
 from psyche_core.types import RunState
 
@@ -39,7 +45,7 @@ VERSION_PLACE = 56
 
 
 def account(state: CoordinatorState, nonce: int, *, version: bytes = b"") -> bytes:
-    header = ACCOUNT_MAGIC + (2).to_bytes(4, "little") + bytes(4) + nonce.to_bytes(8, "little") + bytes(RUN.instance)
+    header = ACCOUNT_MAGIC + ACCOUNT_VERSION.to_bytes(4, "little") + bytes(4) + nonce.to_bytes(8, "little") + bytes(RUN.instance)
     return (header + version).ljust(HEADER_BYTES, b"\0") + image.encode(state) + bytes(ACCOUNT_BYTES - HEADER_BYTES - image.SIZE)
 
 
@@ -162,7 +168,7 @@ class Full:
     """256 clients and 32 witnesses in a round, each statement an instruction."""
 
     def __init__(self) -> None:
-        self.largest = Largest(torn=False, percent=0)
+        self.largest = Largest(torn=False, percent=0, instance=bytes(RUN.account))
         self.state = self.largest.playing(0)
         self.chain = Chain([])
         self.chain.add(self.state)
@@ -233,6 +239,43 @@ def test_parts_of_an_endpoint_that_is_behind_are_not_mixed_with_the_head_of_anot
         assert copy.state == full.state
 
     anyio.run(follow)
+
+
+def test_a_balance_that_the_owner_frees_in_mid_round_is_gone() -> None:
+    full = Full()
+
+    async def follow() -> None:
+        follower = full.chain.follower()
+        await follower.read(heard=-1)
+        full.do(Settle(full.state.accounts[3].signer))
+        copy, _ = await follower.read(heard=1)
+        assert copy.state == full.state
+
+    anyio.run(follow)
+
+
+def test_who_signs_an_epochs_end_and_who_is_ready_costs_little() -> None:
+    full = Full()
+    waiting = replace(full.largest.state, run_state=RunState.WaitingForMembers, epoch=Epoch(), since=NOW, minimum_since=NOW)
+    cooldown = full.largest.playing(32, RunState.Cooldown, drain=True)
+    warming, _ = apply(waiting, Tick(), NOW + 10, 1)
+    for begin, command in (
+        (cooldown, lambda slot: EpochDigest(member(slot), full.state.progress.epoch, slot, b"d" * 32)),
+        (warming, lambda slot: WarmupWitness(member(slot), full.state.progress.epoch, slot, b"d" * 32)),
+    ):
+        full.state, full.chain.versions, full.chain.calls = begin, [account(begin, 0)], []
+
+        async def follow(command: Callable[[int], Command] = command) -> None:
+            follower = full.chain.follower()
+            await follower.read(heard=-1)
+            for slot in range(5):
+                full.do(command(slot))
+                copy, _ = await follower.read(heard=slot + 1)
+                assert copy.state == full.state
+            assert len(full.chain.calls) == 11
+            assert max(full.chain.calls[1:]) < WHOLE / 5
+
+        anyio.run(follow)
 
 
 def test_a_proof_against_somebody_is_read_whole() -> None:
