@@ -183,9 +183,7 @@ class SolanaBackend(Backend):
                 raise CommandRefused("NotSent", str(error)) from error
             for instructions in missing:
                 await self._submit(*instructions, timeout=timeout)
-            proved = coordinator.proved_join(
-                self._run, user=self._wallet.pubkey, authorization=authorization, key=self._key
-            )
+            proved = coordinator.proved_join(self._run, user=self._wallet.pubkey, authorization=authorization, key=self._key)
             await self._submit(*proved, timeout=timeout)
         self._published = address
         self._book.look_for_renewals()
@@ -214,6 +212,10 @@ class SolanaBackend(Backend):
                     return
                 except OutOfUnits:
                     logger.info("no room for a tick beside %s", type(command).__name__)
+                except CommandRefused as refusal:
+                    if refusal.code != "NothingDue":
+                        raise
+                    logger.info("no tick was due after %s", type(command).__name__)
 
         try:
             await self._submit(*instructions, timeout=timeout)

@@ -46,7 +46,9 @@ def test_nothing_needs_more_than_a_transaction_has(units: dict[str, dict[str, in
 
 @pytest.mark.parametrize("percent", [1, 50, 99])
 def test_nor_with_any_share_of_verifiers(chain: CoordinatorSvm, percent: int) -> None:
-    used = {case.name: measured(chain, case).units for case in Largest(torn=True, percent=percent, instance=chain.instance).cases()}
+    used = {
+        case.name: measured(chain, case).units for case in Largest(torn=True, percent=percent, instance=chain.instance).cases()
+    }
     assert {name: units for name, units in used.items() if units >= LIMIT} == {}
 
 
