@@ -6,7 +6,7 @@ hold; results that are settled, oldest first; the digest of the masters; our sha
 
 from __future__ import annotations
 
-from psyche_core.client.epoch import PLAYING, EpochNotes
+from psyche_core.client.epoch import PLAYING, EpochNotes, masters_due
 from psyche_core.client.events import CloseEpoch, Digest, FetchModel, TakeSnapshot, Train, Work
 from psyche_core.client.patience import Patience
 from psyche_core.client.rounds import RoundRecord
@@ -24,11 +24,6 @@ def starts_from_members(state: CoordinatorState) -> bool:
     return state.model.LLM.checkpoint.name in _FROM_PEERS
 
 
-def starts_from_checkpoint(state: CoordinatorState) -> bool:
-    """Whether the epoch begins with the model of a stored checkpoint, rather than with that of members."""
-    return state.run_state is RunState.Warmup and state.model.LLM.checkpoint.name not in _FROM_PEERS
-
-
 def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | None, now: float, patience: Patience) -> str | None:
     """Why our masters cannot be brought up to date with what we know, None when they can.
 
@@ -36,6 +31,9 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
     """
     record = notes.next_to_apply()
     start = state.epoch.start_step - 1
+    due = masters_due(state)
+    if masters_at is not None and masters_at > due:
+        return f"this client holds the model after step {masters_at}, and the run is at step {due}"
     if masters_at is None:
         return f"this client has to begin with the model after step {start} and holds another one"
     if masters_at < start and (record is None or record.round.step > masters_at + 1):
@@ -90,7 +88,7 @@ def next_work(
     if notes.describes(state) and state.run_state in PLAYING:
         return _play(newest, notes, state)
     if record is None and not notes.closed:
-        return CloseEpoch(notes.number, notes.last_step(state), state.progress.data_index)
+        return CloseEpoch(notes.number, notes.last_step(state), state.progress.data_index, state.generation)
 
     return None
 
@@ -130,6 +128,9 @@ def fetch(
         tag,
         build=state if build else None,
         descriptions=choice.descriptions if build else (),
+        epoch=state.progress.epoch,
+        data_index=state.progress.data_index,
+        generation=state.generation,
     )
 
 

@@ -7,6 +7,7 @@ that can be finished is finished before the next one is entered; what has not be
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from psyche_core.client import agenda, report
@@ -43,8 +44,31 @@ def see_state(me: Standing, state: CoordinatorState) -> None:
                 me.notes.judge = True  # how many are a majority has changed
             me.do(SetPeers(members))
     _tell_phase(me, previous, state)
+    if previous is not None and _went_back(previous, state):
+        # Nothing that we hold in memory fits what it knows: what is on our disk is read up to there.
+        steps = f"from step {previous.progress.step} to step {state.progress.step}"
+        me.stop(f"the coordinator went back {steps}: it was restored from an older state", success=False, again=True)
+        return
+
     follow(me, state)
     repeat_evidence(me)
+
+
+def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
+    """Whether the coordinator knows less than it did, like one restored from an older state."""
+    if state.generation != previous.generation:
+        return state.generation < previous.generation
+
+    return _place(state) < _place(previous)
+
+
+def _place(state: CoordinatorState) -> tuple[int, int, float]:
+    """Where a state stands within its generation: grows with every epoch, step and round."""
+    if state.run_state is RunState.Cooldown:
+        return state.progress.epoch, state.progress.step, math.inf
+
+    height = _playing_height(state)
+    return state.progress.epoch, state.progress.step, -1 if height is None else height
 
 
 def _tell_phase(me: Standing, previous: CoordinatorState | None, state: CoordinatorState) -> None:
@@ -154,7 +178,9 @@ def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> Non
 def _open_round(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
     height = record.height
     record.opened_at = me.now
-    notes.round_over(height - 1, me.healthy)
+    notes.round_over(height - 1, me.healthy, now=me.now)
+    for budget in (notes.finishing, notes.deliveries):
+        budget.began = me.now if budget.began is None else budget.began
     notes.records[height] = record
     notes.newest = height
     me.pace.round_opened(notes.tag(height), now=me.now)

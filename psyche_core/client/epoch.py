@@ -8,7 +8,8 @@ from psyche_core.client.agreement import DigestBook
 from psyche_core.client.inbox import Inbox
 from psyche_core.client.repair import Generosity, Repair
 from psyche_core.client.rounds import RoundRecord
-from psyche_core.coordinator.state import WAITED_MISSES, CoordinatorState
+from psyche_core.client.waiting import WaitingBudget
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState
 
 PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
@@ -52,8 +53,9 @@ class EpochNotes:
     slot: ours, None when we are not a member. since: when we first saw the epoch. opened_at: the newest height at that moment, -1
     before the first round: what an earlier process of ours may have trained already is not trained again, since two results for
     one share are proof of equivocation (F7). saved: its end is a checkpoint of ours; passed_on: when we last said that we cannot
-    store it. judge: something was said or decided that digests are to be compared about. held_up: how often we waited for a slot
-    in this epoch longer than for most others, or in vain.
+    store it. judge: something was said or decided that digests are to be compared about. finishing, deliveries: how long we
+    may still wait for each slot to finish its rounds and to deliver its results.    in this epoch longer than for most others, or in vain. reloaded: we looked on our disk for the model this epoch starts with;
+    lacking_said: when we last told the coordinator that we cannot get it.
     """
 
     key: tuple[int, int]
@@ -76,7 +78,10 @@ class EpochNotes:
     judge: bool = False
     rejoin_asked: float | None = None
     rejoin_refused: bool = False
-    held_up: dict[int, int] = field(default_factory=dict)
+    finishing: WaitingBudget = field(default_factory=WaitingBudget)
+    deliveries: WaitingBudget = field(default_factory=WaitingBudget)
+    reloaded: bool = False
+    lacking_said: float | None = None
     slots: dict[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -114,21 +119,34 @@ class EpochNotes:
         rounds = self.records.values()
         return max((kept.round.step - (kept.round.drain or kept.cut) for kept in rounds), default=state.progress.step - 1)
 
-    def waited_for(self, slots: frozenset[int]) -> frozenset[int]:
-        """Those of the slots that have not held us up too often: waiting is earned (protocol F16)."""
-        return frozenset(slot for slot in slots if self.held_up.get(slot, 0) < WAITED_MISSES)
+    def waited_for(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> frozenset[int]:
+        """Healthy slots whose Finished of a round is worth waiting for (protocol F16)."""
+        return frozenset(
+            slot
+            for slot in healthy
+            if slot in record.finished
+            or self.finishing.waits(slot, record.finished, record.trainers, opened=record.opened_at, now=now)
+        )
 
-    def round_over(self, height: int, healthy: frozenset[int]) -> None:
-        """A round is over: count who was late in it, and whose result of the round before it never came."""
+    def delivering(self, record: RoundRecord, healthy: frozenset[int], *, since: float, now: float) -> frozenset[int]:
+        """Healthy slots whose result of a round is worth waiting for. since: when we came to need it, done with our own work."""
+        times, expected = record.deliveries(healthy, since=since)
+        return frozenset(
+            slot
+            for slot in healthy
+            if slot in record.verified or self.deliveries.waits(slot, times, expected, opened=record.opened_at, now=now)
+        )
+
+    def round_over(self, height: int, healthy: frozenset[int], *, now: float) -> None:
+        """A round is over: note who held us up in it."""
         ended, before = self.records.get(height), self.records.get(height - 1)
         if ended is None:
             return
 
-        slow = set(ended.late())
-        if before is not None and ended.finished:
-            slow |= before.shares.keys() - before.verified.keys()
-        for slot in slow & healthy - {self.slot}:
-            self.held_up[slot] = self.held_up.get(slot, 0) + 1
+        self.finishing.charge(ended.finished, ended.trainers, now=now)
+        if before is not None:
+            times, expected = before.deliveries(healthy, since=ended.ready_at)
+            self.deliveries.charge(times, expected, now=now)
 
     def next_to_apply(self) -> RoundRecord | None:
         """The oldest round whose results are not in our masters yet; drain rounds have none."""

@@ -12,7 +12,7 @@ from psyche_core.client.report import Event as ReportEvent
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import BatchId, NodeIdentity
-from psyche_core.wire.messages import Message
+from psyche_core.wire.messages import Message, Result
 
 Share = tuple[BatchId, ...]
 
@@ -67,12 +67,14 @@ class PayloadMissing:
 class ModelReady:
     """Model, optimizer and data are open. digest: full digest of the masters. max_payload_bytes: of any valid payload.
 
-    step: the last step whose results are in these masters; None for the model the run's checkpoint names.
+    step: the last step whose results are in these masters; None for the model the run's checkpoint names. held: steps and full
+    digests of the signed epoch ends that lie on our disk, where our masters are not up to date.
     """
 
     digest: bytes
     max_payload_bytes: int
     step: int | None = None
+    held: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,30 @@ class Expire:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptResult:
+    """A verified result as the journal keeps it.
+
+    trainer: p2p key; signer: the signer half of its identity; seed: of its round.
+    """
+
+    result: Result
+    slot: int
+    seed: int
+    trainer: bytes
+    signer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeepResults:
+    """Write these results and their payloads, which are all here, to the journal.
+
+    It is synced before our next statement leaves.
+    """
+
+    results: tuple[KeptResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Prefetch:
     """Start reading the samples of our share; the Train work for the same share follows."""
 
@@ -325,12 +351,21 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Work: apply these payloads, all fetched and checked; answered by Applied. The order carries no meaning."""
+    """Work: apply these payloads, all fetched and checked; answered by Applied. The order carries no meaning.
+
+    The rest is for the journal: commitments: of the payloads, in their order; statements: digest of the statements that accepted
+    them; data_index: first sample that was never yet assigned; generation: of the run.
+    """
 
     height: int
     step: int
     payload_hashes: tuple[bytes, ...]
     own_accepted: bool
+    epoch: int = 0
+    commitments: tuple[bytes, ...] = ()
+    statements: bytes = bytes(32)
+    data_index: int = 0
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +380,13 @@ class Digest:
 class CloseEpoch:
     """Work: full digest, evaluation and checkpoint after the last apply; answered by EpochClosed. step: last step applied.
 
-    data_index: first sample that was never yet assigned.
+    data_index: first sample that was never yet assigned. generation: of the run.
     """
 
     epoch: int
     step: int
     data_index: int = 0
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +403,7 @@ class FetchModel:
 
     sources: p2p keys that serve it. build: the state to build model, optimizer and data for first, None when that is done.
     descriptions: hash and length of what the model is built like, as the sources say, likeliest first; needed with `build` only.
+    epoch, data_index, generation: of the run now, for the checkpoint that the journal goes on from.
     Answered by ModelFetched, or with `build` by ModelReady, or by ModelFetchFailed.
     """
 
@@ -377,6 +414,9 @@ class FetchModel:
     tag: int
     build: CoordinatorState | None = None
     descriptions: tuple[tuple[bytes, int], ...] = ()
+    epoch: int = 0
+    data_index: int = 0
+    generation: int = 0
 
 
 Work = Load | Train | Apply | Digest | CloseEpoch | TakeSnapshot | FetchModel
@@ -391,10 +431,13 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """We are done. reason: one sentence."""
+    """We are done. reason: one sentence. again: start over, from our disk, with a new connection to everybody."""
 
     reason: str
     success: bool
+    again: bool = False
 
 
-Action = Join | Send | SetPeers | Broadcast | FetchPayload | Expire | Prefetch | Remind | StoreModel | Work | Tell | Stop
+Action = (
+    Join | Send | SetPeers | Broadcast | FetchPayload | Expire | KeepResults | Prefetch | Remind | StoreModel | Work | Tell | Stop
+)

@@ -51,7 +51,7 @@ def payload_checked(me: Standing, payload_hash: bytes, *, valid: bool) -> None:
     if me.notes is not None:
         me.notes.inbox.checked(payload_hash, valid=valid)
         for record in me.notes.records.values():
-            record.payload_arrived(payload_hash, me.notes.inbox.valid)
+            record.payload_arrived(payload_hash, me.notes.inbox.valid, now=me.now)
 
 
 def payload_missing(me: Standing, payload_hash: bytes) -> None:

@@ -21,6 +21,7 @@ from psyche_core.client.patience import Patience
 from psyche_core.client.results import ResultDesk, Verify
 from psyche_core.client.rounds import RoundRecord
 from psyche_core.client.standing import Standing
+from psyche_core.coordinator import witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import Finished, Result
@@ -230,6 +231,7 @@ def _fetch_everything(me: Standing, state: CoordinatorState, notes: EpochNotes) 
 def _apply(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
     """Apply a settled round once every consensus payload is here; ask for what is missing (F11)."""
     payloads: list[bytes] = []
+    commitments: list[bytes] = []
     for slot in sorted(record.accepted):
         result = record.judged(slot)
         if result == "void":
@@ -239,6 +241,10 @@ def _apply(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
 
         if result is not None and result.payload_hash in notes.inbox.valid:
             payloads.append(result.payload_hash)
+            commitments.append(result.commitment)
+            if record.verified.get(slot) != result.commitment:
+                record.verified[slot] = result.commitment
+                record.kept.discard(slot)
             continue
 
         record.waiting_since = me.now if record.waiting_since is None else record.waiting_since
@@ -246,7 +252,22 @@ def _apply(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
             me.do(*me.results.fetch(notes, record, result, notes.clients[slot].p2p))
         return
 
-    me.start(ev.Apply(record.height, record.round.step, tuple(payloads), notes.slot in record.accepted))
+    assert record.settled_by is not None
+    attesting = record.settled_by.round_at(record.height + 1)
+    me.do(*speech.keep_verified(record, notes))
+    me.start(
+        ev.Apply(
+            record.height,
+            record.round.step,
+            tuple(payloads),
+            notes.slot in record.accepted,
+            epoch=notes.number,
+            commitments=tuple(commitments),
+            statements=witness.statements_digest(() if attesting is None else attesting.statements),
+            data_index=record.settled_by.progress.data_index,
+            generation=record.settled_by.generation,
+        )
+    )
 
 
 def _finish_leaving(me: Standing, state: CoordinatorState, *, since: float) -> None:

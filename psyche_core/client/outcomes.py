@@ -12,7 +12,7 @@ from psyche_core.client import course, recovery, report, storage
 from psyche_core.client import events as ev
 from psyche_core.client.hearing import ask_again, payload_checked
 from psyche_core.client.standing import Standing
-from psyche_core.coordinator.commands import Checkpoint, Equivocation, WarmupWitness, Witness
+from psyche_core.coordinator.commands import Checkpoint, EpochDigest, Equivocation, WarmupWitness, Witness
 from psyche_core.wire.messages import ModelDigest, ModelOffer, Result
 
 
@@ -70,6 +70,7 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
     me.model_ready = True
     me.model_digest = event.digest
     me.masters_at = me.digest_at = event.step
+    me.held |= dict(event.held)
     me.results.max_payload_bytes = event.max_payload_bytes
     if me.notes is None or me.state is None:
         return
@@ -77,8 +78,8 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
     me.notes.digests.ours = event.digest
     if event.step is not None:
         me.notes.masters_replaced(event.step)
-    elif me.state.epoch.start_step == 1:
-        me.masters_at = me.digest_at = 0  # the run begins with the model its checkpoint names
+    elif me.state.from_checkpoint:
+        me.masters_at = me.digest_at = me.state.epoch.start_step - 1  # the epoch begins with the model its checkpoint names
     if me.source_missing:
         me.source_missing = False
         me.notes.repair.over()
@@ -94,7 +95,7 @@ def _trained(me: Standing, event: ev.Trained, *, sign: Callable[[bytes], bytes])
     if notes is None or record is None or notes.slot is None:
         return
 
-    record.own_done = True
+    record.own_done, record.own_done_at = True, me.now
     me.pace.trained(notes.tag(event.height), now=me.now)
     step, share, size = record.round.step, record.shares[notes.slot], event.payload_bytes
     me.tell(report.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
@@ -149,6 +150,11 @@ def _epoch_closed(me: Standing, event: ev.EpochClosed) -> None:
     notes.digests.note_own(notes.slot, ended=True)
     me.tell(report.EpochDigest(notes.number, notes.last_step(state), event.digest.hex()))
     me.do(ev.Broadcast(ModelDigest(notes.number, True, event.digest), notes.tag(max(notes.newest, 0))))
+    if event.saved and me.masters_at is not None:
+        me.held[me.masters_at] = event.digest
+    if notes.slot in me.healthy and notes.describes(state):
+        assert notes.slot is not None
+        me.do(ev.Send(EpochDigest(me.identity, notes.number, notes.slot, event.digest)))
     course.follow(me, state)
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from psyche_core.client import agenda, report
 from psyche_core.client.agreement import unlike_witnesses
 from psyche_core.client.epoch import EpochNotes, masters_due
-from psyche_core.client.events import Broadcast, Load, ModelFetched, ModelFetchFailed, SnapshotTaken
+from psyche_core.client.events import Broadcast, Load, ModelFetched, ModelFetchFailed, Send, SnapshotTaken
 from psyche_core.client.rounds import NO_DIGEST
 from psyche_core.client.standing import Standing
+from psyche_core.coordinator.commands import WarmupWitness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import RunState
 from psyche_core.wire.messages import ModelWanted
@@ -29,6 +30,9 @@ def check_masters(me: Standing, state: CoordinatorState, notes: EpochNotes) -> N
         if reason is None:
             if repair.reason is not None:
                 repair.over()
+            return
+
+        if _look_on_disk(me, state, notes):
             return
 
         _lacks(me, notes, reason)
@@ -50,18 +54,47 @@ def _nobody_agrees(me: Standing, notes: EpochNotes) -> bool:
 
 
 def _without_offers(me: Standing, state: CoordinatorState, notes: EpochNotes, *, waited: float) -> None:
-    """Nobody has what we need: at an epoch's start the run may begin again with its checkpoint, at its end nobody waits."""
+    """Nobody gives us what we need. At an epoch's start we say what we hold instead, at the run's end nobody waits."""
     if state.run_state is RunState.Finished:
         me.stop("the run finished, and nobody was left who could give this client the final model", success=False)
     elif notes.repair.astray:
         if waited > me.patience.payload:
             me.give_up(f"{notes.repair.reason}, and no model has a majority")
-    elif agenda.starts_from_checkpoint(state) and me.masters_at is None:
-        me.masters_at = masters_due(state)
-        notes.repair.over()
-    elif agenda.starts_from_checkpoint(state) and me.work is None:
+    elif state.run_state is RunState.Warmup and state.from_checkpoint:
         me.model_ready, me.masters_at = False, None
         me.start(Load(state, fresh=True))
+    elif state.run_state is RunState.Warmup:
+        _say_what_we_hold(me, state, notes)
+
+
+def _look_on_disk(me: Standing, state: CoordinatorState, notes: EpochNotes) -> bool:
+    """Load the model the epoch starts with if it lies on our disk as the end of an earlier epoch; once an epoch."""
+    start = state.epoch.start_step - 1
+    if notes.reloaded or me.work is not None or state.run_state is not RunState.Warmup or me.masters_at == start:
+        return False
+    if all(end.step != start or end.digest != me.held.get(start) for end in state.ends):
+        return False
+
+    notes.reloaded = True
+    me.model_ready, me.masters_at = False, None
+    me.start(Load(state))
+    return True
+
+
+def _say_what_we_hold(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
+    """Tell the coordinator that we cannot get the model, and which earlier end of an epoch we have (protocol F18)."""
+    if notes.slot is None or notes.slot not in me.healthy:
+        return
+    if notes.lacking_said is not None and me.now - notes.lacking_said <= me.patience.answer:
+        return
+
+    start = state.epoch.start_step - 1
+    ends = [end for end in state.ends if end.step < start and me.held.get(end.step) == end.digest]
+    if notes.lacking_said is None:
+        best = f"the newest one on our disk is that after step {ends[-1].step}" if ends else "there is none on our disk"
+        me.tell(report.Problem("warning", f"no member has the model after step {start}; {best}"))
+    notes.lacking_said = me.now
+    me.do(Send(WarmupWitness(me.identity, notes.number, notes.slot, ends[-1].digest if ends else NO_DIGEST)))
 
 
 def model_fetched(me: Standing, event: ModelFetched) -> None:

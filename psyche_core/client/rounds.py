@@ -7,7 +7,6 @@ applied: that is the coordinator's statements' business (`verdict`), evaluated t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,9 +21,6 @@ MAX_CANDIDATES = MAX_WITNESSES + 1
 """Results kept of one slot: a trainer can give each witness another one, and all must be known to see that none is agreed on."""
 
 NO_DIGEST = bytes(32)
-
-MIN_GRACE = 0.1
-"""Seconds that a trainer may take longer than most others, however short the round."""
 
 
 @dataclass(slots=True)
@@ -45,10 +41,11 @@ class RoundRecord:
     """Mutable notes of one round of the epoch being played.
 
     candidates: results by slot and commitment; announced: commitments by payload hash and slot; verified: commitment by slot of
-    the first payload that arrived and fits. finished: slots that said Finished, with when we heard it; opened_at: when we first
-    saw the round. evidence: by slot of who signed two results. settled_by: the state in which everything about the round has been
-    said; lost: we missed it. all_said: nothing is left for us to say in this round. nearly_done: our training is expected to end
-    by the time the next round can begin. digest: of our masters during the round, taken once its applies are done.
+    the first payload that arrived and fits. arrived: when the verified result of each slot did; kept: slots whose verified result is in our journal. finished: slots that said
+    Finished, with when we heard it; own_done_at: when our share was trained; opened_at: when we first saw the round. evidence: by slot of who signed two results.
+    settled_by: the state in which everything about the round has been said; lost: we missed it. all_said: nothing is left for us
+    to say in this round. nearly_done: our training is expected to end by the time the next round can begin. digest: of our
+    masters during the round, taken once its applies are done.
     """
 
     epoch: int
@@ -59,8 +56,11 @@ class RoundRecord:
     candidates: dict[int, dict[bytes, Result]] = field(default_factory=dict)
     announced: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
     verified: dict[int, bytes] = field(default_factory=dict)
+    arrived: dict[int, float] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
     finished: dict[int, float] = field(default_factory=dict)
     opened_at: float = 0.0
+    own_done_at: float | None = None
     own_started: bool = False
     own_done: bool = False
     nearly_done: bool = False
@@ -110,11 +110,22 @@ class RoundRecord:
         self.announced.setdefault(result.payload_hash, {})[slot] = result.commitment
         return True
 
-    def payload_arrived(self, payload_hash: bytes, valid_hashes: set[bytes]) -> None:
+    def payload_arrived(self, payload_hash: bytes, valid_hashes: set[bytes], *, now: float) -> None:
         """Note a verified payload: the first one of each slot is the one a witness attests to."""
         if payload_hash in valid_hashes:
             for slot, commitment in self.announced.get(payload_hash, {}).items():
                 self.verified.setdefault(slot, commitment)
+                self.arrived.setdefault(slot, now)
+
+    @property
+    def ready_at(self) -> float:
+        """When our own work of the round was done: from then on we may have waited for others."""
+        return self.opened_at if self.own_done_at is None else self.own_done_at
+
+    def deliveries(self, healthy: frozenset[int], *, since: float) -> tuple[dict[int, float], tuple[int, ...]]:
+        """When results came, for one who needed them from `since` on; and the slots they are expected of."""
+        times = {slot: max(arrived, since) for slot, arrived in self.arrived.items()}
+        return times, tuple(slot for slot in self.shares if slot in healthy or slot in times)
 
     def holds_all(self, healthy: frozenset[int]) -> bool:
         """Whether every still healthy trainer with a share delivered a result we verified."""
@@ -128,20 +139,6 @@ class RoundRecord:
     def unfinished(self, healthy: frozenset[int]) -> frozenset[int]:
         """Still healthy trainers of the round that have not said Finished."""
         return healthy.intersection(self.trainers).difference(self.finished)
-
-    def late(self) -> frozenset[int]:
-        """Trainers that said Finished much later than most others, or not at all, by now; none while most have not said it.
-
-        Most: two thirds. Much later: a quarter of the time that those took, at least MIN_GRACE seconds (protocol F16).
-        """
-        most = witness.quorum(len(self.trainers))
-        times = sorted(self.finished[slot] for slot in self.trainers if slot in self.finished)
-        if len(times) < most:
-            return frozenset()
-
-        taken = times[most - 1] - self.opened_at
-        limit = times[most - 1] + max(taken / 4, MIN_GRACE)
-        return frozenset(slot for slot in self.trainers if self.finished.get(slot, math.inf) > limit)
 
     def all_finished(self, healthy: frozenset[int]) -> bool:
         """Whether every still healthy trainer of the round said Finished."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psyche_core.client.epoch import ENTERABLE, PLAYING, EpochNotes
-from psyche_core.client.events import Action, Broadcast, Send
+from psyche_core.client.events import Action, Broadcast, KeepResults, KeptResult, Send
 from psyche_core.client.patience import Patience
 from psyche_core.client.rounds import NO_DIGEST, RoundRecord, statement_about
 from psyche_core.coordinator import witness
@@ -85,15 +85,16 @@ def in_round(
 
     said: list[Action] = []
     before = notes.records.get(record.height - 1)
-    waited_for = notes.waited_for(healthy)
     trained = record.own_done or record.nearly_done or notes.slot not in record.shares
-    if not record.finished_sent and trained and record.digest != NO_DIGEST and (before is None or before.holds_all(waited_for)):
+    if not record.finished_sent and trained and record.digest != NO_DIGEST and _holds_results(before, record, notes, healthy=healthy, now=now):
         record.finished_sent = True
         record.finished.setdefault(notes.slot, now)
+        said += keep_verified(before, notes)
         said.append(Broadcast(Finished(notes.number, record.height), notes.tag(record.height)))
 
-    if not record.statement_sent and notes.slot in record.witnesses and _due(state, record, waited_for=waited_for):
+    if not record.statement_sent and notes.slot in record.witnesses and _due(state, notes, record, healthy=healthy, now=now):
         record.statement_sent = True
+        said += keep_verified(before, notes)
         statement = statement_about(before, playing=record, index=notes.slot)
         metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, figures.bytes_per_second, figures.loss)
         said.append(Send(Witness(identity, statement, metadata)))
@@ -106,12 +107,44 @@ def in_round(
     return said
 
 
-def _due(state: CoordinatorState, record: RoundRecord, *, waited_for: frozenset[int]) -> bool:
+def keep_verified(record: RoundRecord | None, notes: EpochNotes) -> list[Action]:
+    """Put what we verified of a round, and have not yet kept, on our disk: before we attest to it, and before we apply it."""
+    if record is None:
+        return []
+
+    fresh = [slot for slot in record.verified if slot not in record.kept and slot in record.shares]
+    record.kept.update(fresh)
+    results = tuple(
+        KeptResult(
+            record.candidates[slot][record.verified[slot]],
+            slot,
+            record.round.seed,
+            notes.clients[slot].p2p,
+            notes.clients[slot].signer,
+        )
+        for slot in fresh
+    )
+    return [KeepResults(results)] if results else []
+
+
+def _holds_results(
+    before: RoundRecord | None, record: RoundRecord, notes: EpochNotes, *, healthy: frozenset[int], now: float
+) -> bool:
+    """Whether we hold every result of the round before that is worth waiting for."""
+    if before is None or before.holds_all(healthy):
+        return True
+
+    return before.holds_all(notes.delivering(before, healthy, since=record.ready_at, now=now))
+
+
+def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int], now: float) -> bool:
     """Whether a witness speaks now: everybody it waits for is done, or time is up."""
     if state.run_state is RunState.RoundWitness:
         return True
+    if not record.finished_sent:
+        return False
 
-    return record.finished_sent and record.all_finished(waited_for)
+    return record.all_finished(healthy) or record.all_finished(notes.waited_for(record, healthy, now=now))
 
 
 def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> list[Action]:

@@ -43,12 +43,13 @@ class Standing:
     """See the module. now: seconds that we have been awake for; clock: what the caller's clock showed last.
 
     notes: of the epoch we are in, or finish; None before the first. healthy: slots healthy in `state`. members: the transport's
-    peers as last set; peers: p2p keys connected. introduced: whether this process joined; join_asked: when we last did, None
-    once it is answered by a state. source_missing: nothing here says how the model is built, so all of it comes from others.
-    leaving: since when we are on our way out. masters_at: the step whose results are in our masters, None when that is unknown.
-    model_digest: the last full digest taken of them; digest_at: the step it was taken at, None when that is unknown.
-    work: what the trainer is doing. can_store: whether there is a store to put the model into after an epoch; storage: the one
-    on its way there. pace: what our trainings and the turns between rounds took.
+    peers as last set; peers: p2p keys connected. introduced: whether this process joined; join_asked: when we last did, None once
+    it is answered by a state. source_missing: nothing here says how the model is built, so all of it comes from others. leaving:
+    since when we are on our way out. masters_at: the step whose results are in our masters, None when that is unknown.
+    model_digest: the last full digest taken of them; digest_at: the step it was taken at, None when that is unknown. held: steps
+    and full digests of signed epoch ends that lie on our disk. work: what the trainer is doing. can_store: whether there is a
+    store to put the model into after an epoch; storage: the one on its way there. pace: what our trainings and the turns between
+    rounds took.
     """
 
     identity: NodeIdentity
@@ -72,6 +73,7 @@ class Standing:
     model_digest: bytes = bytes(32)
     digest_at: int | None = None
     masters_at: int | None = None
+    held: dict[int, bytes] = field(default_factory=dict)
     work: Work | None = None
     can_store: bool = False
     storage: Storage | None = None
@@ -100,10 +102,10 @@ class Standing:
         self.work = work
         self.actions.append(work)
 
-    def stop(self, reason: str, *, success: bool) -> None:
-        """We are done."""
+    def stop(self, reason: str, *, success: bool, again: bool = False) -> None:
+        """We are done, or begin anew."""
         if self.stopped is None:
-            self.stopped = Stop(reason, success)
+            self.stopped = Stop(reason, success, again)
             self.actions.append(self.stopped)
 
     def give_up(self, reason: str) -> None:

@@ -30,8 +30,6 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "ModelSanityCheckFailed": "the model's configuration breaks a rule",
         "ProgressSanityCheckFailed": "the step, the first sample or the epoch from which the run is to go on is out of range",
         "InvalidSettlement": "the signer has no balance, or is in the epoch or pending and may still earn or be slashed",
-        "InvalidProof": "the transport key that a member joins with did not sign for it in this run",
-        "TransportKeyTaken": "another member has the transport key that a member joins with",
         "NothingDue": "a tick came before anything was due; only a chain refuses that, where ticks cost a fee",
     }
 )

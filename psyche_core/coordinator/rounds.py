@@ -19,7 +19,10 @@ from psyche_core.coordinator.requeue import added, merged, taken
 from psyche_core.coordinator.schedule import batch_size
 from psyche_core.coordinator.state import (
     MAX_MISSED,
+    MOST_MISSED,
     STORED_ROUNDS,
+    UNWAITED_MISS,
+    WAITED_MISS,
     WAITED_MISSES,
     Client,
     CoordinatorState,
@@ -31,8 +34,6 @@ from psyche_core.errors import CoordinatorError
 from psyche_core.types import BatchId, ClientState, RunState
 
 ABANDONED = "Abandoned"
-
-_MOST_MISSED = 255
 
 
 def active_round(state: CoordinatorState) -> Round:
@@ -109,7 +110,7 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     current = active_round(state)
     before = state.round_at(current.height - 1)
     silent = _silent_witnesses(state, current)
-    state = with_missed(state, silent)
+    state = _with_missed(state, silent)
     state, events = _settled(state, before, unpaid=silent) if before is not None else (state, ())
     state, dropped = _dropped_for_missing(state, now)
     events = (*events, *dropped)
@@ -147,16 +148,24 @@ def _answerable(client: Client, height: int) -> bool:
     return client.state is ClientState.Healthy and not came_back
 
 
-def with_missed(state: CoordinatorState, slots: frozenset[int]) -> CoordinatorState:
-    """One more missed duty for these slots."""
-    if not slots:
+def _with_missed(state: CoordinatorState, slots: frozenset[int]) -> CoordinatorState:
+    """A missed duty for each of these slots."""
+    for slot in slots:
+        waited = state.epoch.clients[slot].missed < WAITED_MISSES
+        state = with_missed(state, slot, WAITED_MISS if waited else UNWAITED_MISS)
+    return state
+
+
+def with_missed(state: CoordinatorState, slot: int, change: int) -> CoordinatorState:
+    """A slot's score of missed duties changed, within its bounds."""
+    missed = state.epoch.clients[slot].missed
+    changed = min(max(missed + change, 0), MOST_MISSED)
+    if changed == missed:
         return state
 
-    clients = tuple(
-        replace(client, missed=min(client.missed + 1, _MOST_MISSED)) if slot in slots else client
-        for slot, client in enumerate(state.epoch.clients)
-    )
-    return replace(state, epoch=replace(state.epoch, clients=clients))
+    clients = list(state.epoch.clients)
+    clients[slot] = replace(clients[slot], missed=changed)
+    return replace(state, epoch=replace(state.epoch, clients=tuple(clients)))
 
 
 def _dropped_for_missing(state: CoordinatorState, now: int) -> Outcome:

@@ -22,11 +22,23 @@ MAX_ACCOUNTS = 512
 MAX_REJOINS = 3
 """How often one slot may come back within an epoch after it was dropped or had withdrawn."""
 
-WAITED_MISSES = 2
-"""Missed duties in an epoch after which a witness is not waited for any more."""
+WAITED_MISS = 32
+"""What a missed duty adds to a slot's `missed` where the round waited for it."""
 
-MAX_MISSED = 4
-"""Missed duties in an epoch after which a slot is dropped."""
+UNWAITED_MISS = 2
+"""The same where nobody waited for it: the others may only have been faster."""
+
+STATED = 1
+"""What a statement takes off `missed`."""
+
+WAITED_MISSES = 64
+"""From here on a witness is not waited for: two duties missed while it was, about 32 statements ago."""
+
+MAX_MISSED = 128
+"""From here on a slot is dropped."""
+
+MOST_MISSED = 255
+"""Where `missed` stops growing."""
 
 MAX_UNREADY = 256
 """Most signers remembered for not being ready when a warmup ended."""
@@ -60,8 +72,8 @@ class Client:
     """One slot of the epoch.
 
     exited_height: round in which it last stopped being healthy, 0 before; kept when it comes back. accepted_rounds: in this epoch
-    (F12). rejoins: how often it came back in this epoch, at most MAX_REJOINS. missed: duties as a witness it missed in this epoch
-    (F16), at most 255. end_digest: full digest (32 bytes) of its masters at this epoch's end (F18), NO_DIGEST before it said so.
+    (F12). rejoins: how often it came back in this epoch, at most MAX_REJOINS. missed: score of the duties as a witness that it
+    missed in this epoch (F16), at most MOST_MISSED. end_digest: full digest (32 bytes) of its masters at this epoch's end (F18), NO_DIGEST before it said so.
     """
 
     id: NodeIdentity

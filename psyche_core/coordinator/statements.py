@@ -15,7 +15,7 @@ from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.members import returned
 from psyche_core.coordinator.phases import entered
 from psyche_core.coordinator.rounds import active_round, everybody_stated, finish_round, with_missed
-from psyche_core.coordinator.state import WAITED_MISSES, CoordinatorState, Round
+from psyche_core.coordinator.state import STATED, WAITED_MISSES, CoordinatorState, Round
 from psyche_core.coordinator.warmup import came_back_in_warmup, spoken_in_warmup
 from psyche_core.coordinator.witness import BLOOM_BYTES, quorum
 from psyche_core.errors import CoordinatorError
@@ -69,6 +69,7 @@ def witness(state: CoordinatorState, command: Witness, now: int, *, seed: int) -
 
     stored = replace(current, statements=(*current.statements, statement))
     state = replace(state, epoch=replace(state.epoch, rounds=(*state.epoch.rounds[:-1], stored)))
+    state = with_missed(state, statement.index, -STATED)
     if state.run_state is RunState.RoundTrain and len(stored.statements) >= quorum(len(elected)):
         state = entered(state, RunState.RoundWitness, now)
     if state.run_state is RunState.RoundWitness and everybody_stated(state):
@@ -133,8 +134,7 @@ def _names_strangers(state: CoordinatorState, current: Round, statement: Witness
 def _voided(state: CoordinatorState, current: Round, statement: WitnessStatement, now: int, *, seed: int) -> Outcome:
     """A void statement, counted: refusing it without a trace would let its sender make every round wait in vain."""
     slot = statement.index
-    for _ in range(WAITED_MISSES):
-        state = with_missed(state, frozenset({slot}))
+    state = with_missed(state, slot, WAITED_MISSES)
     event = StatementVoided(epoch=state.progress.epoch, height=current.height, slot=slot)
     if state.run_state is RunState.RoundWitness and everybody_stated(state):
         state, events = finish_round(state, now, seed=seed)

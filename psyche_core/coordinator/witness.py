@@ -15,6 +15,8 @@ from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.committee import REMEMBERED, witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.errors import WireError
+from psyche_core.types import WitnessStatement
+from psyche_core.wire.codec import encode
 
 BLOOM_BITS = 2560
 BLOOM_BYTES = BLOOM_BITS // 8
@@ -173,6 +175,15 @@ class BroadcastBloom:
     def to_bytes(self) -> bytes:
         """The 2560 bits, bit i being bit i % 8 of byte i // 8."""
         return self._bits.to_bytes(BLOOM_BYTES, "little")
+
+
+def statements_digest(statements: Iterable[WitnessStatement]) -> bytes:
+    """SHA-256 over a round's statements, as canonical CBOR, ascending by slot: what a journal keeps of them."""
+    fields = [
+        [said.epoch, said.height, said.index, said.participants, said.broadcast_bloom, said.merkle_root, said.model_digest]
+        for said in sorted(statements, key=lambda said: said.index)
+    ]
+    return hashlib.sha256(encode(fields)).digest()
 
 
 def merkle_root(items: Sequence[bytes]) -> bytes:

@@ -212,6 +212,10 @@ class SolanaBackend(Backend):
                     return
                 except OutOfUnits:
                     logger.info("no room for a tick beside %s", type(command).__name__)
+                except CommandRefused as refusal:
+                    if refusal.code != "NothingDue":
+                        raise
+                    logger.info("no tick was due after %s", type(command).__name__)
 
         try:
             await self._submit(*instructions, timeout=timeout)

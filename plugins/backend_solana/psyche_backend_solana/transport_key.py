@@ -1,8 +1,8 @@
 """Our transport key in a run, for who was given no key file.
 
-Decided: it follows from the wallet, the run's name and the account that holds the run's state, which is another one for a run made
-anew under the same name and on another chain: no signature of one run is then worth anything in another. So the chain is asked
-for that account first. It runs in a thread of its own, since the client has not begun yet.
+Decided: it follows from the wallet, the run's name and the account that holds the run's state, which is another one for a run
+made anew under the same name and on another chain: no signature of one run is then worth anything in another. So the chain is
+asked for that account first. It runs in a thread of its own, since the client has not begun yet.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ async def member(server: LocalRun, folder: Path) -> AsyncIterator[SolanaBackend]
     given = dict(zip(options[::2], options[1::2], strict=True))
     wallet = Wallet.load(Path(given["--wallet-private-key-path"]))
     endpoints = (Endpoint.parse(given["--rpc"]), Endpoint.parse(given["--rpc-2"]))
-    async with SolanaBackend(server.state.run_id, endpoints=endpoints, wallet=wallet, p2p=key.public, rhythm=QUICK) as backend:
+    async with SolanaBackend(server.state.run_id, endpoints=endpoints, wallet=wallet, key=key, rhythm=QUICK) as backend:
         await backend.join(b"somewhere", timeout=SECONDS)
         yield backend
 

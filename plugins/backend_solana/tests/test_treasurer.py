@@ -627,7 +627,7 @@ DAMAGES: list[Damage] = [
     ("participant_claim", lambda w: w.coordinator, byte(1344, b"X"), "BadImage"),
     ("participant_claim", lambda w: w.coordinator, byte(1352, b"\1"), "BadImage"),
     ("participant_claim", lambda w: w.coordinator, byte(1356, b"\0"), "BadImage"),
-    ("participant_claim", lambda w: w.coordinator, byte(1344 + 135_128, b"\1\2"), "BadImage"),
+    ("participant_claim", lambda w: w.coordinator, byte(1344 + image.offset("accounts"), b"\1\2"), "BadImage"),
     ("run_withdraw_unused", lambda w: w.coordinator, byte(1344, b"X"), "BadImage"),
     ("run_withdraw_unused", lambda w: w.treasury.run, byte(8, b"\2"), "WrongVersion"),
     ("participant_close", lambda w: w.treasury.run, byte(8, b"\2"), "WrongVersion"),

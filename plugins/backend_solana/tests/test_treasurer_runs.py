@@ -15,7 +15,6 @@ from solders.system_program import CreateAccountParams, create_account
 from psyche_backend_solana.layouts import coordinator, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import (
     ACCOUNT_BYTES,
-    FIRST_ACCOUNT_BYTES,
     HEADER_BYTES,
     Backing,
     CoordinatorAccount,
@@ -124,15 +123,6 @@ class World:
     def closing(self, *show: Keypair) -> Instruction:
         shown = [treasurer.participant_address(self.treasury.run, user.pubkey()) for user in show]
         return treasurer.run_close(self.owner.pubkey(), self.spill, destination=self.purse, treasury=self.treasury, show=shown)
-
-    def age(self) -> None:
-        """The coordinator's account as version 1 had it, without a staging area and the rent for one."""
-        account = self.chain.account(self.account)
-        data = bytes(account.data)
-        self.chain.put(self.account, data[:8] + (1).to_bytes(4, "little") + data[12:FIRST_ACCOUNT_BYTES], account.owner)
-
-    def migrating(self) -> Instruction:
-        return self.passing(coordinator.migrate(self.run, authority=self.treasury.run))
 
     def top_up(self, amount: int) -> None:
         self.chain.send(
@@ -246,42 +236,6 @@ def test_a_whole_life(fresh: World) -> None:
     assert fresh.chain.balance(tokens.associated(fresh.bob.pubkey(), fresh.mint)) == 70
 
 
-def test_an_older_account_is_migrated(fresh: World) -> None:
-    """Nothing but the version and the size changes; the owner pays the rent that is missing."""
-    fresh.configure()
-    before = bytes(fresh.chain.account(fresh.account).data)
-    fresh.age()
-    rent = [fresh.chain.svm.minimum_balance_for_rent_exemption(size) for size in (FIRST_ACCOUNT_BYTES, ACCOUNT_BYTES)]
-    held = fresh.chain.account(fresh.owner.pubkey()).lamports
-    fresh.chain.send(fresh.migrating(), signers=[fresh.owner])
-    assert fresh.chain.account(fresh.owner.pubkey()).lamports == held - (rent[1] - rent[0])
-    after = fresh.chain.account(fresh.account)
-    assert (len(after.data), after.lamports) == (ACCOUNT_BYTES, rent[1])
-    assert bytes(after.data)[HEADER_BYTES : HEADER_BYTES + image.SIZE] == before[HEADER_BYTES : HEADER_BYTES + image.SIZE]
-    assert bytes(after.data)[8:12] == (2).to_bytes(4, "little")
-    assert refused(fresh, fresh.migrating(), fresh.owner) == COORDINATOR_CODES["AlreadyExists"]
-    fresh.command(coordinator.set_paused(fresh.run, authority=fresh.treasury.run, paused=False))
-
-
-@pytest.mark.parametrize(
-    ("what", "change", "error"),
-    [
-        ("owner signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
-        ("owner pays", lambda _, i: read_only(i, 0), "NotWritable"),
-        ("the owner", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
-        ("run is written", lambda _, i: read_only(i, 1), "NotWritable"),
-        ("this run's coordinator", lambda w, i: exchanged(i, 3, w.mint), "OtherRun"),
-        ("the coordinator", lambda w, i: exchanged(i, 4, w.mint), "WrongAddress"),
-        ("the system program", lambda w, i: exchanged(i, 5, w.mint), "WrongAddress"),
-        ("no more data", lambda _, i: with_data(i, bytes(i.data) + b"\0"), "BadInstruction"),
-        ("all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
-    ],
-)
-def test_each_check_of_migrating_refuses(fresh: World, what: str, change: Change, error: str) -> None:
-    fresh.age()
-    assert refused(fresh, change(fresh, fresh.migrating()), fresh.owner) == CODES[error], what
-
-
 def test_a_run_with_more_slashed_members_than_a_transaction_shows_is_closed(fresh: World) -> None:
     """50 of them, unpaid: they are settled in several transactions, and the run is closed in one that shows nobody."""
     fresh.configure()
@@ -354,6 +308,7 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
     ("run_update", "not init", lambda _, i: with_data(i, b"\1\0"), "NotForOwners"),
     ("run_update", "not free", lambda _, i: with_data(i, b"\1\1"), "NotForOwners"),
     ("run_update", "not join", lambda _, i: with_data(i, b"\1\6"), "NotForOwners"),
+    ("run_update", "nothing that is no more", lambda _, i: with_data(i, b"\1\x0e"), "NotForOwners"),
     ("run_update", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
     ("run_close", "owner signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
     ("run_close", "the owner", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),

@@ -323,7 +323,7 @@ class World:
         return replace(message, payload_hash=payload_hash, commitment=commitment, signature=signature)
 
     def _check_finished(self, member: Member, message: Finished) -> None:
-        """Finished means: done with this round, or soon, and holding every payload of the one before that it waits for (section 3)."""
+        """Finished means: done with this round, or soon, and holding the payloads of the one before that it waits for."""
         state, notes = member.machine.state, member.machine.notes
         assert state is not None
         assert notes is not None

@@ -287,6 +287,11 @@ def commitments(state: CoordinatorState, command: commands.Equivocation) -> tupl
     )
 
 
+def nothing_due(command: Command, before: CoordinatorState, after: CoordinatorState) -> str | None:
+    """The refusal of a tick that changes nothing, which a chain does not carry out for a fee; `apply` takes it."""
+    return "NothingDue" if isinstance(command, commands.Tick) and before == after else None
+
+
 def round_seed(now: int, slot: int) -> int:
     """The seed of what starts at this time (unix seconds) in this slot of the chain."""
     digest = hashlib.sha256(now.to_bytes(8, "little", signed=True) + slot.to_bytes(8, "little")).digest()

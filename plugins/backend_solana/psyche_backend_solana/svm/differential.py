@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import NOT_SIGNED, PROGRAM_FILE, CoordinatorSvm, member
+from psyche_backend_solana.svm.chain import NOT_SIGNED, PROGRAM_FILE, CoordinatorSvm, member, nothing_due
 from psyche_backend_solana.svm.random_commands import RandomCommands
 from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.commands import Command
@@ -117,8 +117,7 @@ class Comparison:
             self.coverage.events.update(type(event).__name__ for event in events)
         except CoordinatorError as error:
             refusal = error.name
-        if refusal is None and isinstance(command, commands.Tick) and state == before:
-            refusal = "NothingDue"  # a chain refuses what costs a fee and changes nothing
+        refusal = refusal or nothing_due(command, before, state)
         answer = self.chain.do(command, before)
         self.coverage.states[before.run_state.name] += 1
         self.coverage.units[kind] = max(self.coverage.units[kind], answer.units)

@@ -22,6 +22,7 @@ from psyche_backend_solana.svm.chain import (
     Answer,
     CoordinatorSvm,
     member,
+    nothing_due,
     proved,
     transport_key,
     wallet,
@@ -304,6 +305,7 @@ def measured(chain: CoordinatorSvm, case: Case, *, memory: bytes = bytes(MEMORY_
         after, _ = apply(case.state, case.command, NOW, seed)
     except CoordinatorError as error:
         refusal = error.name
+    refusal = refusal or nothing_due(case.command, case.state, after)
     answer = chain.do(case.command, case.state)
     if answer.refusal != refusal or chain.image != image.encode(after):
         message = f"{case.name}: expected {refusal}, got {answer.refusal} {answer.logs[-3:]}; or the images differ"
