@@ -47,7 +47,7 @@ from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.runs import find_run
 from psyche_backend_solana.sender import Sender
-from psyche_backend_solana.svm.chain import member, wallet
+from psyche_backend_solana.svm.chain import member, transport_key, wallet
 from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_backend_solana.wallet import Wallet
 from psyche_backend_solana.where import Programs
@@ -166,8 +166,9 @@ async def joined(chain: LocalChain, run_id: str, number: int, limiter: anyio.Cap
     async with limiter:
         await chain.airdrop(str(wallet(number).pubkey()), LAMPORTS_PER_SOL)
         endpoint = Endpoint(chain.rpc_url, chain.ws_url)
-        identity = member(number)
-        async with SolanaBackend(run_id, endpoints=(endpoint,), wallet=Wallet(wallet(number)), p2p=identity.p2p) as backend:
+        async with SolanaBackend(
+            run_id, endpoints=(endpoint,), wallet=Wallet(wallet(number)), key=transport_key(number)
+        ) as backend:
             await backend.join(b"address %3d of two hundred bytes or so" % number * 5, timeout=60)
 
 
