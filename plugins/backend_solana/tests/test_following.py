@@ -278,6 +278,19 @@ def test_who_signs_an_epochs_end_and_who_is_ready_costs_little() -> None:
         anyio.run(follow)
 
 
+def test_a_nonce_that_a_websocket_made_up_costs_no_reading_of_the_whole() -> None:
+    full = Full()
+
+    async def follow() -> None:
+        follower = full.chain.follower()
+        await follower.read(heard=-1)
+        full.states(3)
+        copy, _ = await follower.read(heard=2**60)
+        assert (copy.state, max(full.chain.calls[1:]) < 10_000) == (full.state, True)
+
+    anyio.run(follow)
+
+
 def test_a_proof_against_somebody_is_read_whole() -> None:
     """It can void shares of rounds that are not read otherwise."""
     full = Full()
