@@ -20,15 +20,20 @@ from reference_bytes import account as reference_account
 from solders.account import Account
 from solders.pubkey import Pubkey
 
+from psyche_backend_solana.commands.authority import default_index
 from psyche_backend_solana.commands.owner import data_index_at, read_config
 from psyche_backend_solana.commands.rewards import units_of
 from psyche_backend_solana.hooks import psyche_register_commands
+from psyche_backend_solana.layouts import address_record, reference, tokens, treasurer
 from psyche_backend_solana.layouts import mining_pool as layout
-from psyche_backend_solana.layouts import reference, tokens, treasurer
+from psyche_backend_solana.layouts.coordinator import instance_address
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, CoordinatorAccount
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.programs.addresses import TOKEN
+from psyche_backend_solana.rpc.client import Rpc
+from psyche_backend_solana.rpc.endpoints import Endpoint
+from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
 from psyche_core.coordinator import image
@@ -413,7 +418,7 @@ def test_a_run_that_is_paid_for_by_a_treasurer(shell: Shell) -> None:
     shell.pass_time(1)
     shell("close-run", "-r", "paid", wallet="owner")
     assert units(shell, "owner", mint) == 10_000_000 - 2_500_000
-    assert "no treasurer pays" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=2)
+    assert "there is no run" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=1)
 
 
 def a_paid_run(shell: Shell, name: str, mint: str, vault: str) -> None:
@@ -463,13 +468,89 @@ def test_who_was_paid_by_a_run_of_the_same_name_before_is_paid_by_this_one(shell
         shell("close-run", "-r", "again", wallet="owner")
 
 
+def squat(shell: Shell, name: str, mint: str) -> Pubkey:
+    """A stranger takes the treasurer's number that follows from a run's name, for a run of its own; its vault."""
+    other = f"not {name}"
+    number = str(default_index(name))
+    made = shell.json(
+        "create-run", "-r", other, "--treasurer-collateral-mint", mint, "--treasurer-index", number, wallet="squatter"
+    )
+    return Pubkey.from_string(made["vault"])
+
+
+def held(shell: Shell, vault: Pubkey) -> int:
+    account = shell.portal.call(shell.chain.account, str(vault))
+    return 0 if account is None else tokens.parse(account).amount
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before the run is made", "afterwards"])
+def test_who_takes_the_treasurers_number_of_a_name_gets_nothing(shell: Shell, first: bool) -> None:
+    """The owner is paid for with the number of the name when it is free, and with the next one when it is not."""
+    mint = a_token(shell, holder="owner", amount=10_000_000)
+    name = f"squatted {first}"
+    if first:
+        vault = squat(shell, name, mint)
+        a_paid_run(shell, name, mint, "2")
+        assert shell.json("json-dump-run", "-r", name)["treasurer"]["held"] == 2_000_000
+    else:
+        shell("create-run", "-r", name, wallet="owner")
+        vault = squat(shell, name, mint)
+        for words in (("treasurer-top-up-rewards", "--collateral-amount", "2"), ("treasurer-claim-rewards",)):
+            assert "no treasurer pays" in shell(words[0], "-r", name, *words[1:], wallet="owner", code=2)
+        assert "treasurer" not in shell.json("json-dump-run", "-r", name)
+    wrong = str(default_index("somebody else's"))
+    said = shell("set-paused", "-r", name, "--treasurer-index", wrong, wallet="owner" if first else "member", code=2)
+    assert "leave --treasurer-index out" in said
+    assert held(shell, vault) == 0
+
+
+def test_a_run_that_names_anothers_treasurer_is_paid_by_nobody(shell: Shell) -> None:
+    """Anybody can make a run whose instance names the treasurer's run of somebody else as its owner."""
+    mint = a_token(shell, holder="owner", amount=10_000_000)
+    a_paid_run(shell, "honest", mint, "1")
+    paying = shell.json("json-dump-run", "-r", "honest")["main_authority"]
+    at = shell.json("create-run", "-r", "copycat", wallet="squatter")["instance"]
+    account = shell.portal.call(shell.chain.account, at)
+    assert account is not None
+    data = bytes(account.data)[:16] + bytes(Pubkey.from_string(paying)) + bytes(account.data)[48:]
+    shell.portal.call(shell.chain.set_account, at, Account(account.lamports, data, account.owner))
+    for words in (("treasurer-top-up-rewards", "--collateral-amount", "1"), ("treasurer-claim-rewards",)):
+        assert "pays another run" in shell(words[0], "-r", "copycat", *words[1:], wallet="owner", code=1)
+    assert "pays another run" in shell("json-dump-run", "-r", "copycat", code=1)
+    assert shell.json("json-dump-run", "-r", "honest")["treasurer"]["held"] == 1_000_000
+
+
+def test_a_pool_of_somebody_else_gets_no_deposit(shell: Shell) -> None:
+    mint = a_token(shell, holder="member", amount=5_000_000)
+    pool = "mining-pool"
+    shell(pool, "create", "--index", "9", "--mint", mint, wallet="squatter")
+    shell(pool, "update", "--index", "9", "--cap", "4", "--lender-cap", "4", wallet="squatter")
+    words = ("--index", "9", "--authority", str(shell.wallet("owner").pubkey), "--amount", "1")
+    assert "nothing was deposited" in shell(pool, "deposit", *words, wallet="member", code=2)
+    assert units(shell, "member", mint) == 5_000_000
+
+
+def test_a_run_of_another_owner_than_the_one_named_is_refused(shell: Shell) -> None:
+    """A name belongs to whoever took it first. Owned by a wallet, or for one by the treasurer."""
+    owner, squatter = (("--owner", str(shell.wallet(name).pubkey)) for name in ("owner", "squatter"))
+    mint = a_token(shell, holder="owner", amount=10_000_000)
+    shell("create-run", "-r", "mine", wallet="owner")
+    a_paid_run(shell, "mine and paid", mint, "1")
+    for name in ("mine", "mine and paid"):
+        assert shell.json("json-dump-run", "-r", name, *owner)["run_id"] == name
+        for words in (("json-dump-run",), ("can-join", "--address", str(shell.wallet("member").pubkey))):
+            said = shell(words[0], "-r", name, *words[1:], *squatter, code=1)
+            assert f"belongs to {shell.wallet('owner').pubkey}" in said
+
+
 def test_a_mining_pool(shell: Shell) -> None:
     mint, prize = a_token(shell, holder="member", amount=5_000_000), a_token(shell, holder="owner", amount=900)
     pool = "mining-pool"
+    ours = ("--authority", str(shell.wallet("owner").pubkey))
     shell(pool, "create", "--index", "7", "--mint", mint, wallet="owner")
-    assert "OverCap" in shell(pool, "deposit", "--index", "7", "--amount", "1", wallet="member", code=1)
+    assert "OverCap" in shell(pool, "deposit", "--index", "7", *ours, "--amount", "1", wallet="member", code=1)
     shell(pool, "update", "--index", "7", "--cap", "4", "--lender-cap", "4", wallet="owner")
-    shell(pool, "deposit", "--index", "7", "--amount", "3", wallet="member")
+    shell(pool, "deposit", "--index", "7", *ours, "--amount", "3", wallet="member")
     assert units(shell, "member", mint) == 2_000_000
     shell(pool, "extract", "--index", "7", "--amount", "1", wallet="owner")
     assert units(shell, "owner", mint) == 1_000_000
@@ -498,6 +579,21 @@ def test_a_run_of_the_other_implementation_can_be_looked_at(shell: Shell) -> Non
     dump = shell.json("json-dump-run", "-r", "consilience-40b", "--program", "reference")
     assert (dump["nonce"], dump["run_state"], dump["account"]) == (777, "RoundTrain", str(big))
     assert "has no run 'other'" in shell("json-dump-run", "-r", "other", "--program", "reference", code=1)
+
+
+def test_a_members_address_is_deleted_for_its_rent(shell: Shell, run: str) -> None:
+    member = shell.wallet("member")
+    instance, _ = instance_address(run)
+    writing = address_record.publication(member.pubkey, instance, p2p=b"p" * 32, address=b"here", made=False)
+
+    async def write() -> None:
+        async with Rpc([Endpoint.parse(shell.chain.rpc_url)]) as rpc:
+            for instructions in writing:
+                await Sender(rpc, member).send(*instructions, timeout=20)
+
+    shell.portal.call(write)
+    assert "lamports came back" in shell("close-address", "-r", run, wallet="member")
+    assert "there is no address" in shell("close-address", "-r", run, wallet="member", code=2)
 
 
 def test_wallets_are_made_and_filled(shell: Shell, tmp_path: Path) -> None:

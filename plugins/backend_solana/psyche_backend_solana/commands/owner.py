@@ -12,9 +12,9 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
-from psyche_backend_solana.commands.authority import default_index, owner_of, the_treasurer
+from psyche_backend_solana.commands.authority import free_index, owner_of, the_treasurer
 from psyche_backend_solana.commands.client_plan import check_asked
-from psyche_backend_solana.commands.closing import settle_slashed
+from psyche_backend_solana.commands.closing import is_old, settle_slashed
 from psyche_backend_solana.commands.desk import (
     ADDRESS,
     CALL_SECONDS,
@@ -73,6 +73,7 @@ async def create_run(
         message = "--treasurer-index means a run that is paid for: give --treasurer-collateral-mint, too"
         raise ConfigError(message)
 
+    await desk.check_ids("coordinator", "authorizer")
     space = Keypair()
     address, _ = coordinator.instance_address(run_id, program=desk.programs.coordinator)
     run = coordinator.Run(address, space.pubkey(), desk.programs.coordinator)
@@ -98,9 +99,15 @@ async def create_run(
             client_version=client_version,
         )
     else:
-        index = default_index(run_id) if treasurer_index is None else treasurer_index
+        await desk.check_ids("treasurer")
+        index = await free_index(desk, run_id) if treasurer_index is None else treasurer_index
         treasury = treasurer.Treasury.of(
-            index, mint=mint, instance=address, coordinator=space.pubkey(), program=desk.programs.treasurer
+            index,
+            mint=mint,
+            instance=address,
+            coordinator=space.pubkey(),
+            program=desk.programs.treasurer,
+            coordinator_program=desk.programs.coordinator,
         )
         facts |= {"treasurer_run": treasury.run, "treasurer_index": index, "vault": treasury.vault}
         begin = treasurer.run_create(
@@ -191,16 +198,32 @@ async def update_config(
 
 @click.command(
     "set-paused",
-    epilog=example("run-manager set-paused", "-r first-light -w owner.json", "-r first-light --resume -w owner.json"),
+    epilog=example(
+        "run-manager set-paused",
+        "-r first-light -w owner.json",
+        "-r first-light --resume -w owner.json",
+        "-r first-light --resume --from-checkpoint -w owner.json",
+    ),
 )
 @run_id_option
 @treasurer_index_option
 @click.option("--resume", is_flag=True, help="Go on, or start for the first time.")
+@click.option(
+    "--from-checkpoint",
+    is_flag=True,
+    help="With --resume, of a run whose model no member holds any more: train again what came after the stored checkpoint.",
+)
 @command()
-async def set_paused(desk: Desk, run_id: str, treasurer_index: int | None, resume: bool) -> Outcome:
+async def set_paused(desk: Desk, run_id: str, treasurer_index: int | None, resume: bool, from_checkpoint: bool) -> Outcome:
     """Pause a run after its current round, or let it go on. Nothing that was trained is lost, nobody has to join again."""
+    if from_checkpoint and not resume:
+        message = "--from-checkpoint says how to go on: give --resume, too"
+        raise ConfigError(message)
+
     owner = await owner_of(desk, run_id, treasurer_index)
-    instruction = coordinator.set_paused(owner.found.run, authority=desk.payer, paused=not resume)
+    instruction = coordinator.set_paused(
+        owner.found.run, authority=desk.payer, paused=not resume, from_checkpoint=from_checkpoint
+    )
     sent = await desk.send(owner.say(desk, instruction))
     state = (await coordinator_account(desk.rpc, owner.found.run)).state
     phase = "Uninitialized" if state is None else state.run_state.name
@@ -252,7 +275,9 @@ async def close_run(desk: Desk, run_id: str, treasurer_index: int | None) -> Out
     A treasurer is first told of every slashed member, which takes some transactions where they are many.
     """
     owner = await owner_of(desk, run_id, treasurer_index)
-    state = (await coordinator_account(desk.rpc, owner.found.run)).state
+    state = None
+    if owner.treasury is not None or not await is_old(desk, owner.found.run.account):  # the program knows if an old one is halted
+        state = (await coordinator_account(desk.rpc, owner.found.run)).state
     if state is not None and not state.run_state.halted:
         message = f"pause the run first (set-paused) and wait until it is: {run_id!r} is in {state.run_state.name}"
         raise UserError(message)
@@ -261,24 +286,13 @@ async def close_run(desk: Desk, run_id: str, treasurer_index: int | None) -> Out
         sent = await desk.send(coordinator.free(owner.found.run, authority=desk.payer, spill=desk.payer))
     else:
         if state is not None:
-            await settle_slashed(desk, await the_treasurer(desk, run_id, treasurer_index), state)
+            await settle_slashed(desk, await the_treasurer(desk, owner.found, treasurer_index), state)
         own = tokens.associated(desk.payer, owner.treasury.mint)
         sent = await desk.send(
             tokens.create_associated(desk.payer, desk.payer, mint=owner.treasury.mint),
             treasurer.run_close(desk.payer, desk.payer, destination=own, treasury=owner.treasury),
         )
     return Outcome(f"the run {run_id!r} is closed", {"run_id": run_id, "signature": sent.signature})
-
-
-@click.command("migrate", epilog=example("run-manager migrate", "-r first-light -w owner.json"))
-@run_id_option
-@treasurer_index_option
-@command()
-async def migrate(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
-    """Bring the account of a run that an older release made to the present version."""
-    owner = await owner_of(desk, run_id, treasurer_index)
-    sent = await desk.send(owner.say(desk, coordinator.migrate(owner.found.run, authority=desk.payer)))
-    return Outcome(f"the account of {run_id!r} is of the present version", {"run_id": run_id, "signature": sent.signature})
 
 
 def read_config(path: Path) -> tuple[CoordinatorConfig, ModelConfig]:

@@ -66,7 +66,7 @@ async def json_dump_run(desk: Desk, run_id: str, treasurer_index: int | None, pr
         "join_authority": found.instance.join_authority,
         **described(account),
     }
-    paying = await find_treasurer(desk, run_id, treasurer_index)
+    paying = await find_treasurer(desk, found, treasurer_index)
     if paying is not None:
         facts["treasurer"] = await funds(desk, paying, account.state)
     return _as_json(facts)
@@ -83,7 +83,7 @@ async def json_dump_user(desk: Desk, run_id: str, treasurer_index: int | None, a
     state = (await coordinator_account(desk.rpc, found.run)).state
     facts: dict[str, Any] = {"run_id": run_id, "address": address, **membership(state, address)}
     facts["lamports"] = await methods.balance(desk.rpc, address, timeout=CALL_SECONDS)
-    paying = await find_treasurer(desk, run_id, treasurer_index)
+    paying = await find_treasurer(desk, found, treasurer_index)
     if paying is not None:
         claimed = await claimed_by(desk, paying, address)
         facts["treasurer"] = {"claimed": claimed, "claimable": max(0, facts["earned"] - facts["slashed"] - claimed)}
@@ -252,6 +252,7 @@ async def claimed_by(desk: Desk, paying: TreasurerRun, user: Pubkey) -> int:
 
 async def runs_on_chain(desk: Desk) -> list[dict[str, Any]]:
     """All runs of the coordinator program, those that wait for members first. What is malformed is left out."""
+    await desk.check_ids("coordinator")
     program = desk.programs.coordinator
     found = await methods.program_accounts(
         desk.rpc, program, begins_with=INSTANCE_MAGIC, size=INSTANCE_BYTES, timeout=CALL_SECONDS
