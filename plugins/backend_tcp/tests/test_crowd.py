@@ -198,12 +198,15 @@ async def test_who_drips_a_proof_or_says_something_else_is_closed(serving: Any, 
 FEW_FILES = """
 import resource, anyio
 resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.server import TcpServer
 from psyche_core.hookspecs import ServerContext
 from psyche_core.testing.backend import small_state
 
+LIMITS = Limits(silent_seconds=1000.0, handshake_seconds=1000.0)
+
 async def main():
-    async with TcpServer(ServerContext(state=small_state())) as server:
+    async with TcpServer(ServerContext(state=small_state()), limits=LIMITS) as server:
         print(server.address, flush=True)
         await server.serve()
 
