@@ -110,6 +110,11 @@ class Link:
         self._connection = connection
         self.peer: bytes = bytes(connection.remote_id().to_bytes())
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The `ip:port` at which the peer is reached now, normally one."""
+        return tuple(str(path.remote_addr) for path in self._connection.paths() if path.is_ip and path.is_selected)
+
     async def open(self) -> Stream:
         """A new stream; the peer sees it after the first write."""
         with _as_link_lost("open a stream"):
