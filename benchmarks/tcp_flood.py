@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import selectors
 import socket
 import ssl

@@ -99,7 +99,7 @@ class Gate:
         return limits.puzzle_bits + (limits.puzzle_most_bits - limits.puzzle_bits) * solved // limits.max_unauthenticated
 
     def knock(self, number: int, host: str) -> int | None:
-        """A connection arrived; numbers rise. Returns the number of the silent one to end for it, which may be itself, or None."""
+        """A connection arrived; numbers rise. Returns the number of the silent one to end for it, perhaps itself, or None."""
         place = origin(host)
         self._silent[number] = place
         self._silent_at[place] += 1
@@ -161,7 +161,11 @@ class Gate:
         return place
 
     def _weakest(self, numbers: Collection[int]) -> int:
-        return min(numbers, key=lambda number: (self._waiting[number].bits, -self._waiting_at[self._waiting[number].place], number))
+        def worth(number: int) -> tuple[int, int, int]:
+            waiting = self._waiting[number]
+            return waiting.bits, -self._waiting_at[waiting.place], number
+
+        return min(numbers, key=worth)
 
     def enter(self, public: bytes, now: float) -> None:
         """Let in a key that has proved itself; `leave` follows. Raises LoginRefused (NotAllowed, RateLimited, Busy)."""

@@ -11,7 +11,15 @@ from typing import Any
 
 from anyio.abc import ByteStream
 
-from psyche_backend_tcp.puzzle import CHALLENGE_BYTES, CHALLENGE_MAGIC, PROOF_BYTES, PROOF_MAGIC, Proof, decode_challenge, decode_proof
+from psyche_backend_tcp.puzzle import (
+    CHALLENGE_BYTES,
+    CHALLENGE_MAGIC,
+    PROOF_BYTES,
+    PROOF_MAGIC,
+    Proof,
+    decode_challenge,
+    decode_proof,
+)
 from psyche_core.errors import WireError
 
 _TLS_HANDSHAKE = 0x16

@@ -1,11 +1,12 @@
 """What a connection brings to be let in while places before the login are scarce: a solved puzzle, or a member's signature.
 
-    server  -> challenge   b"psyche?" version(1) cookie(33)                                in the clear, instead of TLS; then it closes
-    client  -> proof       b"psyche!" version(1) cookie(33) counter(8) key(32) signature(64)   on a new connection, TLS follows at once
+    server  -> challenge   b"psyche?" version(1) cookie(33)        in the clear, instead of TLS; then it closes
+    client  -> proof       b"psyche!" version(1) cookie(33) counter(8) key(32) signature(64)
+                                                                   on a new connection; TLS follows at once
 
 The cookie is made so that the server keeps nothing for it: bits(1), time at which it lapses in milliseconds of the server's own
 clock (8), 8 random bytes, and the first 16 bytes of an HMAC-SHA-256 of those under a secret of this listener. It is solved when
-SHA-256(cookie || counter) begins with that many zero bits. The signature of the cookie under the domain `tcp-entry` proves the key.
+SHA-256(cookie || counter) begins with that many zero bits. The signature is one of the cookie, under the domain `tcp-entry`.
 
 Decided: TCP has proved the address already, so a cookie alone would cost a flood nothing; work does. The puzzle is a plain hash
 and no memory-hard one, since those cost the server as much to check as the client to solve; whoever has graphics cards solves it

@@ -112,8 +112,9 @@ class Link:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The `ip:port` at which the peer is reached now, normally one."""
-        return tuple(str(path.remote_addr) for path in self._connection.paths() if path.is_ip and path.is_selected)
+        """The `ip:port` texts from which the peer has answered on this connection, normally one; empty once it is closed."""
+        paths = self._connection.paths()
+        return tuple(str(path.remote_addr) for path in paths if path.is_ip and (path.is_selected or path.stats.udp_rx_datagrams))
 
     async def open(self) -> Stream:
         """A new stream; the peer sees it after the first write."""

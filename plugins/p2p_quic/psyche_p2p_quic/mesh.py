@@ -1,9 +1,9 @@
 """Connections to all members: who dials, who is let in, which of two connections stays.
 
-Decided here: what a member publishes is dialled only where `ranges` and as often as `dialling` allow. One connection per pair. The
-peer with the smaller key dials at once, the other after a grace, so that two dials rarely cross; when they do, the one dialled by
-the smaller key stays, and both sides see it so. A peer that was restarted (another instance in its hello) replaces its old
-connection at once. Who is no member is closed as soon as its key is proven. Refuses to know what is said on a connection.
+Decided here: what a member publishes is dialled only where `ranges` and as often as `dialling` allow. One connection per pair.
+The peer with the smaller key dials at once, the other after a grace, so that two dials rarely cross; when they do, the one
+dialled by the smaller key stays, and both sides see it so. A peer that was restarted (another instance in its hello) replaces its
+old connection at once. Who is no member is closed as soon as its key is proven. Refuses to know what is said on a connection.
 """
 
 from __future__ import annotations
@@ -174,8 +174,10 @@ class Mesh:
         except WireError as error:
             self.offended(peer, str(error))
         finally:
-            if link is not None and not settled:
-                link.close(session.SUPERSEDED, "not needed")
+            if link is not None:
+                self._proved(link)  # once more: the library may choose the path only now
+                if not settled:
+                    link.close(session.SUPERSEDED, "not needed")
 
         return settled
 

@@ -22,7 +22,14 @@ from psyche_p2p_quic.transport import QuicTransport
 PEER, OTHER = b"p" * 32, b"o" * 32
 GOOD = "203.0.113.1:4433"
 FALSE = [f"198.51.100.{n}:4433" for n in range(15)]
-PUBLIC, LAN, CLOUD, CARRIER, SITE, LOOPBACK = "8.8.8.8", "192.168.1.7", "10.128.0.2", "100.64.3.4", "fd12:3456:789a:1::5", "127.0.0.1"
+PUBLIC, LAN, CLOUD, CARRIER, SITE, LOOPBACK = (
+    "8.8.8.8",
+    "192.168.1.7",
+    "10.128.0.2",
+    "100.64.3.4",
+    "fd12:3456:789a:1::5",
+    "127.0.0.1",
+)
 
 
 @pytest.mark.parametrize(
