@@ -27,6 +27,7 @@ LIBRARY_SECONDS = 120.0
 REMEMBERED_PEERS = 4096
 REMEMBERED_HOSTS = 32_768
 _MOST_PROVEN = 16
+_ROUNDING = 1e-6
 
 
 @dataclass(slots=True)
@@ -45,7 +46,8 @@ class _Allowance:
 
     def wait(self, count: int, now: float) -> float:
         """Seconds until `count` are left; counts above the most are waited for as the most."""
-        return max(0.0, min(count, self.most) - self.fill(now)) * HOUR / self.most
+        lacking = min(count, self.most) - self.fill(now)
+        return lacking * HOUR / self.most if lacking > _ROUNDING else 0.0
 
     def take(self, now: float) -> None:
         """Use one."""
