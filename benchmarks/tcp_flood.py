@@ -11,7 +11,8 @@ that joined before ask the server something ten times a second each.
 What is measured, for each kind of flood:
     newcomer_median_s, newcomer_worst_s   from the first try to a join that was answered; null for who gave up
     newcomers_in                          share that got in
-    member_p50_ms, member_p99_ms          from a member's request to its answer
+    calm_p50_ms, calm_p99_ms              from a member's request to its answer, before the flood
+    member_p50_ms, member_p99_ms          the same during the flood, before the newcomers, who solve puzzles in the same process
     members_lost                          connections of members that broke
     server_grew_mb                        resident memory of the server, afterwards less before
 """
@@ -52,6 +53,7 @@ AT_ONCE = 5
 MOST_SOCKETS = 8000
 MOST_SECONDS = 120.0
 SETTLING_SECONDS = 2.0
+LISTENING_SECONDS = 3.0
 TICK_SECONDS = 0.01
 
 
@@ -220,6 +222,18 @@ async def ask(member: TcpBackend, times: list[float]) -> None:
         await anyio.sleep(MEMBER_PAUSE)
 
 
+async def listen_to(members: list[TcpBackend], times: list[float]) -> None:
+    """How long each member waits for its answers, for a while."""
+    with anyio.move_on_after(LISTENING_SECONDS):
+        async with anyio.create_task_group() as tasks:
+            for member in members:
+                tasks.start_soon(ask, member, times)
+
+
+def milliseconds(times: list[float], share: float) -> float:
+    return round(1000 * sorted(times)[int(share * len(times))], 2)
+
+
 async def memory(server: Server) -> float:
     server.answered = anyio.Event()
     await server.order(rss=True)
@@ -231,7 +245,8 @@ async def one(server: Server, address: ServerAddress, kind: Flood, *, rate: floa
     assert address.key is not None
     direct = format_address(address.host, address.port, address.key)
     took: list[float | None] = []
-    answers: list[float] = []
+    calm: list[float] = []
+    flooded: list[float] = []
     async with contextlib.AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         members = [await stack.enter_async_context(backend(direct)) for _ in range(MEMBERS)]
         for member in members:
@@ -241,10 +256,10 @@ async def one(server: Server, address: ServerAddress, kind: Flood, *, rate: floa
         if kind.round_trip:
             port = await relay(tasks, address, kind.round_trip)
             through = format_address("127.0.0.1", port, address.key)
+        await listen_to(members, calm)
         async with flooding(address.port, rate, kind):
             await anyio.sleep(SETTLING_SECONDS)
-            for member in members:
-                tasks.start_soon(ask, member, answers)
+            await listen_to(members, flooded)
             limiter = anyio.CapacityLimiter(AT_ONCE)
 
             async def newcomer() -> None:
@@ -259,15 +274,16 @@ async def one(server: Server, address: ServerAddress, kind: Flood, *, rate: floa
         tasks.cancel_scope.cancel()
         lost = sum(member.reconnects for member in members)
 
-    answers.sort()
     ordered = sorted(took, key=lambda seconds: seconds if seconds is not None else GIVE_UP_SECONDS)
     median, worst = ordered[len(ordered) // 2], ordered[-1]
     return {
         "newcomer_median_s": None if median is None else round(median, 3),
         "newcomer_worst_s": None if worst is None else round(worst, 3),
         "newcomers_in": round(sum(seconds is not None for seconds in took) / len(took), 2),
-        "member_p50_ms": round(1000 * answers[len(answers) // 2], 2),
-        "member_p99_ms": round(1000 * answers[int(0.99 * len(answers))], 2),
+        "calm_p50_ms": milliseconds(calm, 0.5),
+        "calm_p99_ms": milliseconds(calm, 0.99),
+        "member_p50_ms": milliseconds(flooded, 0.5),
+        "member_p99_ms": milliseconds(flooded, 0.99),
         "members_lost": lost,
         "server_grew_mb": round(grew, 1),
     }
