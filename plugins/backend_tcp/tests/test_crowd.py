@@ -12,17 +12,20 @@ from typing import Any
 
 import anyio
 import pytest
-from anyio.abc import SocketStream
+from anyio.abc import SocketAttribute, SocketStream
 
 from psyche_backend_tcp.addresses import parse_address
 from psyche_backend_tcp.client import TcpBackend
+from psyche_backend_tcp.dialer import MOST_TRIES, dial
 from psyche_backend_tcp.limits import LOGIN_FRAME, SERVER_FRAME, Limits
+from psyche_backend_tcp.login import COORDINATOR, DATA
 from psyche_backend_tcp.opening import Challenged, Watched
 from psyche_backend_tcp.protocol import decode_server
-from psyche_backend_tcp.puzzle import Proof, encode_proof, prove, solves
+from psyche_backend_tcp.puzzle import PROOF_MAGIC, Cookies, Proof, encode_challenge, encode_proof, prove, solves
 from psyche_backend_tcp.server import TcpServer
 from psyche_backend_tcp.tls import open_tls
-from psyche_core.errors import CommandRefused
+from psyche_core.builtin.dummy_data import DummyData
+from psyche_core.errors import BackendError, CommandRefused
 from psyche_core.hookspecs import BackendContext
 from psyche_core.testing.backend import until
 from psyche_core.wire.frames import FramedStream
@@ -198,6 +201,7 @@ async def test_who_drips_a_proof_or_says_something_else_is_closed(serving: Any, 
 FEW_FILES = """
 import resource, anyio
 resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+from psyche_backend_tcp.dialer import MOST_TRIES, dial
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.server import TcpServer
 from psyche_core.hookspecs import ServerContext
@@ -231,3 +235,87 @@ async def test_a_server_out_of_file_handles_makes_room_by_closing_who_says_nothi
                         await backend.join(b"here", timeout=TIMEOUT)
         finally:
             process.kill()
+
+
+@asynccontextmanager
+async def answering(handle: Callable[[SocketStream], Any]) -> AsyncIterator[str]:
+    """The address of somebody on 127.0.0.1 who answers connections in some way."""
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+
+    async def attend(stream: SocketStream) -> None:
+        async with stream:
+            with suppress(*LOST):
+                await handle(stream)
+
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, attend)
+        yield f"127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        tasks.cancel_scope.cancel()
+
+
+async def knock(address: str, key: SecretKey) -> None:
+    link = await dial(parse_address(address), service=COORDINATOR, key=key, run_id=None, timeout=TIMEOUT)
+    await link.frames.aclose()
+
+
+async def test_a_client_that_is_closed_before_its_login_comes_again(serving: Any, keys: list[SecretKey]) -> None:
+    async with serving() as server:
+        real, count = parse_address(server.address), itertools.count()
+
+        async def once_closed(stream: SocketStream) -> None:
+            if next(count) == 0:
+                return
+
+            async with await anyio.connect_tcp(real.host, real.port) as onward, anyio.create_task_group() as tasks:
+
+                async def pump(source: SocketStream, sink: SocketStream) -> None:
+                    with suppress(*LOST):
+                        while True:
+                            await sink.send(await source.receive())
+                    tasks.cancel_scope.cancel()
+
+                tasks.start_soon(pump, stream, onward)
+                tasks.start_soon(pump, onward, stream)
+
+        async with answering(once_closed) as address:
+            await knock(address, keys[0])
+        assert next(count) == 2
+
+
+async def test_a_client_gives_up_when_its_work_wins_no_place(keys: list[SecretKey]) -> None:
+    proofs: list[bytes] = []
+
+    async def never_enough(stream: SocketStream) -> None:
+        data = await stream.receive()
+        proofs.append(data[:8])
+        await stream.send(encode_challenge(Cookies().issue(1, 0.0)))
+        await stream.send_eof()
+
+    async with answering(never_enough) as address:
+        with pytest.raises(CommandRefused, match="our proofs of work did not win a place") as refused:
+            await knock(address, keys[0])
+    assert refused.value.code == "Busy"
+    assert [data == PROOF_MAGIC for data in proofs] == [False] + [True] * (MOST_TRIES - 1)
+
+
+async def test_a_client_does_not_work_for_hours(keys: list[SecretKey]) -> None:
+    async def too_hard(stream: SocketStream) -> None:
+        await stream.receive()
+        await stream.send(encode_challenge(bytes([60]) + bytes(32)))
+
+    async with answering(too_hard) as address:
+        with pytest.raises(BackendError, match="a puzzle of 60 bits, we solve at most 22"):
+            await knock(address, keys[0])
+
+
+async def test_the_data_server_keeps_places_for_members_too(serving: Any, client: Any, keys: list[SecretKey]) -> None:
+    provider = DummyData(sequence_length=8)
+    async with serving(limits=Limits(max_connections=1), data=provider) as server, client(server, keys[0]) as member:
+        await member.join(b"here", timeout=TIMEOUT)
+        address = parse_address(server.data_address)
+        stranger = await dial(address, service=DATA, key=keys[1], run_id=None, timeout=TIMEOUT)
+        with pytest.raises(CommandRefused, match="besides its members"):
+            await dial(address, service=DATA, key=keys[2], run_id=None, timeout=TIMEOUT)
+        link = await dial(address, service=DATA, key=keys[0], run_id=None, timeout=TIMEOUT)
+        await link.frames.aclose()
+        await stranger.frames.aclose()
