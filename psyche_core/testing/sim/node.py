@@ -122,6 +122,8 @@ class Node:
             patience=Patience(payload=20.0, peers=3.0, offers=4.0, answer=10.0, leaving=5.0),
             can_store=self._has_store,
         )
+        self.replica = world.new_replica()
+        self._order = StepOrder(self.name)
         if not disk:
             self.disk = Disk()
         self.peers, self.out, self.told_peers = set(), set(), frozenset()
