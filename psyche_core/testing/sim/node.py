@@ -71,6 +71,7 @@ class Node:
         self.lineage = 0
         self.life = 0
         self.running = False
+        self.booted_at = 0.0
         self.paused = 0
         self.slowed: list[float] = []
         self.clock_offset = 0.0
@@ -113,6 +114,7 @@ class Node:
         world = self._world
         self.life += 1
         self.running = True
+        self.booted_at = world.clock.now
         self.stop = None
         self.machine = ClientMachine(
             self.identity,
