@@ -12,6 +12,7 @@ What is measured:
                             with gaps between them; and no election was drawn before
     compute_units_verifying the same with verification_percent = 10
     image_bytes             of the canonical image; rent_sol: what both accounts of a run hold while it exists, and give back
+    read_bytes_per_member_epoch   and three figures more of what a member reads of such an epoch: see `solana_reading`
     transactions_per_round  that the coordinator needs: the statements of the witnesses, when all of them speak
 """
 
@@ -23,7 +24,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from benchmarks import solana_programs
+import anyio
+
+from benchmarks import solana_programs, solana_reading
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, INSTANCE_BYTES
 from psyche_backend_solana.svm.chain import CoordinatorSvm, member
 from psyche_backend_solana.svm.largest import NOW, Largest, compute_units
@@ -50,7 +53,7 @@ def most(cases: Mapping[str, int]) -> dict[str, int]:
 def play(rounds: int, clients: int) -> tuple[float, int]:
     """Transactions of a round, and compute units of all of them together: means over so many rounds."""
     chain = CoordinatorSvm(members=clients)
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     config = largest.state.config.model_copy(update={"min_clients": 1})
     epoch = replace(largest.state.epoch, clients=largest.state.epoch.clients[:clients], unplayed=True)
     state = replace(
@@ -70,7 +73,7 @@ def play(rounds: int, clients: int) -> tuple[float, int]:
         return answer.units
 
     for slot in range(clients):
-        do(commands.WarmupWitness(member(slot), state.progress.epoch, slot, bytes(32)))
+        do(commands.WarmupWitness(member(slot), state.progress.epoch, slot, b"d" * 32))
     for _ in range(rounds + 1):
         current = state.epoch.rounds[-1]
         given = list(shares(state, state.epoch.rounds[-2])) if current.height else []
@@ -105,6 +108,7 @@ def measure(rounds: int) -> dict[str, object]:
         "rent_sol": rent / LAMPORTS_PER_SOL,
         "transactions_per_round": {name: sent for name, (sent, _) in played.items()},
         "compute_units_per_round": {name: units for name, (_, units) in played.items()},
+        **anyio.run(solana_reading.following, rounds),
         "fees_per_round_sol": {name: sent * SIGNATURE_LAMPORTS / LAMPORTS_PER_SOL for name, (sent, _) in played.items()},
     }
 

@@ -19,7 +19,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Literal, Self, overload
 
 import pluggy
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from psyche_core import hookspecs, plugin_faults
 from psyche_core.errors import ConfigError, PluginError
@@ -38,7 +38,7 @@ from psyche_core.hookspecs import (
     TransportRegistration,
 )
 from psyche_core.run_config import RunFile
-from psyche_core.sentences import did_you_mean, join_path, nearest, sentences
+from psyche_core.sentences import join_path, nearest, validated
 
 Status = Literal["ok", "not loaded", "failed", "incompatible", "duplicate", "disabled"]
 
@@ -373,15 +373,7 @@ def validate_settings(registration: Registration, settings: Mapping[str, Any] | 
 
         return None
 
-    known = {name for key, field in model.model_fields.items() for name in (key, field.alias) if name}
-    unknown = [key for key in given if key not in known] if model.model_config.get("extra") != "forbid" else []
-    if unknown:
-        raise ConfigError("\n".join(f"{where}.{key}: unknown key{did_you_mean(key, known)}" for key in unknown))
-
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        raise ConfigError("\n".join(sentences(error, model, where=where))) from error
+    return validated(model, given, where=where)
 
 
 def check_run_file_plugins(run_file: RunFile, registry: PluginRegistry) -> None:

@@ -83,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if switches.debug and sentence:
             traceback.print_exception(error)
         if sentence:
-            click.echo(f"Error: {sentence}", err=True)
+            from psyche_core.sentences import printable_lines  # not before: pydantic has weight
+
+            click.echo(f"Error: {printable_lines(sentence)}", err=True)  # it may carry a server's or a chain's words
     else:
         code = result if isinstance(result, int) else 0
 

@@ -19,6 +19,7 @@ import click
 from psyche_core.cli.failures import Interrupted
 from psyche_core.client.report import Report, Sink, json_lines
 from psyche_core.errors import UserError
+from psyche_core.sentences import PrintableFormatter
 
 _Result = TypeVar("_Result")
 
@@ -52,7 +53,9 @@ async def _until_signal(program: Callable[[], Awaitable[_Result]]) -> _Result:
 
 def log_to_stderr() -> None:
     """Show warnings of every room on stderr, one line each; after `psyche --debug` also our rooms' details and tracebacks."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     context = click.get_current_context(silent=True)
     switches = None if context is None else context.find_root().obj
     if getattr(switches, "debug", False):

@@ -313,6 +313,7 @@ def _cache_folder(settings: ClientSettings) -> Path:
 
 def _open_store(settings: ClientSettings) -> ModelStore | None:
     """Where the user wants models to be stored, when it is our turn. Raises ConfigError."""
+    from psyche_core.training.sources import is_hub_name
     from psyche_core.training.stores import BucketStore, FolderStore, HubStore, Keep
 
     if settings.hub_repo is None and settings.gcs_bucket is None:
@@ -331,6 +332,12 @@ def _open_store(settings: ClientSettings) -> ModelStore | None:
     assert settings.hub_repo is not None
     if (settings.base / settings.hub_repo).is_dir():
         return FolderStore(settings.hub_repo, base=settings.base, keep=keep)
+    if not is_hub_name(settings.hub_repo):
+        message = (
+            f"--hub-repo: there is no folder {settings.base / settings.hub_repo}, where {settings.hub_repo!r} would be (relative "
+            "ones start at --base); a repository of the Hub is written owner/name"
+        )
+        raise ConfigError(message)
     return HubStore(settings.hub_repo)
 
 

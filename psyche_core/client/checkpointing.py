@@ -160,7 +160,10 @@ class Checkpointer:
 
         self._tell(report.CheckpointSaved(step, str(directory)))
         private = private_path(bench.checkpoints, self._run_id)
-        await self._attempt(partial(bench.trainer.save_private, private), "the optimizer's own state was not saved beside it")
+        await self._attempt(
+            partial(bench.trainer.save_private, private),
+            f"the checkpoint of step {step} is saved, but not the optimizer's own state",
+        )
         if bench.journal is None or await self._write(partial(bench.journal.begin, step, digest, generation)):
             await self._tidy(bench, step)
         return True
@@ -170,11 +173,15 @@ class Checkpointer:
         folder = bench.checkpoints
         assert folder is not None
         await self._attempt(
-            partial(set_aside, folder, self._run_id, above=step), "checkpoints that the run has left were not set aside"
+            partial(set_aside, folder, self._run_id, above=step),
+            f"the checkpoint of step {step} is saved, but those that the run has left were not set aside",
         )
         if bench.keep_checkpoints is not None:
             directory = checkpoint_path(folder, self._run_id, step)
-            await self._attempt(partial(bench.keep_checkpoints, directory), "old checkpoints were not removed")
+            await self._attempt(
+                partial(bench.keep_checkpoints, directory),
+                f"the checkpoint of step {step} is saved, but old ones were not removed",
+            )
 
     async def _attempt(self, action: Callable[[], object], problem: str) -> bool:
         try:

@@ -57,7 +57,7 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
         stack.push_async_callback(_close, first)
         length = run.model.LLM.max_seq_len
         open_data = functools.partial(
-            data_source, registry, sequence_length=length, key=SecretKey.generate(), base=settings.base, cache=cache / "data"
+            data_source, registry, sequence_length=length, key=SecretKey.generate(), base=settings.run_base, cache=cache / "data"
         )
         data = await stack.enter_async_context(await open_data(location))
         held_out = None
@@ -129,7 +129,7 @@ def _trainers(
     started = perf_counter()
     if settings.torch_threads is not None:
         torch.set_num_threads(settings.torch_threads)
-    folder = sources.find(run.model.LLM.checkpoint, base=settings.base, cache=cache, tell=warn)
+    folder = sources.find(run.model.LLM.checkpoint, base=settings.run_base, cache=cache, tell=warn)
     trainers = [
         build_trainer(
             registry_load=registry.load,

@@ -127,6 +127,13 @@ class SetFutureEpochRates:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """The run's owner paid a signer (32 bytes) all it had earned: its balance is freed."""
+
+    signer: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """The run's owner pauses the run."""
 
@@ -169,6 +176,7 @@ Command = (
     | Resume
     | UpdateConfig
     | SetFutureEpochRates
+    | Settle
 )
 
 

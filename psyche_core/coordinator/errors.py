@@ -29,6 +29,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "ConfigSanityCheckFailed": "the coordinator's configuration breaks a rule, or a rate is out of range",
         "ModelSanityCheckFailed": "the model's configuration breaks a rule",
         "ProgressSanityCheckFailed": "the step, the first sample or the epoch from which the run is to go on is out of range",
+        "InvalidSettlement": "the signer has no balance, or is in the epoch or pending and may still earn or be slashed",
+        "NothingDue": "a tick came before anything was due; only a chain refuses that, where ticks cost a fee",
     }
 )
 """Each name with what it means, in one line."""

@@ -2,8 +2,9 @@
 
 Decided: the pool of an epoch is shared in proportion to accepted rounds among all its clients but the ejected, also those who
 left; whatever ended the epoch, its cooldown's end pays, once, at the rates fixed when it began. An epoch abandoned in warmup pays
-nobody. Fractions of a point stay in the pool; balances stop at 64 bits. Accounts stay for ever and a run holds MAX_ACCOUNTS of
-them, so who could not be paid is refused when joining, never after the work. What a point is worth is the backend's business.
+nobody. Fractions of a point stay in the pool; balances stop at 64 bits. Accounts stay until they are settled (`settlement`) and a
+run holds MAX_ACCOUNTS of them, so who could not be paid is refused when joining, never after the work. What a point is worth is
+the backend's business.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from psyche_core.coordinator.members import health_check, join, withdraw
 from psyche_core.coordinator.phases import entered, wait_for_members
 from psyche_core.coordinator.rewards import set_future_epoch_rates
 from psyche_core.coordinator.rounds import tick_round
+from psyche_core.coordinator.settlement import settle
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.coordinator.statements import warmup_witness, witness
 from psyche_core.coordinator.warmup import tick_warmup
@@ -68,6 +69,8 @@ def apply(state: CoordinatorState, command: Command, now: int, seed: int) -> tup
             return _update_config(state, command)
         case commands.SetFutureEpochRates():
             return set_future_epoch_rates(state, command)
+        case commands.Settle():
+            return settle(state, command)
     message = f"expected a command, got {type(command).__name__}"  # type: ignore[unreachable]  # callers may be untyped
     raise TypeError(message)
 

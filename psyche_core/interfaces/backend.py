@@ -22,6 +22,7 @@ from psyche_core.coordinator.commands import (
     Pause,
     Resume,
     SetFutureEpochRates,
+    Settle,
     Tick,
     UpdateConfig,
     WarmupWitness,
@@ -57,7 +58,7 @@ def check_client_command(command: Command, identity: NodeIdentity) -> ClientComm
         message = "use join(), which also publishes the transport address"
         raise ValueError(message)  # noqa: TRY004  # the type is right, the way is not
 
-    if isinstance(command, Tick | Pause | Resume | UpdateConfig | SetFutureEpochRates):
+    if isinstance(command, Tick | Pause | Resume | UpdateConfig | SetFutureEpochRates | Settle):
         raise CommandRefused("NotForClients", f"{type(command).__name__} is not a command clients may give")
 
     if command.sender != identity:

@@ -9,6 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from psyche_core.sentences import printable
+
 SMOOTHING_STEPS = 9
 """Width of the moving average, in steps."""
 
@@ -37,7 +39,8 @@ def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int
     axes = figure.add_subplot()
     by_step: dict[int, list[float]] = {}
     for number, client in enumerate(report["clients"], start=1):
-        axes.plot(*_columns(client["losses"]), linewidth=0.8, alpha=0.45, label=f"client {number} ({client['id'][:8]})")
+        name = f"client {number} ({printable(client['id'][:8])})"
+        axes.plot(*_columns(client["losses"]), linewidth=0.8, alpha=0.45, label=name)
         for step, loss in client["losses"]:
             by_step.setdefault(step, []).append(_number(loss))
     mean = smoothed([(step, sum(losses) / len(losses)) for step, losses in sorted(by_step.items())])
@@ -49,7 +52,8 @@ def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int
         axes.axvline(step, color="grey", linewidth=0.8, linestyle=":", label="end of an epoch" if number == 0 else None)
 
     identical = "replicas identical" if report["identical"] else "replicas NOT identical"
-    axes.set_title(f"{report['run_id']}: {len(report['clients'])} clients, {report['steps']} steps, {identical}")
+    title = f"{printable(report['run_id'], at_most=64)}: {len(report['clients'])} clients, {report['steps']} steps, {identical}"
+    axes.set_title(title, parse_math=False)  # a run's name is no formula
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
     axes.grid(visible=True, alpha=0.2)

@@ -1,7 +1,7 @@
 """A client's connection to a coordinator on Solana.
 
 Decided: a watcher delivers states, a sender carries commands, members take turns ticking, and transport addresses are read from
-the history of joins; each is a room of its own, and this one ties them together. A command that leaves something to do for a
+accounts of the members; each is a room of its own, and this one ties them together. A command that leaves something to do for a
 tick takes it along in the same transaction. There is no session to lose: a membership lies on the chain, so nothing is
 repeated after an outage. Refuses to end on a lost endpoint: only when none has answered for the time given at construction is
 the backend closed. The task is a plain asyncio task, as in the TCP backend: `aclose` may be called from anywhere.
@@ -20,28 +20,29 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana import ticking
-from psyche_backend_solana.address_parts import AddressBook, parts
+from psyche_backend_solana.address_book import AddressBook
 from psyche_backend_solana.chain_clock import ChainClock
 from psyche_backend_solana.client_version import asks_for_another
-from psyche_backend_solana.join_history import JoinHistory
-from psyche_backend_solana.layouts import coordinator
+from psyche_backend_solana.layouts import address_record, coordinator
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.member_commands import instructions_of, wants_tick
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import RunFound, find_authorization, find_run
+from psyche_backend_solana.runs import RunFound, checked_ids, find_authorization, find_run
 from psyche_backend_solana.sender import OutOfUnits, Sender
 from psyche_backend_solana.settings import SolanaSettings
+from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer
 from psyche_backend_solana.watcher import Pace, Sight, Watcher
 from psyche_backend_solana.where import Programs
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendClosed, BackendError, CommandRefused, WireError
+from psyche_core.errors import BackendClosed, BackendError, CommandRefused
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.types import NodeIdentity
+from psyche_core.wire.signing import SecretKey
 
 logger = logging.getLogger("psyche.backend.solana")
 
@@ -53,13 +54,16 @@ TICK_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """Seconds between looks. tick: at whether a tick is due; addresses: at the history of joins; pace: of the watcher.
+    """Seconds between looks. tick: at whether a tick is due; addresses: at those that are missing; pace: of the watcher.
+
+    renewals: between two looks at everybody's address, when one may be new.
 
     authorization: how long one that is not there is looked for again, since an endpoint may be behind the owner who made it.
     """
 
     tick: float = 0.5
     addresses: float = 20.0
+    renewals: float = 5.0
     authorization: float = 10.0
     pace: Pace = field(default_factory=Pace)
 
@@ -73,24 +77,28 @@ class SolanaBackend(Backend):
         *,
         endpoints: tuple[Endpoint, ...],
         wallet: Signer,
-        p2p: bytes,
+        key: SecretKey,
         programs: Programs | None = None,
         grantees: tuple[Pubkey, ...] | None = None,
         price: int = 0,
+        owner: Pubkey | None = None,
         retry_seconds: float = 300.0,
         rhythm: Rhythm | None = None,
     ) -> None:
-        """wallet: signs and pays. p2p: our transport's public key. grantees: whose authorizations to try. price: see `budget`."""
+        """wallet: signs and pays. key: our transport's. grantees: whose authorizations to try. price: see `budget`.
+        owner: the wallet that the run must belong to.
+        """
         self._run_id = run_id
         self._endpoints = endpoints
         self._wallet = wallet
-        self._identity = NodeIdentity(bytes(wallet.pubkey), p2p)
+        self._key = key
+        self._identity = NodeIdentity(bytes(wallet.pubkey), key.public)
         self._programs = programs or Programs()
         self._grantees = grantees
         self._price = price
+        self._owner = owner
         self._retry_seconds = retry_seconds
         self._rhythm = rhythm or Rhythm()
-        self._book = AddressBook()
         self._turn = ticking.Turn()
         self._published: bytes | None = None
         self._state: CoordinatorState | None = None
@@ -100,7 +108,6 @@ class SolanaBackend(Backend):
         self._update: StateUpdate | None = None
         self._unread = False
         self._changed = anyio.Event()
-        self._joins_wanted = anyio.Event()
         self._closed: str | None = None
         self._task: asyncio.Task[None] | None = None
         self.ticks_sent = 0
@@ -114,20 +121,23 @@ class SolanaBackend(Backend):
             context.run_id,
             endpoints=settings.endpoints(),
             wallet=settings.wallet(),
-            p2p=context.key.public,
+            key=context.key,
             programs=settings.programs,
             grantees=settings.grantees,
             price=settings.priority_fee,
+            owner=settings.wanted_owner,
             retry_seconds=context.retry_seconds,
         )
 
     async def __aenter__(self) -> Self:
-        """Find the run. Raises CommandRefused (WrongRun), BackendError when no endpoint answers."""
+        """Find the run. Raises CommandRefused (WrongRun, OtherOwner), ConfigError, BackendError when no endpoint answers."""
         self._rpc = Rpc(self._endpoints)
         try:
             self._found: RunFound = await find_run(self._rpc, self._run_id, programs=self._programs, timeout=FIND_SECONDS)
+            await check_owner(self._rpc, self._found, self._owner, programs=self._programs, timeout=FIND_SECONDS)
+            await checked_ids(self._rpc, self._programs, "authorizer", timeout=FIND_SECONDS)
             self._sender = Sender(self._rpc, self._wallet, price=self._price, programs=self._programs)
-            self._history = JoinHistory(self._rpc, self._run, self._book)
+            self._book = AddressBook(self._rpc, self._run, program=self._programs.authorizer)
             self._watcher = Watcher(
                 self._rpc,
                 self._run,
@@ -158,20 +168,25 @@ class SolanaBackend(Backend):
 
         Raises CommandRefused (`NotAuthorized`, or the coordinator's), BackendClosed, TimeoutError, ValueError.
         """
-        pieces = parts(address)
+        address_record.delegates(self._identity.p2p, address)
         self._expect_open()
         if address == self._published and self._state is not None and self._identity in self._state.pending:
             return
 
         with anyio.fail_after(timeout):
             authorization = await self._authorization(timeout)
-            for piece in pieces:
-                instruction = coordinator.join(
-                    self._run, user=self._wallet.pubkey, authorization=authorization, p2p=self._identity.p2p, address=piece
-                )
-                await self._submit(instruction, timeout=timeout)
+            try:
+                missing = await self._book.unwritten(self._identity, address, timeout=timeout)
+            except RpcUnavailable as error:
+                raise TimeoutError(str(error)) from error
+            except RpcError as error:
+                raise CommandRefused("NotSent", str(error)) from error
+            for instructions in missing:
+                await self._submit(*instructions, timeout=timeout)
+            proved = coordinator.proved_join(self._run, user=self._wallet.pubkey, authorization=authorization, key=self._key)
+            await self._submit(*proved, timeout=timeout)
         self._published = address
-        self._joins_wanted.set()
+        self._book.look_for_renewals()
 
     async def next_state(self) -> StateUpdate:
         """The newest state not yet returned. Raises BackendClosed once there will be none."""
@@ -188,7 +203,7 @@ class SolanaBackend(Backend):
         """Send a command. Raises CommandRefused, BackendClosed, TimeoutError; ValueError for Join or another's command."""
         allowed = check_client_command(command, self._identity)
         self._expect_open()
-        instructions = instructions_of(self._run, allowed, state=self._state, run_id=self._run_id)
+        instructions = instructions_of(self._run, allowed, state=self._state)
         if self._state is not None and self._clock is not None:
             now = self._clock.now(anyio.current_time())
             if wants_tick(self._state, allowed, now):
@@ -197,6 +212,10 @@ class SolanaBackend(Backend):
                     return
                 except OutOfUnits:
                     logger.info("no room for a tick beside %s", type(command).__name__)
+                except CommandRefused as refusal:
+                    if refusal.code != "NothingDue":
+                        raise
+                    logger.info("no tick was due after %s", type(command).__name__)
 
         try:
             await self._submit(*instructions, timeout=timeout)
@@ -284,15 +303,17 @@ class SolanaBackend(Backend):
 
     def _see(self, sight: Sight) -> None:
         """A newer account. Raises WireError for one that cannot be read."""
-        state = sight.account.state
+        state = sight.state
         before, self._nonce = self._state, sight.account.nonce
         self._heed_version(sight.account.client_version)
         if state is None:
             return  # made, but not configured yet
 
         self._state = state
-        if before is None or _members(before) != _members(state) or before == state:
-            self._joins_wanted.set()  # somebody is new, or something was said that changed nothing: a renewed address
+        if before == state:
+            self._book.look_for_renewals()  # something was said that changed nothing: a member that joined again, from elsewhere
+        elif before is None or _members(before) != _members(state):
+            self._book.look()
         self._publish()
 
     def _heed_version(self, text: str) -> None:
@@ -317,9 +338,7 @@ class SolanaBackend(Backend):
             return
 
         members = _members(state)
-        addresses = {
-            member.signer: address for member in members if (address := self._book.address(member.signer, member.p2p)) is not None
-        }
+        addresses = {member.signer: address for member in members if (address := self._book.address(member)) is not None}
         update = StateUpdate(state, addresses)
         if update != self._update:
             self._update = update
@@ -328,31 +347,11 @@ class SolanaBackend(Backend):
             self._changed = anyio.Event()
 
     async def _keep_book(self) -> None:
-        """Read the history of joins when somebody is new, and now and then; a provider's history may lag behind its state."""
-        await self._joins_wanted.wait()  # the first state says whose joins to look for
-        lag = 0
-        while True:
-            wanted = self._joins_wanted.is_set()
-            self._joins_wanted = anyio.Event()
-            try:
-                members = frozenset() if self._state is None else _members(self._state)
-                changed = await self._history.read({(member.signer, member.p2p) for member in members})
-            except (RpcError, RpcUnavailable, WireError, ValueError) as error:
-                logger.info("reading the history of joins failed: %s", error)
-                changed = False
-            if changed:
-                self._publish()
+        def members() -> frozenset[NodeIdentity]:
+            return frozenset() if self._state is None else _members(self._state)
 
-            lag = 0 if changed or (wanted and lag == 0 and self._all_known()) else lag + 1
-            again = self._rhythm.addresses
-            if not self._all_known() or (wanted and not changed):
-                again = min(again, 0.2 * 2.0 ** min(lag, 8))
-            with anyio.move_on_after(again):
-                await self._joins_wanted.wait()
-
-    def _all_known(self) -> bool:
-        state = self._state
-        return state is None or all(self._book.address(member.signer, member.p2p) is not None for member in _members(state))
+        pace = self._rhythm
+        await self._book.keep_reading(members, self._publish, seldom=pace.addresses, renewals=pace.renewals)
 
     async def _take_turns(self) -> None:
         """Tick when it is our turn."""

@@ -41,7 +41,9 @@ def _lose_route(address: str) -> str:
 
 
 def _transport_key(run_id: str, settings: SolanaSettings) -> SecretKey:
-    return settings.wallet().p2p_key(run_id)
+    from psyche_backend_solana.transport_key import transport_key
+
+    return transport_key(run_id, settings)
 
 
 def _route(settings: SolanaSettings) -> str:

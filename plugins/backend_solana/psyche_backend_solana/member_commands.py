@@ -13,7 +13,16 @@ from psyche_backend_solana import ticking
 from psyche_backend_solana.layouts import coordinator
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_core.coordinator.assignment import shares
-from psyche_core.coordinator.commands import Checkpoint, Equivocation, HealthCheck, Tick, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.commands import (
+    Checkpoint,
+    EpochDigest,
+    Equivocation,
+    HealthCheck,
+    Tick,
+    WarmupWitness,
+    Withdraw,
+    Witness,
+)
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CommandRefused
 from psyche_core.interfaces.backend import ClientCommand
@@ -22,7 +31,7 @@ from psyche_core.wire.codec import encode
 from psyche_core.wire.messages import commitment_hash
 
 
-def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState | None, run_id: str) -> tuple[Instruction, ...]:
+def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState | None) -> tuple[Instruction, ...]:
     """The instructions of one transaction. state: what is known of the run, which a proof of equivocation needs.
 
     Raises CommandRefused for a proof about what the state does not hold, ValueError for what no instruction can carry.
@@ -40,7 +49,9 @@ def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState
         case Checkpoint(_, location):
             return (coordinator.checkpoint(run, location, user=user),)
         case Equivocation():
-            return _proof(run, command, user, state=state, run_id=run_id)
+            return _proof(run, command, user, state=state)
+        case EpochDigest(_, epoch, index, digest):
+            return (coordinator.epoch_digest(run, user=user, epoch=epoch, index=index, digest=digest),)
 
 
 def wants_tick(state: CoordinatorState, command: ClientCommand, now: int) -> bool:
@@ -51,9 +62,7 @@ def wants_tick(state: CoordinatorState, command: ClientCommand, now: int) -> boo
     return ticking.follows(state, (command, Tick()), now)
 
 
-def _proof(
-    run: Run, command: Equivocation, user: Pubkey, *, state: CoordinatorState | None, run_id: str
-) -> tuple[Instruction, ...]:
+def _proof(run: Run, command: Equivocation, user: Pubkey, *, state: CoordinatorState | None) -> tuple[Instruction, ...]:
     """The Ed25519 program verifies the two signatures, over commitments that the coordinator computes again."""
     judged = None if state is None else state.round_at(command.height)
     if state is None or judged is None or command.index not in (assigned := shares(state, judged)):
@@ -64,9 +73,10 @@ def _proof(
     signed = tuple(
         (
             commitment_hash(
-                run_id,
+                state.instance,
                 epoch=command.epoch,
                 step=judged.step,
+                seed=judged.seed,
                 share=assigned[command.index],
                 trainer=accused.signer,
                 payload_hash=result.payload_hash,
@@ -75,7 +85,7 @@ def _proof(
         )
         for result in (command.first, command.second)
     )
-    verified = coordinator.signatures_verified(run_id, p2p=accused.p2p, signed=signed)
+    verified = coordinator.commitments_verified(run, p2p=accused.p2p, signed=signed)
     return (verified, coordinator.equivocation(run, command, user=user))
 
 

@@ -16,6 +16,7 @@ from psyche_backend_solana.where import Programs
 from psyche_core.coordinator.errors import MEANINGS
 
 _SENTENCES: Mapping[str, str] = {
+    "LimitReached": "as many members are waiting as this authorization may admit; try again when one has left",
     "AlreadyExists": "it has been made already",
     "NotAuthority": "this wallet is not the owner who may do that",
     "WrongOwner": "an account belongs to another program than it must; is this the right run?",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from solders.account import Account
 from solders.pubkey import Pubkey
 
+from psyche_backend_solana.cluster import refuse_shared_ids
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts.coordinator import Run, instance_address
 from psyche_backend_solana.layouts.coordinator_accounts import CoordinatorAccount, RunInstance
@@ -33,7 +34,11 @@ class RunFound:
 
 
 async def find_run(rpc: Rpc, run_id: str, *, programs: Programs, timeout: float = CALL_SECONDS) -> RunFound:
-    """The run of a name. Raises CommandRefused (`WrongRun`) when there is none, BackendError for what is no run."""
+    """The run of a name, of whatever owner: see `treasurers.check_owner`.
+
+    Raises CommandRefused (`WrongRun`) when there is none, BackendError for what is no run, ConfigError (see `cluster`).
+    """
+    await checked_ids(rpc, programs, "coordinator", timeout=timeout)
     address, _ = instance_address(run_id, program=programs.coordinator)
     read = await asked(rpc, address, timeout=timeout)
     if read is None:
@@ -50,7 +55,7 @@ async def find_run(rpc: Rpc, run_id: str, *, programs: Programs, timeout: float 
 def read_instance(read: methods.AccountRead, *, program: Pubkey) -> RunInstance:
     """A run's instance. Raises BackendError."""
     try:
-        _expect_owner(read, program, "run's instance")
+        expect_owner(read, program, "run's instance")
         return RunInstance.parse(read.data)
     except WireError as error:
         raise BackendError(str(error)) from error
@@ -58,7 +63,7 @@ def read_instance(read: methods.AccountRead, *, program: Pubkey) -> RunInstance:
 
 def read_coordinator(read: methods.AccountRead, run: Run) -> CoordinatorAccount:
     """The account of a run's state. Raises WireError."""
-    _expect_owner(read, run.program, "coordinator account")
+    expect_owner(read, run.program, "coordinator account")
     account = CoordinatorAccount.parse(read.data)
     if account.instance != run.instance:
         message = f"the coordinator account {run.account} belongs to another run ({account.instance})"
@@ -94,6 +99,7 @@ async def find_authorization(
     grantees: whose authorizations to look at; everybody's, then the user's own, when None. Raises CommandRefused
     (`NotAuthorized`) with what is missing.
     """
+    await checked_ids(rpc, programs, "authorizer", timeout=timeout)
     wanted = tuple(grantees) if grantees is not None else (authorizer.EVERYBODY, user)
     addresses = [authorizer.address(grantor, grantee, program=programs.authorizer) for grantee in wanted]
     try:
@@ -124,6 +130,14 @@ async def find_authorization(
     raise CommandRefused("NotAuthorized", message)
 
 
+async def checked_ids(rpc: Rpc, programs: Programs, *names: str, timeout: float) -> None:
+    """See `cluster.refuse_shared_ids`. Raises ConfigError, BackendError."""
+    try:
+        await refuse_shared_ids(rpc, programs, *names, timeout=timeout)
+    except RpcError as error:
+        raise BackendError(str(error)) from error
+
+
 async def asked(rpc: Rpc, address: Pubkey, *, timeout: float) -> methods.AccountRead | None:
     """An account, None when there is none. Raises BackendError."""
     try:
@@ -134,7 +148,8 @@ async def asked(rpc: Rpc, address: Pubkey, *, timeout: float) -> methods.Account
         raise BackendError(str(error)) from error
 
 
-def _expect_owner(read: methods.AccountRead, program: Pubkey, what: str) -> None:
+def expect_owner(read: methods.AccountRead, program: Pubkey, what: str) -> None:
+    """Refuse another program's account. Raises WireError."""
     if read.owner != program:
         message = f"this is no {what}: expected an account of the program {program}, got one of {read.owner}"
         raise WireError(message)

@@ -42,6 +42,21 @@ class ChainSettings(BaseSettings):
     treasurer_program_id: str = Field(default=str(TREASURER), description="Address of the treasurer program.")
     mining_pool_program_id: str = Field(default=str(MINING_POOL), description="Address of the mining pool program.")
 
+    own_chain: bool = Field(
+        default=False,
+        description="Nobody else can deploy programs on this chain, although its endpoint is not on a private network: take the "
+        "shipped addresses of the programs there. Never believed of a public cluster.",
+    )
+    owner: str | None = Field(
+        default=None,
+        description="Wallet that the run must belong to, itself or through the treasurer; a run of anybody else is refused.",
+    )
+
+    @field_validator("owner")
+    @classmethod
+    def _is_an_owner(cls, value: str | None) -> str | None:
+        return None if value is None else str(parse_address(value))
+
     @field_validator("coordinator_program_id", "authorizer_program_id", "treasurer_program_id", "mining_pool_program_id")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
@@ -59,7 +74,13 @@ class ChainSettings(BaseSettings):
             authorizer=Pubkey.from_string(self.authorizer_program_id),
             treasurer=Pubkey.from_string(self.treasurer_program_id),
             mining_pool=Pubkey.from_string(self.mining_pool_program_id),
+            own_chain=self.own_chain,
         )
+
+    @property
+    def wanted_owner(self) -> Pubkey | None:
+        """Whom the run must belong to, None for anybody."""
+        return None if self.owner is None else Pubkey.from_string(self.owner)
 
 
 class WalletSettings(ChainSettings):

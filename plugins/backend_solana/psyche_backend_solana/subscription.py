@@ -18,13 +18,13 @@ from solders.pubkey import Pubkey
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidURI, WebSocketException
 
+from psyche_backend_solana.layouts.coordinator_accounts import NONCE_BYTES, NONCE_OFFSET
 from psyche_backend_solana.rpc.choice import pause
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.methods import COMMITMENT, read_account
 
 logger = logging.getLogger("psyche.backend.solana")
 
-NONCE_OFFSET, NONCE_BYTES = 16, 8
 MAX_NOTICE_BYTES = 2**20
 OPEN_SECONDS = 10.0
 PING_SECONDS = 15.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -19,9 +18,10 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from psyche_core.errors import IdentityError
+from psyche_core.wire.key_files import read_key_file
 from psyche_core.wire.signing import SecretKey
 
-P2P_DOMAIN = b"psyche/solana/p2p-key/1"
+P2P_DOMAIN = b"psyche/solana/p2p-key/2"
 """Domain of the hash that makes a transport key of a wallet and a run."""
 
 _HOW = "make one with `solana-keygen new --outfile FILE` or `psyche solana keygen FILE`"
@@ -64,13 +64,14 @@ class Wallet:
         """Sign at once."""
         return self._keypair.sign_message(message)
 
-    def p2p_key(self, run_id: str) -> SecretKey:
+    def p2p_key(self, run_id: str, instance: bytes) -> SecretKey:
         """Our transport key in a run: the same whenever this wallet takes part in it, and another in every other run.
 
-        Its Ed25519 seed is SHA-256(P2P_DOMAIN, length of the run id as one byte, run id, the wallet's 32 secret bytes).
+        instance: 32 bytes, the address of the account that holds the run's state. The key's Ed25519 seed is SHA-256(P2P_DOMAIN,
+        length of the run id as one byte, run id, instance, the wallet's 32 secret bytes).
         """
         run = run_id.encode()
-        return SecretKey(hashlib.sha256(P2P_DOMAIN + bytes([len(run)]) + run + self._keypair.secret()).digest())
+        return SecretKey(hashlib.sha256(P2P_DOMAIN + bytes([len(run)]) + run + instance + self._keypair.secret()).digest())
 
     @classmethod
     def parse(cls, text: str, *, source: str) -> Wallet:
@@ -90,21 +91,9 @@ class Wallet:
     @classmethod
     def load(cls, path: Path, *, allow_readable_by_others: bool = False) -> Wallet:
         """A wallet file as `solana-keygen` writes it. Raises IdentityError."""
-        try:
-            with path.expanduser().open("rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                content = file.read(4096)
-        except OSError as error:
-            message = f"cannot read the wallet {path}: {error.strerror}; {_HOW}"
-            raise IdentityError(message) from error
-
-        if not allow_readable_by_others and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            message = (
-                f"the wallet {path} can be read by other users of this machine (mode {stat.S_IMODE(mode):o}); "
-                f"take that away with `chmod 600 {path}`"
-            )
-            raise IdentityError(message)
-
+        content = read_key_file(
+            path.expanduser(), what="wallet", remedy=_HOW, any_owner=True, others_may_read=allow_readable_by_others
+        )
         return cls.parse(content.decode("utf-8", "replace"), source=f"the file {path}")
 
     @classmethod

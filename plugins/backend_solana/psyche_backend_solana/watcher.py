@@ -1,7 +1,8 @@
 """Watches the account of a run's state, and the chain's clock with it.
 
-Decided: websockets only wake us; what is believed is read over HTTP, account and clock in one call and so of one slot. Only a
-higher nonce than the last one is passed on, whichever endpoint is behind or ahead. Beside the sockets a small poll runs (24 bytes
+Decided: websockets only wake us; what is believed is read over HTTP, head of the account and clock in one call and so of one slot
+(`following` reads as little of the rest as it can). Only a higher nonce than the last one is passed on, whichever endpoint is
+behind or ahead. Beside the sockets a small poll runs (24 bytes
 of each account): seldom while a socket is open, often while none is; when it finds something no open socket has told of, the
 sockets are taken for deaf and opened again. Refuses to hide an outage: after `patience_seconds` without an answer it gives up.
 """
@@ -15,13 +16,14 @@ from dataclasses import dataclass
 import anyio
 
 from psyche_backend_solana.chain_clock import CLOCK_SYSVAR, UNIX_TIME_OFFSET, ChainClock, unix_time
+from psyche_backend_solana.following import Follower
 from psyche_backend_solana.layouts.coordinator import Run
-from psyche_backend_solana.layouts.coordinator_accounts import CoordinatorAccount
+from psyche_backend_solana.layouts.coordinator_accounts import NONCE_OFFSET, CoordinatorAccount
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import read_coordinator
-from psyche_backend_solana.subscription import NONCE_OFFSET, Subscription
+from psyche_backend_solana.subscription import Subscription
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, WireError
 
 logger = logging.getLogger("psyche.backend.solana")
@@ -43,10 +45,11 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The account as it was seen, and the clock of the same slot."""
+    """The account as it was seen, the clock of the same slot, and the state (None before the run's first configuration)."""
 
     account: CoordinatorAccount
     clock: ChainClock
+    state: CoordinatorState | None
 
 
 class Watcher:
@@ -70,6 +73,7 @@ class Watcher:
         self._patience = patience_seconds
         self._call_seconds = min(CALL_SECONDS, max(1.0, patience_seconds))
         self._subscriptions = [Subscription(endpoint, run.account, on_nonce=self.heard) for endpoint in rpc.endpoints]
+        self._follower = Follower(rpc, run, call_seconds=self._call_seconds)
         self._seen = -1
         self._heard = -1
         self._polled = -1
@@ -102,22 +106,15 @@ class Watcher:
 
     async def read(self) -> Sight | None:
         """Read account and clock now and pass on what is newer. Raises RpcError, RpcUnavailable, WireError, BackendClosed."""
-        at = anyio.current_time()
-        account, clock = await methods.accounts(self._rpc, [self._run.account, CLOCK_SYSVAR], timeout=self._call_seconds)
-        if account is None or not account.data:
-            message = f"the run's account {self._run.account} is gone: its owner has closed the run"
-            raise BackendClosed(message)
-
-        found = read_coordinator(account, self._run)
-        reading = ChainClock(unix_time(clock.data) if clock is not None else 0, at)
+        copy, reading = await self._follower.read(heard=max(self._heard, self._polled))
         self._on_clock(reading)
-        if found.nonce <= self._seen:
+        if copy.nonce <= self._seen:
             self._answered = anyio.current_time()
             return None
 
-        sight = Sight(found, reading)
+        sight = Sight(copy.account, reading, copy.state)
         self._on_sight(sight)
-        self._seen = found.nonce
+        self._seen = copy.nonce
         self._answered = anyio.current_time()
         return sight
 

@@ -11,9 +11,10 @@ from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, MI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """Addresses of the programs; those of local chains by default."""
+    """Addresses of the programs; those of local chains by default. own_chain: nobody else can deploy on the chain (`cluster`)."""
 
     coordinator: Pubkey = COORDINATOR
     authorizer: Pubkey = AUTHORIZER
     treasurer: Pubkey = TREASURER
     mining_pool: Pubkey = MINING_POOL
+    own_chain: bool = False

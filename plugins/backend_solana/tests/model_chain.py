@@ -30,6 +30,7 @@ from psyche_backend_solana.layouts.coordinator import JOIN_SCOPE, Number, Part
 from psyche_backend_solana.layouts.coordinator_accounts import (
     ACCOUNT_BYTES,
     ACCOUNT_MAGIC,
+    ACCOUNT_VERSION,
     HEADER_BYTES,
     INSTANCE_MAGIC,
     CoordinatorAccount,
@@ -42,6 +43,7 @@ from psyche_core.coordinator import apply, image
 from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
+    EpochDigest,
     HealthCheck,
     Join,
     Pause,
@@ -240,7 +242,7 @@ class ModelChain:
         elif number is Number.join:
             instance = RunInstance.parse(self.accounts[named[2]].data)
             self._check_authorization(named[1], instance, named[0])
-            self._apply(named[3], Join(NodeIdentity(bytes(named[0]), body[:32])))
+            self._apply(named[3], Join(NodeIdentity(bytes(named[0]), body[:32]), body[32:96]))
         else:
             self._apply(named[1], self._members_command(number, body, named[0], self.account(named[1])))
 
@@ -256,7 +258,7 @@ class ModelChain:
         content = INSTANCE_MAGIC + struct.pack("<IB3x", 1, 255) + main + join + bytes(account) + run_id.ljust(32, b"\0")
         self._pay(payer, 10**6)
         self.accounts[instance] = Kept(10**6, COORDINATOR, content.ljust(256, b"\0"))
-        header = ACCOUNT_MAGIC + struct.pack("<IIQ", 2, len(run_id), 0) + bytes(instance) + version
+        header = ACCOUNT_MAGIC + struct.pack("<IIQ", ACCOUNT_VERSION, len(run_id), 0) + bytes(instance) + version
         self.accounts[account] = replace(kept, data=header.ljust(ACCOUNT_BYTES, b"\0"))
 
     def _own(self, number: Number, body: bytes, instance: RunInstance) -> None:
@@ -266,7 +268,7 @@ class ModelChain:
             start = HEADER_BYTES + image.SIZE + int.from_bytes(body[:2], "little")
             self._store(at, data[:start] + body[2:] + data[start + len(body) - 2 :])
         elif number is Number.set_paused:
-            self._apply(at, Pause() if body[0] else Resume())
+            self._apply(at, Pause() if body[0] == 1 else Resume(from_checkpoint=body[0] == 2))
         elif number is Number.set_future_epoch_rates:
             mask, earning, slashing = struct.unpack("<BQQ", body)
             self._apply(at, SetFutureEpochRates(earning if mask & 1 else None, slashing if mask & 2 else None))
@@ -296,7 +298,7 @@ class ModelChain:
         if state is None:
             if config is None or model is None:
                 raise custom("ConfigSanityCheckFailed")
-            state = CoordinatorState(instance.run_id, config, model)
+            state = CoordinatorState(instance.run_id, config, model, bytes(at))
         if config or model or progress:
             state = self._after(state, UpdateConfig(config, model, progress))
         self._store(at, header + image.encode(state) + self.accounts[at].data[HEADER_BYTES + image.SIZE :])
@@ -319,6 +321,9 @@ class ModelChain:
                 return WarmupWitness(sender, epoch, index, body[6:38])
             case Number.health_check:
                 return HealthCheck(sender, struct.unpack(f"<{int.from_bytes(body[:2], 'little')}H", body[2:]))
+            case Number.epoch_digest:
+                epoch, index = struct.unpack_from("<IH", body)
+                return EpochDigest(sender, epoch, index, body[6:38])
             case Number.checkpoint:
                 location = CHECKPOINT.read(body.ljust(CHECKPOINT.size, b"\0"), 0) if body[0] else None
                 return Checkpoint(sender, location)
@@ -383,6 +388,7 @@ class Door:
     status: int = 200
     problem: RpcProblem | None = None
     behind: int = 0
+    genesis: str = str(Pubkey(b"g" * 32))
     mute: bool = False
     """Its websockets stay open and say nothing."""
     _scope: anyio.CancelScope | None = None
@@ -498,6 +504,9 @@ class Door:
 
     def getBlockHeight(self, _: Any) -> int:
         return self.chain.slot
+
+    def getGenesisHash(self) -> str:
+        return self.genesis
 
     def getSlot(self, *_: Any) -> int:
         return self.chain.slot

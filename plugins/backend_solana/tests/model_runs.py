@@ -20,11 +20,12 @@ from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.wallet import Wallet
 from psyche_backend_solana.watcher import Pace
+from psyche_backend_solana.where import Programs
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.wire.signing import SecretKey
 
 TIMEOUT = 20.0
-QUICK = Rhythm(tick=0.02, addresses=1.0, authorization=0.2, pace=Pace(calm=0.2, alert=0.05))
+QUICK = Rhythm(tick=0.02, addresses=1.0, renewals=0.05, authorization=0.2, pace=Pace(calm=0.2, alert=0.05))
 OWNER = Wallet(Keypair.from_seed(bytes([200]) * 32))
 
 
@@ -80,13 +81,25 @@ def backend_of(
     run_id: str = "conformance",
     retry_seconds: float = 10.0,
     grantees: tuple[Pubkey, ...] | None = None,
+    owner: Pubkey | None = None,
+    programs: Programs | None = None,
     rhythm: Rhythm = QUICK,
 ) -> SolanaBackend:
     """A backend of the wallet with that key, which is its transport's key, too."""
     if wallet_of(key).pubkey not in chain.accounts:
         chain.fund(wallet_of(key).pubkey)
     endpoints = tuple(door.endpoint for door in chain.doors)
-    return backend_at(endpoints, key, run_id=run_id, retry_seconds=retry_seconds, grantees=grantees, rhythm=rhythm)
+    return SolanaBackend(
+        run_id,
+        endpoints=endpoints,
+        wallet=wallet_of(key),
+        key=key,
+        programs=programs,
+        grantees=grantees,
+        owner=owner,
+        retry_seconds=retry_seconds,
+        rhythm=rhythm,
+    )
 
 
 def backend_at(
@@ -103,7 +116,7 @@ def backend_at(
         run_id,
         endpoints=endpoints,
         wallet=wallet_of(key),
-        p2p=key.public,
+        key=key,
         grantees=grantees,
         retry_seconds=retry_seconds,
         rhythm=rhythm,

@@ -1,88 +1,79 @@
-"""Transport addresses in joins: parts, the book, and what is believed of a transaction."""
+"""Transport addresses in accounts of the members: what is written, and what is believed of what lies there."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from solders.hash import Hash
-from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
-from solders.message import Message
 from solders.pubkey import Pubkey
-from solders.transaction import Transaction
 
-from psyche_backend_solana.address_parts import AddressBook, parts
-from psyche_backend_solana.join_history import joins_in
-from psyche_backend_solana.layouts import coordinator
-from psyche_backend_solana.layouts.coordinator import MAX_ADDRESS_BYTES, Run
+from psyche_backend_solana.layouts import address_record, authorizer
+from psyche_backend_solana.program_chain import ProgramChain, Refused
 
-SIGNER, P2P, OTHER = b"s" * 32, b"p" * 32, b"o" * 32
-RUN = Run(Pubkey(b"i" * 32), Pubkey(b"a" * 32))
+P2P, OTHER = b"p" * 32, b"o" * 32
+INSTANCE = Pubkey(b"i" * 32)
+
+
+def content(p2p: bytes, address: bytes) -> bytes:
+    return b"".join(map(bytes, address_record.delegates(p2p, address)))
 
 
 @given(st.binary(max_size=1024))
-def test_an_address_comes_out_of_its_parts(address: bytes) -> None:
-    book = AddressBook()
-    pieces = parts(address)
-    assert all(len(piece) <= MAX_ADDRESS_BYTES for piece in pieces)
-    assert [book.note(SIGNER, P2P, piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert book.address(SIGNER, P2P) == address
-    assert book.address(SIGNER, OTHER) is None
+def test_an_address_comes_out_as_it_went_in(address: bytes) -> None:
+    written = content(P2P, address)
+    assert address_record.address_in(written, P2P) == address
+    assert address_record.address_in(written, OTHER) is None
+    assert len(written) <= address_record.DELEGATES[1]
+    for short in range(0, len(written), 32):
+        assert address_record.address_in(written[:short], P2P) is None
 
 
-def test_an_ordinary_address_is_one_part() -> None:
-    assert len(parts(b"x" * 300)) == 1
-    with pytest.raises(ValueError, match="1024"):
-        parts(b"x" * 1025)
+@given(st.binary(max_size=1200), st.sampled_from([P2P, b""]))
+def test_whatever_lies_there_is_an_address_of_its_size_or_none(written: bytes, before: bytes) -> None:
+    found = address_record.address_in(before + written, P2P)
+    assert found is None or len(found) <= address_record.MAX_ADDRESS_BYTES
 
 
-@given(st.lists(st.tuples(st.sampled_from([SIGNER, OTHER]), st.sampled_from([P2P, OTHER]), st.binary(max_size=520)), max_size=12))
-def test_whatever_is_written_the_book_holds_addresses_of_their_size(joins: list[tuple[bytes, bytes, bytes]]) -> None:
-    book = AddressBook()
-    for signer, p2p, part in joins:
-        book.note(signer, p2p, part)
-        found = book.address(signer, p2p)
-        assert found is None or len(found) <= 1024
+def test_a_longer_address_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 1024 bytes, got 1025"):
+        address_record.delegates(P2P, b"x" * 1025)
 
 
-def test_half_an_address_leaves_the_former_one() -> None:
-    book = AddressBook()
-    book.note(SIGNER, P2P, *parts(b"old"))
-    first, _, last = parts(b"n" * 1024)
-    assert not book.note(SIGNER, P2P, first)
-    assert not book.note(SIGNER, P2P, last)
-    assert book.address(SIGNER, P2P) == b"old"
+def written(chain: ProgramChain, user: Keypair) -> bytes:
+    return bytes(chain.account(address_record.place(user.pubkey(), INSTANCE)).data)[authorizer.BYTES :]
 
 
-def test_the_same_address_again_is_no_news() -> None:
-    book = AddressBook()
-    assert book.note(SIGNER, P2P, *parts(b"a"))
-    assert not book.note(SIGNER, P2P, *parts(b"a"))
-    assert book.note(SIGNER, OTHER, *parts(b"a"))
+def test_the_program_keeps_it_and_takes_it_from_its_member_alone() -> None:
+    """The real program: the longest address in two transactions, a shorter one after it, and a stranger's attempts."""
+    chain = ProgramChain(["authorizer"])
+    user, stranger = chain.user(), chain.user()
+    made = False
+    for address in (b"x" * 1024, b"short", b"y" * 300):
+        plan = address_record.publication(user.pubkey(), INSTANCE, p2p=P2P, address=address, made=made)
+        assert len(plan) == (2 if len(address) == 1024 else 1)
+        for instructions in plan:
+            chain.send(*instructions, signers=[user])
+        made = True
+        assert address_record.address_in(written(chain, user), P2P) == address
+
+    at = address_record.place(user.pubkey(), INSTANCE)
+    lie = address_record.delegates(P2P, b"elsewhere")
+    write = authorizer.grantee_update(stranger.pubkey(), stranger.pubkey(), authorization=at, add=lie, clear=True)
+    with pytest.raises(Refused):
+        chain.send(write, signers=[stranger])
+    with pytest.raises(Refused):
+        chain.send(authorizer.close(stranger.pubkey(), stranger.pubkey(), authorization=at), signers=[stranger])
+    assert address_record.address_in(written(chain, user), P2P) == b"y" * 300
+    before = chain.account(user.pubkey()).lamports
+    chain.send(authorizer.close(user.pubkey(), user.pubkey(), authorization=at), signers=[user])
+    assert not chain.exists(at)
+    assert chain.account(user.pubkey()).lamports > before + 10**6
 
 
-def test_who_left_is_forgotten() -> None:
-    book = AddressBook()
-    book.note(SIGNER, P2P, *parts(b"a"))
-    book.keep(frozenset({OTHER}))
-    assert book.address(SIGNER, P2P) is None
-
-
-def transaction(*instructions: Instruction, payer: Keypair) -> bytes:
-    return bytes(Transaction.new_unsigned(Message.new_with_blockhash(list(instructions), payer.pubkey(), Hash.default())))
-
-
-def test_only_joins_of_this_run_at_this_program_are_seen() -> None:
-    user = Keypair()
-    join = coordinator.join(RUN, user=user.pubkey(), authorization=Pubkey(b"z" * 32), p2p=P2P, address=b"\0\1hello")
-    elsewhere = Run(RUN.instance, Pubkey(b"b" * 32))
-    others = [
-        Instruction(Pubkey(b"q" * 32), join.data, join.accounts),
-        coordinator.join(elsewhere, user=user.pubkey(), authorization=Pubkey(b"z" * 32), p2p=P2P, address=b"\0\1x"),
-        coordinator.tick(RUN, user=user.pubkey()),
-        Instruction(RUN.program, b"\6short", join.accounts),
-        Instruction(RUN.program, join.data, [AccountMeta(user.pubkey(), True, True)]),
-    ]
-    seen = list(joins_in(transaction(*others, join, payer=user), RUN))
-    assert [(found.signer, found.p2p, found.part) for found in seen] == [(bytes(user.pubkey()), P2P, b"\0\1hello")]
+def test_an_address_lets_nobody_join() -> None:
+    """The account is an authorization, but never active, and of another scope than a join's."""
+    found = authorizer.Authorization(255, False, Pubkey(P2P), Pubkey(P2P), address_record.scope(INSTANCE), (Pubkey(P2P),))
+    assert not found.allows(Pubkey(P2P))
+    assert found.scope != authorizer.JOIN_SCOPE
+    assert address_record.scope(INSTANCE) != address_record.scope(Pubkey(OTHER))

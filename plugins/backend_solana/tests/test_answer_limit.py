@@ -100,3 +100,9 @@ async def test_the_limit_is_exact() -> None:
         limit_answers(session, most=999)
         with pytest.raises(httpx2.ReadError, match="more than 999 bytes"):
             await session.get(url)
+
+
+async def test_what_is_read_is_counted() -> None:
+    async with provider("", good) as (url, _), Rpc([Endpoint(url, "ws://127.0.0.1:9")]) as rpc:
+        assert await methods.slot(rpc, timeout=10) == 7
+        assert (rpc.requests, rpc.bytes_read) == (1, len(GOOD))

@@ -16,6 +16,7 @@ from psyche_backend_solana.layouts.errors import COORDINATOR_CODES
 from psyche_backend_solana.program_chain import ProgramChain, Refused, read_only, without_signer
 from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, TOKEN
 from psyche_core.testing.backend import small_state
+from psyche_core.wire.signing import SecretKey
 
 
 class World:
@@ -24,13 +25,15 @@ class World:
     def __init__(self) -> None:
         self.chain = ProgramChain(["coordinator", "authorizer"])
         self.owner, self.grantor, self.alice, self.bob, self.stranger = (self.chain.user() for _ in range(5))
-        account = Pubkey.new_unique()
+        key = Keypair()
+        account = key.pubkey()
         self.chain.put(account, bytes(ACCOUNT_BYTES), COORDINATOR)
         self.run = coordinator.Run(coordinator.instance_address("joined")[0], account)
         payer, owner = self.chain.payer.pubkey(), self.owner.pubkey()
         join_authority = self.grantor.pubkey()
         self.chain.send(
-            coordinator.init(self.run, payer=payer, run_id="joined", main_authority=owner, join_authority=join_authority)
+            coordinator.init(self.run, payer=payer, run_id="joined", main_authority=owner, join_authority=join_authority),
+            signers=[key],
         )
         state = small_state(run_id="joined")
         wanted = coordinator.Update(config=state.config, model=state.model)
@@ -56,10 +59,18 @@ class World:
         )
 
     def joining(self, user: Keypair, authorization: Pubkey | None = None) -> Instruction:
-        return coordinator.join(self.run, user=user.pubkey(), authorization=authorization or self.authorization, p2p=bytes(32))
+        by = authorization or self.authorization
+        return coordinator.proved_join(self.run, user=user.pubkey(), authorization=by, key=SecretKey(bytes(user)[:32]))[1]
+
+    def proof(self, user: Keypair) -> Instruction:
+        by = self.authorization
+        return coordinator.proved_join(self.run, user=user.pubkey(), authorization=by, key=SecretKey(bytes(user)[:32]))[0]
 
     def join(self, user: Keypair, authorization: Pubkey | None = None) -> None:
-        self.chain.rehearse(self.joining(user, authorization), signers=[user])
+        self.chain.rehearse(self.proof(user), self.joining(user, authorization), signers=[user])
+
+    def stay(self, user: Keypair, authorization: Pubkey | None = None) -> None:
+        self.chain.send(self.proof(user), self.joining(user, authorization), signers=[user])
 
 
 @pytest.fixture
@@ -138,5 +149,45 @@ def test_what_is_no_authorization_is_not_believed(
 def test_the_user_signs_and_the_state_is_written(world: World) -> None:
     for changed, error in ((without_signer, "MissingSigner"), (lambda i, _: read_only(i, 3), "NotWritable")):
         with pytest.raises(Refused) as refused:
-            world.chain.rehearse(changed(world.joining(world.alice), 0), signers=[world.alice])
+            world.chain.rehearse(world.proof(world.alice), changed(world.joining(world.alice), 0), signers=[world.alice])
         assert refused.value.code == COORDINATOR_CODES[error]
+
+
+def limited(world: World, authorization: Pubkey, limit: int | None) -> None:
+    grantor = world.grantor
+    world.chain.send(authorizer.grantor_update(grantor.pubkey(), authorization, active=True, limit=limit), signers=[grantor])
+
+
+def test_who_may_name_delegates_fills_no_more_places_than_the_grantor_says(world: World) -> None:
+    """The places that are left are for members of other authorizations, and for those who are pending already."""
+    delegates = [world.chain.user() for _ in range(25)]
+    world.delegate(*delegates)
+    limited(world, world.authorization, 3)
+    limited(world, world.authorization, None)
+    assert authorizer.parse(world.chain.account(world.authorization)).limit == 3
+    for user in (delegates[20], world.alice, delegates[24]):
+        world.stay(user)
+    with pytest.raises(Refused) as refused:
+        world.join(delegates[0])
+    assert refused.value.code == COORDINATOR_CODES["LimitReached"]
+    world.join(delegates[24])
+    own = world.authorize(world.grantor, world.bob.pubkey())
+    world.stay(world.bob, own)
+    world.chain.send(coordinator.withdraw(world.run, user=delegates[20].pubkey()), signers=[delegates[20]])
+    world.join(delegates[0])
+    limited(world, world.authorization, 2)
+    with pytest.raises(Refused):
+        world.join(delegates[0])
+    limited(world, world.authorization, 0)
+    world.join(delegates[0])
+
+
+def test_an_authorization_for_everybody_leaves_places_to_others(world: World) -> None:
+    open_to_all = world.authorize(world.grantor, authorizer.EVERYBODY)
+    limited(world, open_to_all, 2)
+    for user in (world.alice, world.stranger):
+        world.stay(user, open_to_all)
+    with pytest.raises(Refused) as refused:
+        world.join(world.bob, open_to_all)
+    assert refused.value.code == COORDINATOR_CODES["LimitReached"]
+    world.join(world.bob, world.authorize(world.grantor, world.bob.pubkey()))

@@ -11,19 +11,22 @@ from typing import Any
 import anyio
 import pytest
 from command_lines import parse
-from model_chain import ModelChain, open_chain
+from model_chain import Landed, ModelChain, open_chain
 from model_runs import OWNER, QUICK, TIMEOUT, backend_of, make_run, wallet_of
 from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
-from psyche_backend_solana import join_history, watcher
+from psyche_backend_solana import watcher
+from psyche_backend_solana.address_book import AddressBook
 from psyche_backend_solana.backend import Rhythm
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
-from psyche_backend_solana.rpc.client import Rpc
+from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.watcher import Pace
+from psyche_backend_solana.where import Programs
 from psyche_core.coordinator.commands import WarmupWitness, Withdraw
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused
 from psyche_core.testing.backend import in_phase, small_state, until
@@ -56,7 +59,7 @@ async def test_one_of_two_endpoints_dies_midway_and_nothing_is_lost() -> None:
         chain.unix += 3
         for slot, backend in enumerate((first, second)):
             await until(backend, in_phase(RunState.Warmup))
-            await backend.send(WarmupWitness(backend.identity, 0, slot, bytes(32)), timeout=TIMEOUT)
+            await backend.send(WarmupWitness(backend.identity, 0, slot, b"d" * 32), timeout=TIMEOUT)
         for backend in (first, second):
             await until(backend, in_phase(RunState.RoundTrain))
         assert not chain.doors[0].is_open
@@ -235,7 +238,7 @@ async def test_joining_again_unchanged_costs_nothing() -> None:
             await backend.join(b"a", timeout=TIMEOUT)
             assert len(chain.landed) == landed
             await backend.join(b"b", timeout=TIMEOUT)
-            assert len(chain.landed) == landed + 1
+            assert len(chain.landed) == landed + 2  # the address, and a join that tells the others
 
 
 def ticks(chain: ModelChain) -> list[Pubkey]:
@@ -316,7 +319,7 @@ def at(signer: bytes, address: bytes) -> Any:
 async def test_a_renewed_address_is_looked_for_at_once() -> None:
     """The state does not say that an address is new; a command that changed nothing may have been a join."""
     state = small_state(clients=3)
-    patient = Rhythm(tick=QUICK.tick, addresses=3600.0, pace=QUICK.pace)
+    patient = Rhythm(tick=QUICK.tick, addresses=3600.0, renewals=QUICK.renewals, pace=QUICK.pace)
     async with open_chain(unix=state.since) as chain:
         await make_run(chain, state)
         async with backend_of(chain, KEYS[0]) as mover, backend_of(chain, KEYS[1], rhythm=patient) as watching:
@@ -379,38 +382,81 @@ async def test_an_account_that_cannot_be_read_any_more_closes_the_backend_with_t
                 await until(backend, lambda update: False)
 
 
-async def test_only_as_much_of_the_history_is_read_as_members_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join_history, "CHUNK", 4)
+async def test_strangers_who_fill_the_history_hide_nobodys_address() -> None:
+    """However often they name the run and the members: no history is read, and three calls tell of everybody."""
     state = small_state()
     async with open_chain(unix=state.since) as chain:
-        await make_run(chain, state)
-        async with backend_of(chain, KEYS[0]) as mover:
-            for number in range(12):
-                await mover.join(b"%d" % number, timeout=TIMEOUT)
-            await mover.join(b"x" * 1024, timeout=TIMEOUT)
-            asked = chain.doors[0].calls["getTransaction"]
-            async with backend_of(chain, KEYS[1]) as late:
-                await until(late, at(mover.identity.signer, b"x" * 1024))
-            assert chain.doors[0].calls["getTransaction"] <= asked + 8
-        async with backend_of(chain, KEYS[1]) as newest:
-            for number in range(12):
-                await newest.join(b"%d" % number, timeout=TIMEOUT)
-        async with backend_of(chain, KEYS[2]) as late:  # an old join that is still needed is found
-            await until(late, at(mover.identity.signer, b"x" * 1024))
-
-
-async def test_a_transaction_that_no_provider_has_any_more_holds_nobody_up() -> None:
-    state = small_state()
-    async with open_chain(unix=state.since) as chain:
-        await make_run(chain, state)
+        run = await make_run(chain, state)
         async with backend_of(chain, KEYS[0]) as mover, backend_of(chain, KEYS[1]) as other:
-            await other.join(b"gone", timeout=TIMEOUT)
-            lost = chain.landed[-1].signature
-            original = chain.doors[0].getTransaction
-            chain.doors[0].getTransaction = (  # type: ignore[method-assign]  # a provider that prunes
-                lambda name, options: None if name == lost else original(name, options)
-            )
-            await mover.join(b"here", timeout=TIMEOUT)
+            await mover.join(b"x" * 1024, timeout=TIMEOUT)
+            await other.join(b"y", timeout=TIMEOUT)
+            spam = [
+                Landed(str(number), chain.slot, None, b"", [run.instance, run.account, wallet_of(KEYS[0]).pubkey])
+                for number in range(5000)
+            ]
+            chain.landed += spam
             async with backend_of(chain, KEYS[2]) as late:
-                update = await until(late, at(mover.identity.signer, b"here"))
-            assert other.identity.signer not in update.addresses
+                chain.doors[0].calls.clear()
+                update = await until(late, lambda update: len(update.addresses) == 2)
+                assert update.addresses == {mover.identity.signer: b"x" * 1024, other.identity.signer: b"y"}
+            assert not {"getSignaturesForAddress", "getTransaction"} & chain.doors[0].calls.keys()
+
+
+async def test_an_address_is_written_once_and_costs_nothing_after_a_restart() -> None:
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        sent = []
+        for address in (b"a", b"a", b"b"):
+            before = len(chain.landed)
+            async with backend_of(chain, KEYS[0]) as backend:
+                await backend.join(address, timeout=TIMEOUT)
+                await until(backend, at(backend.identity.signer, address))
+            sent.append(len(chain.landed) - before)
+        assert sent == [2, 1, 2]
+
+
+async def test_an_address_that_goes_with_another_transport_key_is_none() -> None:
+    """Left by the same wallet in an earlier life, or by a member that has changed its key since."""
+    state = small_state()
+    async with open_chain(unix=state.since) as chain:
+        await make_run(chain, state)
+        async with backend_of(chain, KEYS[0]) as mover, backend_of(chain, KEYS[1]) as watching:
+            await mover.join(b"a", timeout=TIMEOUT)
+            await until(watching, at(mover.identity.signer, b"a"))
+        for place, kept in chain.accounts.items():
+            if mover.identity.p2p in kept.data[authorizer.BYTES :]:
+                other = kept.data.replace(mover.identity.p2p, b"o" * 32)
+                chain.accounts[place] = type(kept)(kept.lamports, kept.owner, other)
+        async with backend_of(chain, KEYS[2]) as late:
+            update = await until(late, pending(1))
+            assert update.addresses == {}
+
+
+async def test_what_one_failed_call_did_not_bring_costs_nothing_that_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psyche_backend_solana.address_book.AT_ONCE", 1)
+    state = small_state()
+    async with open_chain(unix=state.since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+        run = await make_run(chain, state)
+        async with backend_of(chain, KEYS[0]) as one, backend_of(chain, KEYS[1]) as two:
+            await one.join(b"a", timeout=TIMEOUT)
+            await two.join(b"b", timeout=TIMEOUT)
+            identities = one.identity, two.identity
+        book = AddressBook(rpc, run, program=Programs().authorizer)
+        members = sorted(identities, key=lambda member: member.signer)
+        original, failing = methods.accounts, [False, True]
+
+        async def sometimes(*parameters: Any, **options: Any) -> Any:
+            if failing.pop(0):
+                raise RpcUnavailable("no RPC endpoint answered")
+            return await original(*parameters, **options)
+
+        monkeypatch.setattr(methods, "accounts", sometimes)
+        assert await book.read(members)
+        assert book.missing(members) == (members[1],)
+        failing.append(True)
+        with pytest.raises(RpcUnavailable):
+            await book.read(members[1:])
+        failing.append(False)
+        assert await book.read(book.missing(members))
+        assert [book.address(member) for member in identities] == [b"a", b"b"]

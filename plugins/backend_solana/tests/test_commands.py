@@ -20,15 +20,20 @@ from reference_bytes import account as reference_account
 from solders.account import Account
 from solders.pubkey import Pubkey
 
+from psyche_backend_solana.commands.authority import default_index
 from psyche_backend_solana.commands.owner import data_index_at, read_config
 from psyche_backend_solana.commands.rewards import units_of
 from psyche_backend_solana.hooks import psyche_register_commands
+from psyche_backend_solana.layouts import address_record, reference, tokens, treasurer
 from psyche_backend_solana.layouts import mining_pool as layout
-from psyche_backend_solana.layouts import reference, tokens, treasurer
+from psyche_backend_solana.layouts.coordinator import instance_address
 from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, CoordinatorAccount
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.programs.addresses import TOKEN
+from psyche_backend_solana.rpc.client import Rpc
+from psyche_backend_solana.rpc.endpoints import Endpoint
+from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
 from psyche_core.coordinator import image
@@ -144,17 +149,31 @@ def shell(tmp_path_factory: pytest.TempPathFactory, portal: anyio.from_thread.Bl
 def run(shell: Shell, request: pytest.FixtureRequest) -> str:
     """A run made and configured by `owner`, waiting for members."""
     name = request.node.name.removeprefix("test_")[:32]
-    shell("create-run", "-r", name, "-c", "v1", wallet="owner")
+    shell("create-run", "-r", name, "-c", "0.1.0", wallet="owner")
     shell("update-config", "-r", name, "--config-path", str(shell.config), wallet="owner")
     shell("set-paused", "-r", name, "--resume", wallet="owner")
     return name
 
 
+def test_names_of_others_cannot_write_to_the_terminal(shell: Shell) -> None:
+    """Anybody may name a run so that a raw terminal would be cleared, coloured or given a line that is not there."""
+    evil = "\x1b[2J\x1b]0;x\x07\n\u202elist"
+    shell("create-run", "-r", evil, wallet="owner")
+    shell("update-config", "-r", evil, "--name", f"n{evil}", wallet="owner")
+    listed = shell("list-runs", "--all")
+    (line,) = [line for line in listed.splitlines() if "\\x1b[2J" in line]
+    assert line.isprintable()
+    assert line.count("\\u202elist") == 2
+    said = shell("can-join", "-r", "no\x1b[2J", "--address", EVERYBODY, code=1)
+    assert said.isprintable()
+    assert shell.json("list-runs", "--all")["runs"], "JSON escapes by itself"
+
+
 def test_a_runs_life(shell: Shell) -> None:
-    said = shell("create-run", "-r", "life", "-c", "v1", wallet="owner")
+    said = shell("create-run", "-r", "life", "-c", "0.1.0", wallet="owner")
     assert "the run 'life' is made" in said
     dump = shell.json("json-dump-run", "-r", "life")
-    assert (dump["run_state"], dump["client_version"]) == ("Uninitialized", "v1")
+    assert (dump["run_state"], dump["client_version"]) == ("Uninitialized", "0.1.0")
     assert dump["main_authority"] == str(shell.wallet("owner").pubkey)
 
     words = ("--config-path", str(shell.config), "--name", "First light", "--num-parameters", "135000000")
@@ -211,6 +230,27 @@ def test_switching_to_the_hub(shell: Shell, run: str) -> None:
     shell("set-paused", "-r", run, wallet="owner")
     assert "has new model" in shell("update-config", "-r", run, "--switch-to-hub", wallet="owner")
     assert "Hub" in shell.json("json-dump-run", "-r", run)["model"]["LLM"]["checkpoint"]
+
+
+def test_no_client_has_that_version_so_it_is_refused_before_anything_is_sent(shell: Shell, run: str) -> None:
+    for words in (("create-run", "-r", "another"), ("update-config", "-r", run)):
+        for text in ("latest", "v1"):
+            said = shell(*words, "--client-version", text, wallet="owner", code=2)
+            assert f"--client-version: got '{text}'" in said
+    assert "there is no run 'another'" in shell("json-dump-run", "-r", "another", code=1)
+    assert shell.json("json-dump-run", "-r", run)["client_version"] == "0.1.0"
+    shell("update-config", "-r", run, "--client-version", "v1", "--allow-later-version", wallet="owner")
+
+
+def test_what_cannot_work_on_a_chain_is_refused(shell: Shell, run: str, tmp_path: Path) -> None:
+    shell("set-paused", "-r", run, wallet="owner")
+    for old, new, said in (
+        ('data_location = "Dummy"', 'data_location = { Server = "127.0.0.1:20001" }', "a run on a chain has no server"),
+        ("verification_percent = 0", "verification_percent = 10", "config.verification_percent = 10: must be 0"),
+    ):
+        (tmp_path / "config.toml").write_text(CONFIG.replace(old, new))
+        path = str(tmp_path / "config.toml")
+        assert said in shell("update-config", "-r", run, "--config-path", path, wallet="owner", code=2)
 
 
 def test_rates(shell: Shell, run: str) -> None:
@@ -378,7 +418,7 @@ def test_a_run_that_is_paid_for_by_a_treasurer(shell: Shell) -> None:
     shell.pass_time(1)
     shell("close-run", "-r", "paid", wallet="owner")
     assert units(shell, "owner", mint) == 10_000_000 - 2_500_000
-    assert "no treasurer pays" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=2)
+    assert "there is no run" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=1)
 
 
 def a_paid_run(shell: Shell, name: str, mint: str, vault: str) -> None:
@@ -428,13 +468,89 @@ def test_who_was_paid_by_a_run_of_the_same_name_before_is_paid_by_this_one(shell
         shell("close-run", "-r", "again", wallet="owner")
 
 
+def squat(shell: Shell, name: str, mint: str) -> Pubkey:
+    """A stranger takes the treasurer's number that follows from a run's name, for a run of its own; its vault."""
+    other = f"not {name}"
+    number = str(default_index(name))
+    made = shell.json(
+        "create-run", "-r", other, "--treasurer-collateral-mint", mint, "--treasurer-index", number, wallet="squatter"
+    )
+    return Pubkey.from_string(made["vault"])
+
+
+def held(shell: Shell, vault: Pubkey) -> int:
+    account = shell.portal.call(shell.chain.account, str(vault))
+    return 0 if account is None else tokens.parse(account).amount
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before the run is made", "afterwards"])
+def test_who_takes_the_treasurers_number_of_a_name_gets_nothing(shell: Shell, first: bool) -> None:
+    """The owner is paid for with the number of the name when it is free, and with the next one when it is not."""
+    mint = a_token(shell, holder="owner", amount=10_000_000)
+    name = f"squatted {first}"
+    if first:
+        vault = squat(shell, name, mint)
+        a_paid_run(shell, name, mint, "2")
+        assert shell.json("json-dump-run", "-r", name)["treasurer"]["held"] == 2_000_000
+    else:
+        shell("create-run", "-r", name, wallet="owner")
+        vault = squat(shell, name, mint)
+        for words in (("treasurer-top-up-rewards", "--collateral-amount", "2"), ("treasurer-claim-rewards",)):
+            assert "no treasurer pays" in shell(words[0], "-r", name, *words[1:], wallet="owner", code=2)
+        assert "treasurer" not in shell.json("json-dump-run", "-r", name)
+    wrong = str(default_index("somebody else's"))
+    said = shell("set-paused", "-r", name, "--treasurer-index", wrong, wallet="owner" if first else "member", code=2)
+    assert "leave --treasurer-index out" in said
+    assert held(shell, vault) == 0
+
+
+def test_a_run_that_names_anothers_treasurer_is_paid_by_nobody(shell: Shell) -> None:
+    """Anybody can make a run whose instance names the treasurer's run of somebody else as its owner."""
+    mint = a_token(shell, holder="owner", amount=10_000_000)
+    a_paid_run(shell, "honest", mint, "1")
+    paying = shell.json("json-dump-run", "-r", "honest")["main_authority"]
+    at = shell.json("create-run", "-r", "copycat", wallet="squatter")["instance"]
+    account = shell.portal.call(shell.chain.account, at)
+    assert account is not None
+    data = bytes(account.data)[:16] + bytes(Pubkey.from_string(paying)) + bytes(account.data)[48:]
+    shell.portal.call(shell.chain.set_account, at, Account(account.lamports, data, account.owner))
+    for words in (("treasurer-top-up-rewards", "--collateral-amount", "1"), ("treasurer-claim-rewards",)):
+        assert "pays another run" in shell(words[0], "-r", "copycat", *words[1:], wallet="owner", code=1)
+    assert "pays another run" in shell("json-dump-run", "-r", "copycat", code=1)
+    assert shell.json("json-dump-run", "-r", "honest")["treasurer"]["held"] == 1_000_000
+
+
+def test_a_pool_of_somebody_else_gets_no_deposit(shell: Shell) -> None:
+    mint = a_token(shell, holder="member", amount=5_000_000)
+    pool = "mining-pool"
+    shell(pool, "create", "--index", "9", "--mint", mint, wallet="squatter")
+    shell(pool, "update", "--index", "9", "--cap", "4", "--lender-cap", "4", wallet="squatter")
+    words = ("--index", "9", "--authority", str(shell.wallet("owner").pubkey), "--amount", "1")
+    assert "nothing was deposited" in shell(pool, "deposit", *words, wallet="member", code=2)
+    assert units(shell, "member", mint) == 5_000_000
+
+
+def test_a_run_of_another_owner_than_the_one_named_is_refused(shell: Shell) -> None:
+    """A name belongs to whoever took it first. Owned by a wallet, or for one by the treasurer."""
+    owner, squatter = (("--owner", str(shell.wallet(name).pubkey)) for name in ("owner", "squatter"))
+    mint = a_token(shell, holder="owner", amount=10_000_000)
+    shell("create-run", "-r", "mine", wallet="owner")
+    a_paid_run(shell, "mine and paid", mint, "1")
+    for name in ("mine", "mine and paid"):
+        assert shell.json("json-dump-run", "-r", name, *owner)["run_id"] == name
+        for words in (("json-dump-run",), ("can-join", "--address", str(shell.wallet("member").pubkey))):
+            said = shell(words[0], "-r", name, *words[1:], *squatter, code=1)
+            assert f"belongs to {shell.wallet('owner').pubkey}" in said
+
+
 def test_a_mining_pool(shell: Shell) -> None:
     mint, prize = a_token(shell, holder="member", amount=5_000_000), a_token(shell, holder="owner", amount=900)
     pool = "mining-pool"
+    ours = ("--authority", str(shell.wallet("owner").pubkey))
     shell(pool, "create", "--index", "7", "--mint", mint, wallet="owner")
-    assert "OverCap" in shell(pool, "deposit", "--index", "7", "--amount", "1", wallet="member", code=1)
+    assert "OverCap" in shell(pool, "deposit", "--index", "7", *ours, "--amount", "1", wallet="member", code=1)
     shell(pool, "update", "--index", "7", "--cap", "4", "--lender-cap", "4", wallet="owner")
-    shell(pool, "deposit", "--index", "7", "--amount", "3", wallet="member")
+    shell(pool, "deposit", "--index", "7", *ours, "--amount", "3", wallet="member")
     assert units(shell, "member", mint) == 2_000_000
     shell(pool, "extract", "--index", "7", "--amount", "1", wallet="owner")
     assert units(shell, "owner", mint) == 1_000_000
@@ -463,6 +579,21 @@ def test_a_run_of_the_other_implementation_can_be_looked_at(shell: Shell) -> Non
     dump = shell.json("json-dump-run", "-r", "consilience-40b", "--program", "reference")
     assert (dump["nonce"], dump["run_state"], dump["account"]) == (777, "RoundTrain", str(big))
     assert "has no run 'other'" in shell("json-dump-run", "-r", "other", "--program", "reference", code=1)
+
+
+def test_a_members_address_is_deleted_for_its_rent(shell: Shell, run: str) -> None:
+    member = shell.wallet("member")
+    instance, _ = instance_address(run)
+    writing = address_record.publication(member.pubkey, instance, p2p=b"p" * 32, address=b"here", made=False)
+
+    async def write() -> None:
+        async with Rpc([Endpoint.parse(shell.chain.rpc_url)]) as rpc:
+            for instructions in writing:
+                await Sender(rpc, member).send(*instructions, timeout=20)
+
+    shell.portal.call(write)
+    assert "lamports came back" in shell("close-address", "-r", run, wallet="member")
+    assert "there is no address" in shell("close-address", "-r", run, wallet="member", code=2)
 
 
 def test_wallets_are_made_and_filled(shell: Shell, tmp_path: Path) -> None:

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
 
 from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.layouts.coordinator_accounts import (
     ACCOUNT_BYTES,
-    FIRST_ACCOUNT_BYTES,
     HEADER_BYTES,
+    OLD_ACCOUNT_BYTES,
     CoordinatorAccount,
     RunInstance,
     RunMetadata,
 )
 from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import AUTHORIZER_ID, CoordinatorSvm, member, open_authorization, wallet
+from psyche_backend_solana.svm.chain import (
+    AUTHORIZER_ID,
+    NOT_SIGNED,
+    CoordinatorSvm,
+    member,
+    open_authorization,
+    transport_key,
+    wallet,
+)
 from psyche_core.coordinator import apply, commands, image
-from psyche_core.coordinator.state import CoordinatorState, Progress
+from psyche_core.coordinator.state import Progress
 from psyche_core.errors import WireError
 from psyche_core.types import RunState, WitnessStatement
+from psyche_core.wire.messages import sign_commitment
 
 CONFIG = runs.config(Random(1), 2, init_min_clients=2, min_clients=1)
 MODEL = runs.model(Random(1), checkpoint={"Hub": {"repo_id": "owner/model"}})
@@ -45,7 +56,7 @@ def made() -> CoordinatorSvm:
 @pytest.fixture
 def chain(made: CoordinatorSvm) -> CoordinatorSvm:
     """A run that waits for members."""
-    state = CoordinatorState(run_id=made.run_id, config=CONFIG, model=MODEL, run_state=RunState.WaitingForMembers)
+    state = replace(made.fresh(CONFIG, MODEL), run_state=RunState.WaitingForMembers)
     made.begin(state)
     made.put(made.authorization, open_authorization(made.owner.pubkey()), owner=AUTHORIZER_ID)
     made.at(1_700_000_000, 5)
@@ -61,8 +72,9 @@ def owners(chain: CoordinatorSvm, authority: Pubkey) -> dict[str, Instruction]:
         "update": layout.update(run, layout.Update(metadata=RunMetadata("a")), authority=authority),
         "rates": layout.set_future_epoch_rates(run, authority=authority, earning_total_shared=1),
         "paused": layout.set_paused(run, authority=authority, paused=True),
-        "migrate": layout.migrate(run, authority=authority),
         "expel": layout.expel(run, authority=authority, user=wallet(0).pubkey()),
+        "back": layout.back(run, authority=authority, units=1),
+        "settle": layout.settle(run, authority=authority, signer=bytes(wallet(0).pubkey())),
     }
 
 
@@ -70,13 +82,14 @@ def members(chain: CoordinatorSvm, user: Pubkey) -> dict[str, Instruction]:
     """Every instruction of members."""
     run = chain.run
     return {
-        "join": layout.join(run, user=user, authorization=chain.authorization, p2p=bytes(32)),
+        "join": layout.join(run, user=user, authorization=chain.authorization, p2p=bytes(32), proof=bytes(64)),
         "withdraw": layout.withdraw(run, user=user),
         "tick": layout.tick(run, user=user),
         "witness": layout.witness(run, STATEMENT, user=user),
         "warmup_witness": layout.warmup_witness(run, user=user, epoch=0, index=0, model_digest=bytes(32)),
         "health_check": layout.health_check(run, user=user, slots=(0,)),
         "checkpoint": layout.checkpoint(run, None, user=user),
+        "epoch_digest": layout.epoch_digest(run, user=user, epoch=0, index=0, digest=b"d" * 32),
         "equivocation": layout.equivocation(run, PROOF, user=user),
     }
 
@@ -87,8 +100,8 @@ def every(chain: CoordinatorSvm) -> dict[str, tuple[Instruction, Keypair]]:
     return by_owner | {name: (made, wallet(0)) for name, made in members(chain, wallet(0).pubkey()).items()}
 
 
-OWNERS = ("free", "stage", "update", "rates", "paused", "migrate", "expel")
-MEMBERS = ("join", "withdraw", "tick", "witness", "warmup_witness", "health_check", "checkpoint", "equivocation")
+OWNERS = ("free", "stage", "update", "rates", "paused", "expel", "back", "settle")
+MEMBERS = ("join", "withdraw", "tick", "witness", "warmup_witness", "health_check", "checkpoint", "equivocation", "epoch_digest")
 WITH_INSTANCE = (*OWNERS, "join")
 EVERY = (*OWNERS, *MEMBERS)
 
@@ -116,9 +129,19 @@ def refused(chain: CoordinatorSvm, given: Instruction, *signers: Keypair) -> str
     return answer.refusal
 
 
-def version_1(chain: CoordinatorSvm) -> bytes:
-    data = chain.data()
-    return data[:8] + (1).to_bytes(4, "little") + data[12:FIRST_ACCOUNT_BYTES]
+def joined(chain: CoordinatorSvm) -> str | None:
+    """The refusal of the first wallet's join."""
+    user = wallet(0).pubkey()
+    return chain.send(
+        layout.proved_join(chain.run, user=user, authorization=chain.authorization, key=transport_key(0)), wallet(0)
+    ).refusal
+
+
+def old(chain: CoordinatorSvm, version: int, *, run_state: RunState = RunState.Paused) -> bytes:
+    """The account as an older version had it, as far as anything is known of it: its header, and what its image begins with."""
+    header = chain.data()[:8] + version.to_bytes(4, "little") + chain.data()[12:HEADER_BYTES]
+    begun = b"PsycheSt" + bytes(112) + bytes([run_state])
+    return (header + begun).ljust(OLD_ACCOUNT_BYTES[version], b"\0")
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -129,8 +152,6 @@ def test_who_commands_signs(chain: CoordinatorSvm, name: str) -> None:
 
 @pytest.mark.parametrize("name", OWNERS)
 def test_the_owner_is_the_main_authority(chain: CoordinatorSvm, name: str) -> None:
-    if name == "migrate":
-        chain.put(chain.run.account, version_1(chain))
     assert refused(chain, owners(chain, THIEF.pubkey())[name], THIEF) == "NotAuthority"
 
 
@@ -149,7 +170,7 @@ def test_the_account_is_the_programs(chain: CoordinatorSvm, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("size", [0, 11, FIRST_ACCOUNT_BYTES - 1, ACCOUNT_BYTES - 1, ACCOUNT_BYTES + 1])
+@pytest.mark.parametrize("size", [0, 11, 100_000, ACCOUNT_BYTES - 1, ACCOUNT_BYTES + 1])
 def test_the_account_has_its_size(chain: CoordinatorSvm, name: str, size: int) -> None:
     given, key = every(chain)[name]
     chain.put(chain.run.account, chain.data().ljust(size, b"\0")[:size])
@@ -164,18 +185,11 @@ def test_the_account_has_its_magic(chain: CoordinatorSvm, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("version", [0, 1, 3])
+@pytest.mark.parametrize("version", [0, 1, 2, 4])
 def test_the_account_has_its_version(chain: CoordinatorSvm, name: str, version: int) -> None:
     given, key = every(chain)[name]
     chain.put(chain.run.account, chain.data()[:8] + version.to_bytes(4, "little") + chain.data()[12:])
     assert refused(chain, given, key) == "WrongVersion"
-
-
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "migrate"])
-def test_an_account_of_version_1_is_to_be_migrated_first(chain: CoordinatorSvm, name: str) -> None:
-    given, key = every(chain)[name]
-    chain.put(chain.run.account, version_1(chain))
-    assert refused(chain, given, key) == "WrongSize"
 
 
 def forged(chain: CoordinatorSvm, change: Callable[[bytearray], None]) -> Pubkey:
@@ -228,7 +242,7 @@ def test_the_account_belongs_to_the_instance(chain: CoordinatorSvm, name: str) -
     """Neither another run's account with this instance, nor one that only says that it is this instance's."""
     given, key = every(chain)[name]
     twin = Keypair.from_seed(b"h" * 32).pubkey()
-    data = version_1(chain) if name == "migrate" else chain.data()
+    data = chain.data()
     chain.put(twin, data)
     assert refused(chain, changed(given, place_of(given, chain.run.account), pubkey=twin), key) == "WrongAddress"
     chain.put(chain.run.account, data[:24] + bytes(THIEF.pubkey()) + data[56:])
@@ -258,7 +272,8 @@ def test_data_that_ends_early(chain: CoordinatorSvm, name: str) -> None:
 
 
 def test_an_unknown_instruction(chain: CoordinatorSvm) -> None:
-    assert refused(chain, Instruction(layout.PROGRAM_ID, bytes([16]), []), THIEF) == "BadInstruction"
+    for number in (14, 19):
+        assert refused(chain, Instruction(layout.PROGRAM_ID, bytes([number]), []), THIEF) == "BadInstruction"
 
 
 @pytest.mark.parametrize(
@@ -278,22 +293,50 @@ def test_joining_needs_an_authorization(
     chain: CoordinatorSvm, content: Callable[[Pubkey], bytes], owner: Pubkey, refusal: str | None
 ) -> None:
     chain.put(chain.authorization, content(chain.owner.pubkey()), owner=owner)
-    assert refused(chain, members(chain, wallet(0).pubkey())["join"], wallet(0)) == refusal
+    assert joined(chain) == refusal
+
+
+def test_a_transport_key_belongs_to_who_proves_it(chain: CoordinatorSvm) -> None:
+    """In this run, for this signer, in the instruction just before; and to one member only."""
+    run, user = chain.run, wallet(0).pubkey()
+    verified, join = layout.proved_join(run, user=user, authorization=chain.authorization, key=transport_key(0))
+    between = transfer(TransferParams(from_pubkey=user, to_pubkey=user, lamports=1))
+    sends: list[list[Instruction]] = [[join], [join, verified], [verified, between, join]]
+    elsewhere = replace(run, account=THIEF.pubkey())
+    for other in (
+        layout.proved_join(elsewhere, user=user, authorization=chain.authorization, key=transport_key(0))[0],
+        layout.proved_join(run, user=wallet(1).pubkey(), authorization=chain.authorization, key=transport_key(0))[0],
+        layout.proved_join(run, user=user, authorization=chain.authorization, key=transport_key(1))[0],
+        layout.commitments_verified(
+            run, p2p=member(0).p2p, signed=((bytes(user), sign_commitment(transport_key(0), chain.instance, bytes(user))),)
+        ),
+    ):
+        sends.append([other, join])
+    for instructions in sends:
+        before = chain.data()
+        assert chain.send(instructions, wallet(0)).refusal == "InvalidProof"
+        assert chain.data() == before
+    false = layout.join_verified(run, user=user, p2p=member(0).p2p, proof=bytes(64))
+    assert chain.send([false, join], wallet(0)).refusal == NOT_SIGNED
+    fake = [verified, changed(join, 4, pubkey=THIEF.pubkey())]
+    assert chain.send(fake, wallet(0)).refusal == "WrongAddress"
+    assert joined(chain) is None
+    stolen = layout.proved_join(run, user=wallet(1).pubkey(), authorization=chain.authorization, key=transport_key(0))
+    assert chain.send(stolen, wallet(1)).refusal == "TransportKeyTaken"
 
 
 @pytest.mark.parametrize("who", ["owner", "join authority"])
 def test_s5_a_member_whose_right_was_taken_back_is_sent_away(chain: CoordinatorSvm, who: str) -> None:
     """By the owner of the run or by who says who may join, in whose name it is made no difference: it has withdrawn."""
-    join = members(chain, wallet(0).pubkey())["join"]
-    assert refused(chain, join, wallet(0)) is None
-    joined = chain.account.state
-    assert joined is not None
+    assert joined(chain) is None
+    waiting = chain.account.state
+    assert waiting is not None
     instance = bytes(chain.svm.get_account(chain.run.instance).data)
     chain.put(chain.run.instance, instance[:48] + bytes(THIEF.pubkey()) + instance[80:])
     authority = {"owner": chain.owner, "join authority": THIEF}[who]
     expel = layout.expel(chain.run, authority=authority.pubkey(), user=wallet(0).pubkey())
     assert refused(chain, expel, authority) is None
-    after, _ = apply(joined, commands.Withdraw(joined.pending[0]), 1_700_000_000, 0)
+    after, _ = apply(waiting, commands.Withdraw(waiting.pending[0]), 1_700_000_000, 0)
     assert chain.account.state == after
     assert refused(chain, expel, authority) == "InvalidWithdraw"
     bystander = layout.expel(chain.run, authority=wallet(1).pubkey(), user=wallet(0).pubkey())
@@ -304,7 +347,7 @@ def test_s5_a_member_whose_right_was_taken_back_is_sent_away(chain: CoordinatorS
 def test_before_the_first_update_there_is_no_run(chain: CoordinatorSvm) -> None:
     chain.begin()
     for name, (given, key) in every(chain).items():
-        if name in (*MEMBERS, "rates", "paused", "expel"):
+        if name in (*MEMBERS, "rates", "paused", "expel", "settle"):
             assert refused(chain, given, key) == "Halted", name
     only_progress = layout.update(chain.run, layout.Update(progress=Progress()), authority=chain.owner.pubkey())
     assert refused(chain, only_progress, chain.owner) == "ConfigSanityCheckFailed"
@@ -315,25 +358,31 @@ def test_before_the_first_update_there_is_no_run(chain: CoordinatorSvm) -> None:
 
 def test_init_wants_a_new_account(chain: CoordinatorSvm) -> None:
     run_id = "a run that is new"
-    run = layout.Run(layout.instance_address(run_id)[0], Keypair.from_seed(b"n" * 32).pubkey())
+    key = Keypair.from_seed(b"n" * 32)
+    run = layout.Run(layout.instance_address(run_id)[0], key.pubkey())
     owner = chain.owner.pubkey()
     given = layout.init(run, payer=owner, run_id=run_id, main_authority=owner, join_authority=owner)
     for place in (0, 8, ACCOUNT_BYTES // 2, ACCOUNT_BYTES - 1):
         chain.put(run.account, bytes(place) + b"\1" + bytes(ACCOUNT_BYTES - place - 1))
-        assert chain.send([given], chain.owner).refusal == "AlreadyExists"
+        assert chain.send([given], chain.owner, key).refusal == "AlreadyExists"
     chain.put(run.account, bytes(ACCOUNT_BYTES - 1))
-    assert chain.send([given], chain.owner).refusal == "WrongSize"
+    assert chain.send([given], chain.owner, key).refusal == "WrongSize"
     chain.put(run.account, bytes(ACCOUNT_BYTES), owner=AUTHORIZER_ID)
-    assert chain.send([given], chain.owner).refusal == "WrongOwner"
+    assert chain.send([given], chain.owner, key).refusal == "WrongOwner"
     chain.put(run.account, bytes(ACCOUNT_BYTES))
-    assert chain.send([changed(given, 1, pubkey=THIEF.pubkey())], chain.owner).refusal == "WrongAddress"
-    assert chain.send([changed(given, 2, is_writable=False)], chain.owner).refusal == "NotWritable"
-    assert chain.send([changed(given, 0, is_signer=False)], THIEF).refusal == "MissingSigner"
-    assert chain.send([changed(given, 3, pubkey=THIEF.pubkey())], chain.owner).refusal == "WrongAddress"
+    assert chain.send([changed(given, 1, pubkey=THIEF.pubkey())], chain.owner, key).refusal == "WrongAddress"
+    assert chain.send([changed(given, 2, is_writable=False)], chain.owner, key).refusal == "NotWritable"
+    assert chain.send([changed(given, 0, is_signer=False)], THIEF, key).refusal == "MissingSigner"
+    assert chain.send([changed(given, 3, pubkey=THIEF.pubkey())], chain.owner, key).refusal == "WrongAddress"
+    assert chain.send([changed(given, 2, is_signer=False)], chain.owner).refusal == "MissingSigner", (
+        "nobody makes a run of another's account"
+    )
     for data in (b"\0\0" + given.data[2:], b"\0\1" + given.data[2:], b"\0\40" + given.data[2:], b"\0\41" + given.data[2:]):
-        assert chain.send([Instruction(given.program_id, bytes(data), given.accounts)], chain.owner).refusal == "BadInstruction"
-    assert chain.send([given], chain.owner).refusal is None
-    assert chain.send([given], chain.owner).refusal == "AlreadyExists"
+        assert (
+            chain.send([Instruction(given.program_id, bytes(data), given.accounts)], chain.owner, key).refusal == "BadInstruction"
+        )
+    assert chain.send([given], chain.owner, key).refusal is None
+    assert chain.send([given], chain.owner, key).refusal == "AlreadyExists"
     found = chain.svm.get_account(run.instance)
     assert found is not None
     assert RunInstance.parse(bytes(found.data)) == RunInstance(
@@ -360,25 +409,34 @@ def test_a_halted_run_is_freed(chain: CoordinatorSvm) -> None:
     chain.put(chain.run.instance, bytes(instance.data))
 
 
-def test_migration_keeps_the_state(chain: CoordinatorSvm) -> None:
-    given = owners(chain, chain.owner.pubkey())["migrate"]
-    assert refused(chain, given, chain.owner) == "AlreadyExists"
-    old = chain.account
-    dirty = bytearray(version_1(chain))
-    dirty[512:HEADER_BYTES] = b"\7" * (HEADER_BYTES - 512)
-    chain.put(chain.run.account, bytes(dirty))
-    assert refused(chain, changed(given, 0, is_writable=False), THIEF, chain.owner) == "NotWritable"
-    assert refused(chain, changed(given, 3, pubkey=THIEF.pubkey()), chain.owner) == "WrongAddress"
-    assert CoordinatorAccount.parse(chain.data()).version == 1
-    paid = chain.svm.get_balance(chain.owner.pubkey()) or 0
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_run_of_an_older_version_is_only_freed(chain: CoordinatorSvm, version: int) -> None:
+    given = owners(chain, chain.owner.pubkey())["free"]
+    content = old(chain, version)
+    for name, (other, key) in every(chain).items():
+        chain.put(chain.run.account, content)
+        if name != "free":
+            assert refused(chain, other, key) == "WrongSize", name
+    assert refused(chain, owners(chain, THIEF.pubkey())["free"], THIEF) == "NotAuthority"
+    assert refused(chain, changed(given, 0, is_signer=False), THIEF) == "MissingSigner"
+    assert refused(chain, changed(given, 3, is_writable=False), chain.owner) == "NotWritable"
+    for run_state in RunState:
+        chain.put(chain.run.account, old(chain, version, run_state=run_state))
+        if not run_state.halted:
+            assert refused(chain, given, chain.owner) == "InvalidRunState"
+    for place, byte, refusal in ((0, 1, "WrongKind"), (8, 3, "WrongVersion"), (24, 1, "WrongAddress")):
+        wrong = bytearray(content)
+        wrong[place] = byte
+        chain.put(chain.run.account, bytes(wrong))
+        assert refused(chain, given, chain.owner) == refusal
+    chain.put(chain.run.account, content, owner=AUTHORIZER_ID)
+    assert refused(chain, given, chain.owner) == "WrongOwner"
+    chain.put(chain.run.account, content)
+    instance = chain.svm.get_account(chain.run.instance)
+    assert instance is not None
     assert chain.send([given], chain.owner).refusal is None
-    new = chain.account
-    assert (new.version, new.nonce, new.image) == (2, old.nonce + 1, old.image)
-    assert len(chain.data()) == ACCOUNT_BYTES
-    assert not any(chain.data()[512:HEADER_BYTES])
-    rent = chain.svm.minimum_balance_for_rent_exemption
-    assert chain.svm.get_balance(chain.run.account) == rent(ACCOUNT_BYTES)
-    assert paid - (chain.svm.get_balance(chain.owner.pubkey()) or 0) >= rent(ACCOUNT_BYTES) - rent(FIRST_ACCOUNT_BYTES)
+    assert not chain.svm.get_balance(chain.run.account)
+    chain.put(chain.run.instance, bytes(instance.data))
 
 
 def test_staging_ends_where_it_ends(chain: CoordinatorSvm) -> None:
@@ -394,7 +452,7 @@ def test_staging_ends_where_it_ends(chain: CoordinatorSvm) -> None:
 
 def test_every_command_counts(chain: CoordinatorSvm) -> None:
     nonce = chain.account.nonce
-    assert chain.do(commands.Join(member(0)), chain.account.state).refusal is None  # type: ignore[arg-type]
+    assert joined(chain) is None
     assert chain.account.nonce == nonce + 1
     assert chain.do(commands.Resume(), chain.account.state).refusal == "CannotResume"  # type: ignore[arg-type]
     assert chain.account.nonce == nonce + 1
@@ -418,7 +476,7 @@ def test_configuration_that_no_image_holds(chain: CoordinatorSvm) -> None:
     assert chain.do(commands.Pause(), chain.account.state).refusal is None  # type: ignore[arg-type]
     given = layout.update(chain.run, layout.Update(config=CONFIG), authority=chain.owner.pubkey())
     at = 2 - 128  # of the image's byte 128
-    for place, byte in ((196, 1), (200, 17), (204, 1), (208, 1), (719, 1)):
+    for place, byte in ((196, 2), (197, 1), (200, 17), (204, 1), (208, 1), (719, 1)):
         data = bytearray(given.data)
         data[at + place] = byte
         assert refused(chain, Instruction(given.program_id, bytes(data), given.accounts), chain.owner) == "BadInstruction", place
@@ -441,7 +499,7 @@ def test_configuration_that_no_image_holds(chain: CoordinatorSvm) -> None:
 def test_a_location_is_a_text(chain: CoordinatorSvm, text: bytes) -> None:
     """Or nobody could read the image any more."""
     config = CONFIG.model_copy(update={"checkpointers": (member(0).signer.hex(),)})
-    state = CoordinatorState(run_id=chain.run_id, config=config, model=MODEL, run_state=RunState.WaitingForMembers)
+    state = replace(chain.fresh(config, MODEL), run_state=RunState.WaitingForMembers)
     chain.begin(state)
     given = layout.checkpoint(chain.run, {"Hub": {"repo_id": "€", "revision": "𝄞"}}, user=wallet(0).pubkey())
     data = bytearray(given.data)
@@ -462,12 +520,14 @@ def test_padding_of_a_statement(chain: CoordinatorSvm) -> None:
 
 
 def test_extras_are_in_the_log(chain: CoordinatorSvm) -> None:
-    given = layout.join(chain.run, user=wallet(0).pubkey(), authorization=chain.authorization, p2p=bytes(32), address=b"here")
-    answer = chain.send([given], wallet(0))
+    verified, given = layout.proved_join(
+        chain.run, user=wallet(0).pubkey(), authorization=chain.authorization, key=transport_key(0), address=b"here"
+    )
+    answer = chain.send([verified, given], wallet(0))
     assert answer.refusal is None
     assert any(line.startswith("Program data: am9pbg==") for line in answer.logs)  # "join"
     long = bytearray(given.data)
-    long[33:35] = (513).to_bytes(2, "little")
+    long[97:99] = (513).to_bytes(2, "little")
     over = Instruction(given.program_id, bytes(long) + bytes(600), given.accounts)
     assert refused(chain, over, wallet(0)) == "TooLong"
 
@@ -478,6 +538,6 @@ def test_foreign_accounts_are_not_read() -> None:
     with pytest.raises(WireError, match="begin with"):
         CoordinatorAccount.parse(bytes(ACCOUNT_BYTES))
     with pytest.raises(WireError, match="version 3"):
-        CoordinatorAccount.parse(b"PsycheCo\3".ljust(ACCOUNT_BYTES, b"\0"))
+        CoordinatorAccount.parse(b"PsycheCo\2".ljust(ACCOUNT_BYTES, b"\0"))
     with pytest.raises(WireError, match="256"):
         RunInstance.parse(bytes(255))

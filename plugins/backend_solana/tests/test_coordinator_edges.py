@@ -23,8 +23,8 @@ def chain() -> CoordinatorSvm:
 
 
 @pytest.fixture
-def largest() -> Largest:
-    return Largest(torn=True, percent=0)
+def largest(chain: CoordinatorSvm) -> Largest:
+    return Largest(torn=True, percent=0, instance=chain.instance)
 
 
 def check(chain: CoordinatorSvm, state: CoordinatorState, command: commands.Command) -> str | None:
@@ -110,7 +110,7 @@ def test_portions_of_many_rounds(chain: CoordinatorSvm, largest: Largest, rounds
 @pytest.mark.parametrize("ramp", [0, 1, 4, 100, 2**64 - 1])
 @pytest.mark.parametrize(("start", "end"), [(1, 3), (1, 65535), (65535, 65535)])
 def test_batch_sizes(chain: CoordinatorSvm, first: int, ramp: int, start: int, end: int) -> None:
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     keys = {"global_batch_size_start": start, "global_batch_size_end": end, "global_batch_size_warmup_tokens": ramp}
     llm = largest.state.model.LLM.model_copy(update={"max_seq_len": 1 if first < 2**32 else 2**32 - 1})
     state = replace(
@@ -128,7 +128,7 @@ def test_batch_sizes(chain: CoordinatorSvm, first: int, ramp: int, start: int, e
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_round_takes_from_the_queue(chain: CoordinatorSvm, intervals: int, size: int) -> None:
     """More, as much as, and less than a round wants; and joined with fresh samples where they meet."""
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     queue = tuple(BatchId(10 * place, 10 * place + size - 1) for place in range(intervals))
     for wanted in (1, 2, 510 * size, 511 * size, 512 * size, 512 * size + 1):
         for gap in (0, 1):
@@ -179,7 +179,7 @@ def test_samples_return_to_a_queue(chain: CoordinatorSvm, largest: Largest, spar
     ],
 )
 def test_configuration(chain: CoordinatorSvm, keys: dict[str, Any], refusal: str | None) -> None:
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     config = largest.state.config.model_copy(update=keys)
     paused = replace(largest.state, run_state=RunState.Paused)
     assert check(chain, paused, commands.UpdateConfig(config=config)) == refusal
@@ -187,7 +187,7 @@ def test_configuration(chain: CoordinatorSvm, keys: dict[str, Any], refusal: str
 
 @pytest.mark.parametrize(("steps", "refusal"), [(19_999, None), (20_000, "ConfigSanityCheckFailed")])
 def test_a_cold_start_fits_an_epoch(chain: CoordinatorSvm, steps: int, refusal: str | None) -> None:
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     llm = largest.state.model.LLM.model_copy(update={"cold_start_warmup_steps": steps})
     command = commands.UpdateConfig(model=largest.state.model.model_copy(update={"LLM": llm}))
     assert check(chain, replace(largest.state, run_state=RunState.Paused), command) == refusal
@@ -204,7 +204,7 @@ def test_a_cold_start_fits_an_epoch(chain: CoordinatorSvm, steps: int, refusal: 
     ],
 )
 def test_progress(chain: CoordinatorSvm, progress: Progress, refusal: str | None) -> None:
-    paused = replace(Largest(torn=True, percent=0).state, run_state=RunState.Paused)
+    paused = replace(Largest(torn=True, percent=0, instance=chain.instance).state, run_state=RunState.Paused)
     assert check(chain, paused, commands.UpdateConfig(progress=progress)) == refusal
 
 
@@ -212,27 +212,26 @@ def test_progress(chain: CoordinatorSvm, progress: Progress, refusal: str | None
 @pytest.mark.parametrize("phase", [RunState.WaitingForMembers, RunState.RoundTrain, RunState.RoundWitness, RunState.Cooldown])
 def test_what_is_due(chain: CoordinatorSvm, phase: RunState, late: int) -> None:
     """One second early, in time, one late; and at no time at once."""
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     state = largest.playing(3, phase)
     config = state.config
-    waits = (
-        config.waiting_for_members_extra_time,
-        0,
-        0,
-        config.max_round_train_time,
-        config.round_witness_time,
-        config.cooldown_time,
-    )
+    waits = {
+        RunState.WaitingForMembers: config.waiting_for_members_extra_time,
+        RunState.RoundTrain: config.max_round_train_time,
+        RunState.RoundWitness: config.round_witness_time,
+        RunState.Cooldown: config.cooldown_time,
+    }
     since = NOW - waits[phase] + 1 - late
-    assert check(chain, replace(state, since=since, minimum_since=since), commands.Tick()) is None
+    refusal = check(chain, replace(state, since=since, minimum_since=since), commands.Tick())
+    assert refusal == (None if late else "NothingDue")
 
 
 @pytest.mark.parametrize("seconds", [2**64 - 1, 2**63])
 def test_what_is_never_due(chain: CoordinatorSvm, seconds: int) -> None:
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     state = largest.playing(3)
     config = state.config.model_copy(update={"max_round_train_time": seconds, "epoch_time": seconds})
-    assert check(chain, replace(state, config=config), commands.Tick()) is None
+    assert check(chain, replace(state, config=config), commands.Tick()) == "NothingDue"
 
 
 @pytest.mark.parametrize("health", list(ClientState))
@@ -240,7 +239,7 @@ def test_what_is_never_due(chain: CoordinatorSvm, seconds: int) -> None:
 @pytest.mark.parametrize("stays", [True, False])
 def test_where_the_next_members_load_from(chain: CoordinatorSvm, health: ClientState, kind: str, stays: bool) -> None:
     """From peers only where somebody who was healthy to the end is still there."""
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     settings = {"bucket": "b"} if kind.endswith("Gcs") else {"repo_id": "r"}
     llm = largest.state.model.LLM.model_copy(update={"checkpoint": Choice(kind, settings)})
     old = tuple(replace(client, state=ClientState.Dropped) for client in largest.state.epoch.clients[:20])
@@ -256,8 +255,8 @@ def test_where_the_next_members_load_from(chain: CoordinatorSvm, health: ClientS
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_no_time_is_due_at_once(chain: CoordinatorSvm, late: int) -> None:
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     config = largest.state.config.model_copy(update={"warmup_time": 0})
     epoch = replace(largest.state.epoch, ready=tuple(range(200)), unplayed=True)
     state = replace(largest.state, run_state=RunState.Warmup, config=config, epoch=epoch, since=NOW - late)
-    assert check(chain, state, commands.Tick()) is None
+    assert check(chain, state, commands.Tick()) == (None if late else "NothingDue")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
 
 from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.svm.chain import NOT_SIGNED, CoordinatorSvm, commitments, member, transport_key, wallet
@@ -25,7 +26,7 @@ class Trial:
 
     def __init__(self) -> None:
         self.chain = CoordinatorSvm(members=4)
-        self.largest = Largest(torn=False, percent=0)
+        self.largest = Largest(torn=False, percent=0, instance=self.chain.instance)
         self.state: CoordinatorState = self.largest.playing(0)
         command = self.largest.evidence(self.state, 3, SLOT)
         assert isinstance(command, commands.Equivocation)
@@ -34,7 +35,7 @@ class Trial:
         assert signed is not None
         self.signed = signed
         self.key = transport_key(SLOT).public
-        self.verified = layout.signatures_verified(self.chain.run_id, p2p=self.key, signed=signed)
+        self.verified = layout.commitments_verified(self.chain.run, p2p=self.key, signed=signed)
         self.proof = self.of(command)
 
     def of(self, command: commands.Equivocation) -> Instruction:
@@ -60,51 +61,54 @@ def trial() -> Trial:
     return Trial()
 
 
-def tick(trial: Trial) -> Instruction:
-    return layout.tick(trial.chain.run, user=wallet(0).pubkey())
+def between(trial: Trial) -> Instruction:
+    """An instruction of another program."""
+    purse = wallet(0).pubkey()
+    return transfer(TransferParams(from_pubkey=purse, to_pubkey=purse, lamports=1))
 
 
 def test_true_proof_ejects(trial: Trial) -> None:
     assert trial.sent(trial.verified, trial.proof) is None
-    assert trial.sent(tick(trial), trial.verified, trial.proof, tick(trial)) is None
+    assert trial.sent(between(trial), trial.verified, trial.proof, between(trial)) is None
 
 
 def test_proof_is_verified_just_before(trial: Trial) -> None:
     assert trial.sent(trial.proof) == "InvalidEvidence"
     assert trial.sent(trial.proof, trial.verified) == "InvalidEvidence"
-    assert trial.sent(trial.verified, tick(trial), trial.proof) == "InvalidEvidence"
-    assert trial.sent(tick(trial), trial.proof) == "InvalidEvidence"
+    assert trial.sent(trial.verified, between(trial), trial.proof) == "InvalidEvidence"
+    assert trial.sent(between(trial), trial.proof) == "InvalidEvidence"
 
 
 def test_the_accused_signed_it(trial: Trial) -> None:
     """Not somebody else, who can sign what they like."""
     thief = transport_key(7)
     commitment = [commitment for commitment, _ in trial.signed]
-    forged = tuple((item, sign_commitment(thief, trial.chain.run_id, item)) for item in commitment)
+    forged = tuple((item, sign_commitment(thief, trial.chain.instance, item)) for item in commitment)
     results = [
         replace(result, signature=signature)
         for result, (_, signature) in zip((trial.command.first, trial.command.second), forged, strict=True)
     ]
     command = replace(trial.command, first=results[0], second=results[1])
-    other = layout.signatures_verified(trial.chain.run_id, p2p=thief.public, signed=forged)
+    other = layout.commitments_verified(trial.chain.run, p2p=thief.public, signed=forged)
     assert trial.sent(other, trial.of(command)) == "InvalidEvidence"
     assert trial.sent(other, trial.proof) == "InvalidEvidence"
-    pretended = layout.signatures_verified(trial.chain.run_id, p2p=trial.key, signed=forged)
+    pretended = layout.commitments_verified(trial.chain.run, p2p=trial.key, signed=forged)
     assert trial.sent(pretended, trial.of(command)) == NOT_SIGNED
 
 
 def test_both_are_verified(trial: Trial) -> None:
     first, second = trial.signed
-    run_id = trial.chain.run_id
     for signed in ((first,), (second, first), (first, first), (first, second, second), ()):
-        verified = layout.signatures_verified(run_id, p2p=trial.key, signed=signed)
+        verified = layout.commitments_verified(trial.chain.run, p2p=trial.key, signed=signed)
         assert trial.sent(verified, trial.proof) in ("InvalidEvidence", NOT_SIGNED)
 
 
 def test_they_are_about_this_run_and_share(trial: Trial) -> None:
-    for run_id, items in (("another-run", [item for item, _ in trial.signed]), (trial.chain.run_id, [b"\1" * 32, b"\2" * 32])):
-        signed = tuple((item, sign_commitment(transport_key(SLOT), run_id, item)) for item in items)
-        verified = layout.signatures_verified(run_id, p2p=trial.key, signed=signed)
+    """Nor what was signed in a run of the same name that had another account: its instance is another one."""
+    this, another = trial.chain.run, replace(trial.chain.run, account=Pubkey(b"another account ................"))
+    for run, items in ((another, [item for item, _ in trial.signed]), (this, [b"\1" * 32, b"\2" * 32])):
+        signed = tuple((item, sign_commitment(transport_key(SLOT), bytes(run.account), item)) for item in items)
+        verified = layout.commitments_verified(run, p2p=trial.key, signed=signed)
         results = [
             replace(result, signature=signature)
             for result, (_, signature) in zip((trial.command.first, trial.command.second), signed, strict=True)
@@ -117,12 +121,12 @@ def test_one_true_signature_is_not_enough(trial: Trial, place: int) -> None:
     """The other result is one that the accused signed for something else."""
     item = b"\3" * 32
     signed = list(trial.signed)
-    signed[place] = (item, sign_commitment(transport_key(SLOT), trial.chain.run_id, item))
+    signed[place] = (item, sign_commitment(transport_key(SLOT), trial.chain.instance, item))
     results = [
         replace(result, signature=signature)
         for result, (_, signature) in zip((trial.command.first, trial.command.second), signed, strict=True)
     ]
-    verified = layout.signatures_verified(trial.chain.run_id, p2p=trial.key, signed=tuple(signed))
+    verified = layout.commitments_verified(trial.chain.run, p2p=trial.key, signed=tuple(signed))
     assert trial.sent(verified, trial.of(replace(trial.command, first=results[0], second=results[1]))) == "InvalidEvidence"
 
 
@@ -176,11 +180,13 @@ def test_nobody_is_convicted_of_no_share(trial: Trial) -> None:
     signer, epoch = state.epoch.clients[SLOT].id.signer, state.progress.epoch
     results, signed = [], []
     for digest in (b"\1" * 32, b"\2" * 32):
-        item = commitment_hash(state.run_id, epoch=epoch, step=single.step, share=(), trainer=signer, payload_hash=digest)
-        signature = sign_commitment(transport_key(SLOT), trial.chain.run_id, item)
+        item = commitment_hash(
+            state.instance, epoch=epoch, step=single.step, seed=single.seed, share=(), trainer=signer, payload_hash=digest
+        )
+        signature = sign_commitment(transport_key(SLOT), trial.chain.instance, item)
         signed.append((item, signature))
         results.append(commands.SignedResult(digest, signature))
-    verified = layout.signatures_verified(trial.chain.run_id, p2p=trial.key, signed=tuple(signed))
+    verified = layout.commitments_verified(trial.chain.run, p2p=trial.key, signed=tuple(signed))
     proof = trial.of(replace(trial.command, first=results[0], second=results[1]))
     trial.chain.begin(state)
     assert trial.chain.send([verified, proof], wallet(0), units=1_400_000).refusal == "InvalidEvidence"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,11 +17,11 @@ from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.layouts import errors
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount, RunMetadata
 from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import PROGRAM_FILE, CoordinatorSvm, member
-from psyche_core.coordinator import commands, image
+from psyche_backend_solana.svm.chain import PROGRAM_FILE, CoordinatorSvm, member, proved
+from psyche_core.coordinator import image
 from psyche_core.coordinator.errors import NAMES
 from psyche_core.coordinator.image_layout import CONFIG
-from psyche_core.coordinator.state import CoordinatorState, Progress
+from psyche_core.coordinator.state import Progress
 from psyche_core.types import RunState
 
 PLUGIN = PROGRAM_FILE.parent.parent.parent
@@ -46,7 +47,7 @@ def test_the_coordinators_refusals_are_the_programs() -> None:
     assert set(range(len(NAMES))) - {int(place) for place in found.values()} == {NAMES.index("InvalidCommitteeSelection")}
 
 
-@pytest.mark.parametrize(("code", "name"), [(1, "BadInstruction"), (100, "NoActiveRound"), (119, "ProgressSanityCheckFailed")])
+@pytest.mark.parametrize(("code", "name"), [(1, "BadInstruction"), (100, "NoActiveRound"), (121, "ProgressSanityCheckFailed")])
 def test_a_refusal_has_a_name(code: int, name: str) -> None:
     assert errors.coordinator_refusal(code) == name
     assert errors.COORDINATOR_CODES[name] == code
@@ -115,8 +116,10 @@ def test_everything_an_update_can_bring_fits_staging() -> None:
         lambda: layout.update(RUN, layout.Update(metadata=RunMetadata(num_parameters=2**64)), authority=KEY),
         lambda: layout.update(RUN, layout.Update(progress=Progress(step=-1)), authority=KEY),
         lambda: layout.set_future_epoch_rates(RUN, authority=KEY, earning_total_shared=2**64),
-        lambda: layout.join(RUN, user=KEY, authorization=KEY, p2p=b"short"),
-        lambda: layout.join(RUN, user=KEY, authorization=KEY, p2p=bytes(32), address=bytes(513)),
+        lambda: layout.join(RUN, user=KEY, authorization=KEY, p2p=b"short", proof=bytes(64)),
+        lambda: layout.join(RUN, user=KEY, authorization=KEY, p2p=bytes(32), proof=bytes(63)),
+        lambda: layout.epoch_digest(RUN, user=KEY, epoch=0, index=0, digest=bytes(31)),
+        lambda: layout.join(RUN, user=KEY, authorization=KEY, p2p=bytes(32), proof=bytes(64), address=bytes(513)),
         lambda: layout.warmup_witness(RUN, user=KEY, epoch=0, index=2**16, model_digest=bytes(32)),
         lambda: layout.warmup_witness(RUN, user=KEY, epoch=0, index=0, model_digest=bytes(31)),
         lambda: layout.health_check(RUN, user=KEY, slots=(70000,)),
@@ -124,7 +127,7 @@ def test_everything_an_update_can_bring_fits_staging() -> None:
         lambda: layout.checkpoint(RUN, "Nowhere", user=KEY),
         lambda: layout.checkpoint(RUN, {"Hub": {}}, user=KEY),
         lambda: layout.checkpoint(RUN, {"Hub": {"repo_id": "x" * 65}}, user=KEY),
-        lambda: layout.signatures_verified("run", p2p=bytes(32), signed=((bytes(32), bytes(63)),)),
+        lambda: layout.commitments_verified(RUN, p2p=bytes(32), signed=((bytes(32), bytes(63)),)),
     ],
 )
 def test_what_does_not_fit_is_refused(wrong: Any) -> None:
@@ -135,12 +138,12 @@ def test_what_does_not_fit_is_refused(wrong: Any) -> None:
 def test_an_account_is_read_as_it_was_written() -> None:
     chain = CoordinatorSvm(members=2)
     assert chain.account.state is None
-    state = CoordinatorState(chain.run_id, runs.config(Random(1), 2), runs.model(Random(1)), run_state=RunState.WaitingForMembers)
+    state = replace(chain.fresh(runs.config(Random(1), 2), runs.model(Random(1))), run_state=RunState.WaitingForMembers)
     chain.begin(state)
     found = CoordinatorAccount.parse(chain.data())
     assert (found.state, found.instance, found.client_version, found.nonce) == (state, chain.run.instance, "1", 1)
-    assert (len(chain.data()), HEADER_BYTES + image.SIZE) == (ACCOUNT_BYTES, 161_056)
-    assert chain.do(commands.Join(member(0)), state).refusal is None
+    assert (len(chain.data()), HEADER_BYTES + image.SIZE) == (ACCOUNT_BYTES, 184_008)
+    assert chain.do(proved(0, chain.instance), state).refusal is None
     assert chain.account.state is not None
     assert chain.account.state.pending == (member(0),)
 
@@ -149,7 +152,7 @@ def test_offsets_are_the_pages() -> None:
     """The page gives the account's fields by offset; the program's structure is checked when it is compiled."""
     page = Path(__file__).parents[3] / "docs" / "reference" / "solana-programs.md"
     text = page.read_text()
-    for line in ("| 512 | working memory 832", "| 1344 | canonical image", "| 161056 | staging 4096"):
+    for line in ("| 544 | working memory 800", "| 1344 | canonical image", "| 184008 | staging 4096"):
         assert line in text
     for number in layout.Number:
         assert f"| {int(number)} | {number.name} |" in text

@@ -20,6 +20,7 @@ KINDS = {
     "Pause",
     "Resume",
     "SetFutureEpochRates",
+    "Settle",
     "Tick",
     "UpdateConfig",
     "WarmupWitness",

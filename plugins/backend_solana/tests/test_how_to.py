@@ -14,7 +14,7 @@ import pytest
 from psyche_backend_solana.localnet import ChainSettings, LocalChain
 
 REPOSITORY = Path(__file__).parents[3]
-PAGES = ("create-a-run", "join-a-run", "permissioned-runs", "many-machines", "rewards")
+PAGES = ("create-a-run", "join-a-run", "permissioned-runs", "many-machines", "rewards", "own-programs")
 """In the order in which they are read."""
 
 

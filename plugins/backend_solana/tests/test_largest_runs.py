@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from solders.litesvm import FeatureSet, LiteSVM
 
-from psyche_backend_solana.svm.chain import CoordinatorSvm, member
+from psyche_backend_solana.svm.chain import CoordinatorSvm, member, proved
 from psyche_backend_solana.svm.differential import Comparison
 from psyche_backend_solana.svm.largest import Case, Largest, compute_units, measured
 from psyche_backend_solana.svm.random_commands import RandomCommands
@@ -46,7 +46,9 @@ def test_nothing_needs_more_than_a_transaction_has(units: dict[str, dict[str, in
 
 @pytest.mark.parametrize("percent", [1, 50, 99])
 def test_nor_with_any_share_of_verifiers(chain: CoordinatorSvm, percent: int) -> None:
-    used = {case.name: measured(chain, case).units for case in Largest(torn=True, percent=percent).cases()}
+    used = {
+        case.name: measured(chain, case).units for case in Largest(torn=True, percent=percent, instance=chain.instance).cases()
+    }
     assert {name: units for name, units in used.items() if units >= LIMIT} == {}
 
 
@@ -59,7 +61,7 @@ def test_elections_are_drawn_once(units: dict[str, dict[str, int]]) -> None:
 @pytest.mark.parametrize("percent", [0, 10])
 def test_what_was_derived_is_not_believed(chain: CoordinatorSvm, percent: int) -> None:
     """The elections of another round, or of the same one under other seeds, are drawn again."""
-    largest = Largest(torn=False, percent=percent)
+    largest = Largest(torn=False, percent=percent, instance=chain.instance)
     state = largest.playing(0)
     measured(chain, Case("first", state, largest.next_witness(state)))
     memory = chain.memory
@@ -77,7 +79,7 @@ def test_what_was_derived_is_not_believed(chain: CoordinatorSvm, percent: int) -
 @pytest.mark.parametrize(("accounts", "refusal"), [(255, None), (256, None), (257, "AccountsFull")])
 def test_the_last_account(chain: CoordinatorSvm, accounts: int, refusal: str | None) -> None:
     """255 clients without accounts, one more pending, and so many strangers' accounts."""
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     holders = tuple(Account(bytes([7, slot % 256, slot // 256]) + bytes(29)) for slot in range(accounts))
     clients = largest.state.epoch.clients[:255]
     state = replace(
@@ -87,18 +89,18 @@ def test_the_last_account(chain: CoordinatorSvm, accounts: int, refusal: str | N
         pending=largest.state.pending[:100],
         accounts=tuple(sorted(holders, key=lambda account: account.signer)),
     )
-    answer = measured(chain, Case("join", state, commands.Join(member(255))))
+    answer = measured(chain, Case("join", state, proved(255, chain.instance)))
     assert answer.refusal == refusal
 
 
 def test_no_member_more_than_an_epoch_holds(chain: CoordinatorSvm) -> None:
-    state = replace(Largest(torn=False, percent=0).state, run_state=RunState.WaitingForMembers)
-    assert measured(chain, Case("join", state, commands.Join(member(256)))).refusal == "ClientsFull"
+    state = replace(Largest(torn=False, percent=0, instance=chain.instance).state, run_state=RunState.WaitingForMembers)
+    assert measured(chain, Case("join", state, proved(256, chain.instance))).refusal == "ClientsFull"
 
 
 def test_no_statement_more_than_a_round_holds(chain: CoordinatorSvm) -> None:
     """It cannot happen while 32 are elected at most; a state from outside could have it."""
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     state = largest.playing(0)
     current = state.epoch.rounds[-1]
     command = largest.next_witness(state)
@@ -112,7 +114,7 @@ def test_no_statement_more_than_a_round_holds(chain: CoordinatorSvm) -> None:
 @pytest.mark.parametrize("cut", [1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255])
 @pytest.mark.parametrize("percent", [0, 10, 90])
 def test_every_number_of_clients_elects_the_same(chain: CoordinatorSvm, cut: int, percent: int) -> None:
-    largest = Largest(torn=False, percent=percent)
+    largest = Largest(torn=False, percent=percent, instance=chain.instance)
     left = tuple(
         client if slot % 256 < cut else replace(client, state=ClientState.Dropped)
         for slot, client in enumerate(largest.state.epoch.clients)
@@ -146,7 +148,7 @@ def test_a_proof_about_any_stored_share(chain: CoordinatorSvm, percent: int, sam
 
     About an older round every election is asked for; a run drew that round's when it was settled.
     """
-    largest = Largest(torn=True, percent=percent)
+    largest = Largest(torn=True, percent=percent, instance=chain.instance)
     state = largest.playing(0)
     if samples is not None:
         state = fewer_samples(largest, state, samples)
@@ -168,7 +170,7 @@ def test_a_proof_about_any_stored_share(chain: CoordinatorSvm, percent: int, sam
 
 def test_who_trains_is_told_one_by_one_as_well(chain: CoordinatorSvm) -> None:
     """The last position of a verifier, the first of a trainer: asked for alone where an election was not drawn yet."""
-    largest = Largest(torn=False, percent=10)
+    largest = Largest(torn=False, percent=10, instance=chain.instance)
     state = largest.playing(0)
     judged, current = state.epoch.rounds[-2:]
     draw = CommitteeSelection(tie_breaker_nodes=0, witness_nodes=0, verification_percent=10, total_nodes=256, seed=current.seed)
@@ -185,7 +187,7 @@ def test_who_trains_is_told_one_by_one_as_well(chain: CoordinatorSvm) -> None:
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_quorum_and_one_less(chain: CoordinatorSvm, missing: int) -> None:
     """Of 32 witnesses who judge an older share 22 saw it, or 21."""
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     state = largest.playing(32, RunState.Cooldown, drain=True)
     judged, judging = state.epoch.rounds[1:3]
     slot = max(shares(state, judged))
@@ -205,7 +207,7 @@ def test_other_features_of_the_chain_change_nothing(features: FeatureSet) -> Non
     """Those of mainnet today, and those that are to come: rules for a program's memory among them."""
     chain = CoordinatorSvm(members=257, features=features)
     for torn in (False, True):
-        for case in Largest(torn=torn, percent=0).cases():
+        for case in Largest(torn=torn, percent=0, instance=chain.instance).cases():
             measured(chain, case)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,8 +18,11 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from psyche_backend_solana.layouts import coordinator as coordinator_layout
 from psyche_backend_solana.layouts import treasurer
-from psyche_backend_solana.layouts.errors import COMMON
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, STAGING_BYTES
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_VERSION as VERSION
+from psyche_backend_solana.layouts.errors import COMMON, COORDINATOR_CODES
 from psyche_backend_solana.program_chain import (
     ProgramChain,
     Refused,
@@ -30,23 +34,34 @@ from psyche_backend_solana.program_chain import (
 )
 from psyche_backend_solana.programs.addresses import COORDINATOR, SYSTEM, TOKEN, TREASURER
 from psyche_core.coordinator import image
-from psyche_core.coordinator.state import Account
+from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch
 from psyche_core.errors import WireError
 from psyche_core.testing.backend import small_state
-from psyche_core.types import RunState
+from psyche_core.types import NodeIdentity, RunState
 
 CODES = {name: code for code, name in COMMON.items()} | {name: code for code, (name, _) in treasurer.ERRORS.items()}
-HEADER_BYTES = 1344
-STAGING_BYTES = 4096
 
 
-def coordinator_account(points: Mapping[Pubkey, tuple[int, int]], *, run_state: RunState = RunState.Paused) -> bytes:
+def coordinator_account(
+    points: Mapping[Pubkey, tuple[int, int]], instance: Pubkey, *, run_state: RunState = RunState.Paused
+) -> bytes:
     """As the coordinator's program writes it; points: earned and slashed by user."""
     accounts = tuple(
         Account(bytes(user), earned, slashed) for user, (earned, slashed) in sorted(points.items(), key=lambda x: bytes(x[0]))
     )
     state = replace(small_state(), run_state=run_state, accounts=accounts)
-    return struct.pack("<8sI", b"PsycheCo", 2).ljust(HEADER_BYTES, b"\0") + image.encode(state) + bytes(STAGING_BYTES)
+    return coordinator_header(instance) + image.encode(state) + bytes(STAGING_BYTES)
+
+
+def coordinator_header(instance: Pubkey) -> bytes:
+    return struct.pack("<8sI12x32s", b"PsycheCo", VERSION, bytes(instance)).ljust(HEADER_BYTES, b"\0")
+
+
+def instance_account(run_id: str, main_authority: Pubkey, coordinator: Pubkey) -> bytes:
+    """As `init` leaves it."""
+    bump = coordinator_layout.instance_address(run_id)[1]
+    keys = bytes(main_authority) + bytes(main_authority) + bytes(coordinator)
+    return (struct.pack("<8sIB3x", b"PsycheRI", 1, bump) + keys + run_id.encode()).ljust(256, b"\0")
 
 
 def run_account(bump: int, index: int, keys: tuple[Pubkey, ...], *, claimed: int = 0, created: int = 7) -> bytes:
@@ -60,10 +75,10 @@ def run_account(bump: int, index: int, keys: tuple[Pubkey, ...], *, claimed: int
 class World:
     """A paused run that owes alice 100 and slashed 20 of bob's 50, with 1,000 units in its vault; carol earned nothing."""
 
-    chain: ProgramChain = field(default_factory=lambda: ProgramChain(["treasurer"]))
+    chain: ProgramChain = field(default_factory=lambda: ProgramChain(["coordinator", "treasurer"]))
 
     def __post_init__(self) -> None:
-        self.owner, self.alice, self.bob, self.carol, self.payer = (self.chain.user() for _ in range(5))
+        self.owner, self.alice, self.bob, self.carol, self.payer, self.dora = (self.chain.user() for _ in range(6))
         self.users = (self.alice, self.bob, self.carol)
         self.mint = self.chain.mint(10**12)
         self.coordinator = Pubkey.new_unique()
@@ -77,7 +92,10 @@ class World:
         self.purse[self.payer.pubkey()] = self.chain.tokens(self.payer.pubkey(), self.mint, 500)
 
     def run(self, index: int, coordinator: Pubkey, funds: int) -> treasurer.Treasury:
-        made = treasurer.Treasury.of(index, mint=self.mint, instance=Pubkey.new_unique(), coordinator=coordinator)
+        run_id = f"run {index}"
+        instance = coordinator_layout.instance_address(run_id)[0]
+        made = treasurer.Treasury.of(index, mint=self.mint, instance=instance, coordinator=coordinator)
+        self.chain.put(instance, instance_account(run_id, made.run, coordinator), COORDINATOR)
         bump = Pubkey.find_program_address([b"run", index.to_bytes(8, "little")], TREASURER)[1]
         keys = (self.owner.pubkey(), self.owner.pubkey(), made.instance, coordinator, self.mint, made.vault)
         self.chain.put(made.run, run_account(bump, index, keys), TREASURER)
@@ -85,7 +103,18 @@ class World:
         return made
 
     def earn(self, points: Mapping[Pubkey, tuple[int, int]], run_state: RunState = RunState.Paused) -> None:
-        self.chain.put(self.coordinator, coordinator_account(points, run_state=run_state), COORDINATOR)
+        content = coordinator_account(points, self.treasury.instance, run_state=run_state)
+        self.chain.put(self.coordinator, content, COORDINATOR)
+
+    def state(self) -> CoordinatorState:
+        data = bytes(self.chain.account(self.coordinator).data)
+        return image.decode(data[HEADER_BYTES : HEADER_BYTES + image.SIZE])
+
+    def become(self, **fields: Any) -> None:
+        """Changes the coordinator's state as no transaction could."""
+        data = bytes(self.chain.account(self.coordinator).data)
+        changed = image.encode(replace(self.state(), **fields))
+        self.chain.put(self.coordinator, data[:HEADER_BYTES] + changed + data[HEADER_BYTES + image.SIZE :], COORDINATOR)
 
     def send(self, instruction: Instruction, *signers: Keypair) -> None:
         self.chain.send(instruction, signers=signers)
@@ -145,8 +174,11 @@ def refused(world: World, instruction: Instruction, *signers: Keypair) -> int | 
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """Only rehearsed upon: nobody changes it."""
-    return World()
+    """Only rehearsed upon: nobody changes it. Here dora has earned nothing that was not slashed."""
+    made = World()
+    made.earn({made.alice.pubkey(): (100, 0), made.bob.pubkey(): (50, 20), made.dora.pubkey(): (10, 10)})
+    made.send(treasurer.participant_create(made.payer.pubkey(), made.dora.pubkey(), treasury=made.treasury), made.payer)
+    return made
 
 
 @pytest.fixture
@@ -204,7 +236,7 @@ def test_claims_go_on_while_the_run_does(fresh: World) -> None:
 
 
 def test_an_account_without_an_image_owes_nobody(fresh: World) -> None:
-    data = struct.pack("<8sI", b"PsycheCo", 2).ljust(165_152, b"\0")
+    data = coordinator_header(fresh.treasury.instance).ljust(ACCOUNT_BYTES, b"\0")
     fresh.chain.put(fresh.coordinator, data, COORDINATOR)
     assert refused(fresh, fresh.claiming(fresh.alice, 1), fresh.alice) == CODES["OverClaim"]
     assert fresh.withdraw() == 1000
@@ -242,8 +274,57 @@ def test_who_was_settled_need_not_be_shown(fresh: World) -> None:
     fresh.send(top_up, fresh.payer)
     assert fresh.withdraw() == 80, "25 more of bob's were slashed since: the vault keeps them until somebody says so"
     assert fresh.withdraw(fresh.bob) == 25
+
+
+def test_who_was_settled_cannot_close_its_account_before_its_run_is(fresh: World) -> None:
+    """Or the owner would have to make and settle it again, at its own cost, as often as its member likes."""
+    fresh.settle(fresh.bob)
+    closing = treasurer.participant_close(fresh.bob.pubkey(), fresh.payer.pubkey(), run=fresh.treasury.run)
+    assert refused(fresh, closing, fresh.bob) == CODES["StillNeeded"]
+    fresh.chain.put(fresh.treasury.run, b"", SYSTEM)  # as after run_close
+    fresh.send(closing, fresh.bob)
+
+
+def test_a_balance_that_was_paid_out_is_freed(fresh: World) -> None:
+    """Its room is for newcomers; earned and claimed are forgotten together, so nobody is owed more or less, nor paid twice."""
+    alice, bob = fresh.alice.pubkey(), fresh.bob.pubkey()
+    fresh.settle(fresh.bob)
+    for user in (alice, bob, fresh.carol.pubkey()):
+        assert refused(fresh, treasurer.run_release(user, treasury=fresh.treasury), fresh.payer) == CODES["NotPaidOut"]
+    fresh.claim(fresh.alice, 99)
+    assert refused(fresh, treasurer.run_release(alice, treasury=fresh.treasury), fresh.payer) == CODES["NotPaidOut"]
+    fresh.claim(fresh.alice, 1)
+    fresh.claim(fresh.bob, 30)
+    fresh.send(treasurer.run_release(alice, treasury=fresh.treasury), fresh.payer)
+    assert [Pubkey(account.signer) for account in fresh.state().accounts] == [bob]
+    assert (fresh.paid().claimed, fresh.paid().forgiven) == (30, 20)
+    fresh.send(treasurer.run_release(bob, treasury=fresh.treasury), fresh.payer)
+    assert (fresh.state().accounts, fresh.paid().claimed, fresh.paid().forgiven) == ((), 0, 0)
+    assert fresh.withdraw() == 870
+    fresh.earn({alice: (7, 0)})
+    assert refused(fresh, fresh.claiming(fresh.alice, 8), fresh.alice) == CODES["OverClaim"]
     fresh.make_anew(fresh.bob)
-    assert fresh.paid().forgiven == 0
+
+
+def test_who_owes_for_slashed_points_keeps_its_balance(fresh: World) -> None:
+    """Freed, it would be rid of what is taken from it: of 40 points it was paid before, and of 5 it never earned."""
+    for points, claimed in (((50, 40), 50), ((0, 5), 0)):
+        fresh.earn({fresh.bob.pubkey(): (50, 0)})
+        fresh.claim(fresh.bob, claimed)
+        fresh.earn({fresh.bob.pubkey(): points})
+        release = treasurer.run_release(fresh.bob.pubkey(), treasury=fresh.treasury)
+        assert refused(fresh, release, fresh.payer) == CODES["NotPaidOut"]
+
+
+def test_who_may_still_earn_keeps_its_balance(fresh: World) -> None:
+    alice = NodeIdentity(bytes(fresh.alice.pubkey()), b"a" * 32)
+    fresh.claim(fresh.alice, 100)
+    release = treasurer.run_release(fresh.alice.pubkey(), treasury=fresh.treasury)
+    for member in ({"pending": (alice,)}, {"epoch": Epoch(clients=(Client(alice),))}):
+        fresh.become(**member)
+        assert refused(fresh, release, fresh.payer) == COORDINATOR_CODES["InvalidSettlement"]
+    fresh.become(pending=(), epoch=Epoch())
+    fresh.send(release, fresh.payer)
 
 
 def test_as_many_are_settled_as_one_instruction_takes(fresh: World) -> None:
@@ -349,9 +430,8 @@ def test_nothing_is_lost_and_nobody_is_paid_too_much(steps: list[Step]) -> None:
                 earned, slashed = points[world.users[bit].pubkey()]
                 settled[bit] = earned - claimed[bit] - max(max(earned - slashed, 0) - claimed[bit], 0)
         elif kind == "make anew":
-            if not claimed[place]:
+            if not claimed[place] and not settled[place]:
                 world.make_anew(world.users[place])
-                settled[place] = 0
         else:
             source = world.purse[world.payer.pubkey()]
             world.send(treasurer.top_up(world.payer.pubkey(), source, treasury=world.treasury, amount=amount), world.payer)
@@ -373,6 +453,7 @@ def happy(world: World) -> dict[str, tuple[Instruction, list[Keypair]]]:
         "participant_claim": (world.claiming(alice, 10), [alice]),
         "run_withdraw_unused": (world.withdrawing(world.bob), [owner]),
         "run_settle": (world.settling(world.bob), [owner]),
+        "run_release": (treasurer.run_release(world.dora.pubkey(), treasury=world.treasury), [payer]),
         "participant_close": (closing, [world.carol]),
     }
 
@@ -402,6 +483,10 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
     ("top_up", "no participant for a run", lambda w, i: exchanged(i, 2, w.participant(w.alice)), "WrongSize"),
     ("top_up", "its own vault", lambda w, i: exchanged(i, 3, w.other.vault), "WrongAddress"),
     ("top_up", "the token program", lambda w, i: exchanged(i, 4, w.payer.pubkey()), "WrongAddress"),
+    ("top_up", "this run's instance", lambda w, i: exchanged(i, 5, w.other.instance), "OtherRun"),
+    ("top_up", "this run's coordinator", lambda w, i: exchanged(i, 6, w.other.coordinator), "OtherRun"),
+    ("top_up", "coordinator's account is written", lambda _, i: read_only(i, 6), "NotWritable"),
+    ("top_up", "the coordinator", lambda w, i: exchanged(i, 7, w.mint), "WrongAddress"),
     ("top_up", "all data", lambda _, i: with_data(i, bytes(i.data)[:-1]), "BadInstruction"),
     ("top_up", "no more data", lambda _, i: with_data(i, bytes(i.data) + b"\0"), "BadInstruction"),
     ("top_up", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
@@ -456,9 +541,23 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
     ("run_withdraw_unused", "its own vault", lambda w, i: exchanged(i, 3, w.other.vault), "WrongAddress"),
     ("run_withdraw_unused", "this run's coordinator", lambda w, i: exchanged(i, 4, w.other.coordinator), "OtherRun"),
     ("run_withdraw_unused", "the token program", lambda w, i: exchanged(i, 5, w.mint), "WrongAddress"),
-    ("run_withdraw_unused", "a participant shown", lambda w, i: exchanged(i, 6, w.mint), "WrongOwner"),
-    ("run_withdraw_unused", "a participant of this run", lambda w, i: exchanged(i, 6, w.elsewhere(w.bob)), "OtherRun"),
+    ("run_withdraw_unused", "a participant shown", lambda w, i: exchanged(i, 8, w.mint), "WrongOwner"),
+    ("run_withdraw_unused", "a participant of this run", lambda w, i: exchanged(i, 8, w.elsewhere(w.bob)), "OtherRun"),
     ("run_withdraw_unused", "each shown once", lambda w, _: w.withdrawing(w.bob, w.alice, w.bob), "SameAccount"),
+    ("run_withdraw_unused", "coordinator's account is written", lambda _, i: read_only(i, 4), "NotWritable"),
+    ("run_withdraw_unused", "this run's instance", lambda w, i: exchanged(i, 6, w.other.instance), "OtherRun"),
+    ("run_withdraw_unused", "the coordinator", lambda w, i: exchanged(i, 7, w.mint), "WrongAddress"),
+    ("run_release", "run is written", lambda _, i: read_only(i, 0), "NotWritable"),
+    ("run_release", "participant is written", lambda _, i: read_only(i, 1), "NotWritable"),
+    ("run_release", "coordinator's account is written", lambda _, i: read_only(i, 3), "NotWritable"),
+    ("run_release", "a run", lambda w, i: exchanged(i, 0, w.mint), "WrongOwner"),
+    ("run_release", "a participant", lambda w, i: exchanged(i, 1, w.mint), "WrongOwner"),
+    ("run_release", "a participant of this run", lambda w, i: exchanged(i, 1, w.elsewhere(w.alice)), "OtherRun"),
+    ("run_release", "this run's instance", lambda w, i: exchanged(i, 2, w.other.instance), "OtherRun"),
+    ("run_release", "this run's coordinator", lambda w, i: exchanged(i, 3, w.other.coordinator), "OtherRun"),
+    ("run_release", "the coordinator", lambda w, i: exchanged(i, 4, w.mint), "WrongAddress"),
+    ("run_release", "no data", lambda _, i: with_data(i, b"\x09\0"), "BadInstruction"),
+    ("run_release", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
     ("run_withdraw_unused", "no data", lambda _, i: with_data(i, b"\5\0"), "BadInstruction"),
     ("run_settle", "owner signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
     ("run_settle", "the owner", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
@@ -480,13 +579,22 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
     ("participant_close", "not into itself", lambda w, i: exchanged(i, 1, w.participant(w.carol)), "SameAccount"),
     ("participant_close", "no data", lambda _, i: with_data(i, b"\7\0"), "BadInstruction"),
     ("participant_close", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
-    ("participant_close", "a known instruction", lambda _, i: with_data(i, b"\x09"), "BadInstruction"),
+    ("participant_close", "a known instruction", lambda _, i: with_data(i, b"\x0a"), "BadInstruction"),
     ("participant_close", "an instruction", lambda _, i: with_data(i, b""), "BadInstruction"),
 ]
 
 
 @pytest.mark.parametrize(
-    "name", ["top_up", "participant_create", "participant_claim", "run_withdraw_unused", "run_settle", "participant_close"]
+    "name",
+    [
+        "top_up",
+        "participant_create",
+        "participant_claim",
+        "run_withdraw_unused",
+        "run_settle",
+        "run_release",
+        "participant_close",
+    ],
 )
 def test_without_a_change_each_succeeds(world: World, name: str) -> None:
     instruction, signers = happy(world)[name]
@@ -519,7 +627,7 @@ DAMAGES: list[Damage] = [
     ("participant_claim", lambda w: w.coordinator, byte(1344, b"X"), "BadImage"),
     ("participant_claim", lambda w: w.coordinator, byte(1352, b"\1"), "BadImage"),
     ("participant_claim", lambda w: w.coordinator, byte(1356, b"\0"), "BadImage"),
-    ("participant_claim", lambda w: w.coordinator, byte(1344 + 135_128, b"\1\2"), "BadImage"),
+    ("participant_claim", lambda w: w.coordinator, byte(1344 + image.offset("accounts"), b"\1\2"), "BadImage"),
     ("run_withdraw_unused", lambda w: w.coordinator, byte(1344, b"X"), "BadImage"),
     ("run_withdraw_unused", lambda w: w.treasury.run, byte(8, b"\2"), "WrongVersion"),
     ("participant_close", lambda w: w.treasury.run, byte(8, b"\2"), "WrongVersion"),

@@ -21,10 +21,7 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import (
-    ACCOUNT_BYTES,
-    FIRST_ACCOUNT_BYTES,
     HEADER_BYTES,
-    CoordinatorAccount,
 )
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
@@ -119,16 +116,6 @@ async def office(tmp_path: Path) -> AsyncIterator[Office]:
         made = Office(tmp_path, chain)
         await made.open()
         yield made
-
-
-async def test_the_account_of_an_older_release_is_migrated(office: Office) -> None:
-    data = await office.data()
-    await office.put(data[:8] + (1).to_bytes(4, "little") + data[12:FIRST_ACCOUNT_BYTES])
-    assert "of the present version" in await office("migrate")
-    migrated = await office.data()
-    assert len(migrated) == ACCOUNT_BYTES
-    assert CoordinatorAccount.parse(migrated).client_version == CoordinatorAccount.parse(data).client_version
-    assert "AlreadyExists" in await office("migrate", code=1)
 
 
 async def test_a_run_with_many_slashed_members_is_closed(office: Office) -> None:

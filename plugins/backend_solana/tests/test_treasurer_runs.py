@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from solders.instruction import Instruction
@@ -12,7 +13,13 @@ from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana.layouts import coordinator, tokens, treasurer
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, FIRST_ACCOUNT_BYTES, HEADER_BYTES, RunInstance
+from psyche_backend_solana.layouts.coordinator_accounts import (
+    ACCOUNT_BYTES,
+    HEADER_BYTES,
+    Backing,
+    CoordinatorAccount,
+    RunInstance,
+)
 from psyche_backend_solana.layouts.errors import COMMON, COORDINATOR_CODES
 from psyche_backend_solana.program_chain import (
     ProgramChain,
@@ -25,9 +32,9 @@ from psyche_backend_solana.program_chain import (
 )
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_core.coordinator import image
-from psyche_core.coordinator.state import Account
+from psyche_core.coordinator.state import Account, CoordinatorState
 from psyche_core.testing.backend import small_state
-from psyche_core.types import RunState
+from psyche_core.types import NodeIdentity, RunState
 
 CODES = {name: code for code, name in COMMON.items()} | {name: code for code, (name, _) in treasurer.ERRORS.items()}
 RUN_ID = "paid run"
@@ -43,6 +50,8 @@ class World:
     def __post_init__(self) -> None:
         self.owner, self.payer, self.alice, self.bob = (self.chain.user() for _ in range(4))
         self.mint = self.chain.mint(10**12)
+        self.stranger = self.chain.user()
+        self.keys = {self.stranger.pubkey(): self.stranger}
         self.account = self.room()
         self.treasury = self.place(INDEX, RUN_ID, self.account)
         self.purse = self.chain.tokens(self.owner.pubkey(), self.mint, 1000)
@@ -56,6 +65,7 @@ class World:
             from_pubkey=self.payer.pubkey(), to_pubkey=key.pubkey(), lamports=lamports, space=ACCOUNT_BYTES, owner=COORDINATOR
         )
         self.chain.send(create_account(made), signers=[self.payer, key])
+        self.keys[key.pubkey()] = key
         return key.pubkey()
 
     def place(self, index: int, run_id: str, account: Pubkey) -> treasurer.Treasury:
@@ -79,7 +89,7 @@ class World:
         )
 
     def create(self) -> World:
-        self.chain.send(self.creating(), signers=[self.payer])
+        self.chain.send(self.creating(), signers=[self.payer, self.keys[self.account]])
         return self
 
     @property
@@ -113,15 +123,6 @@ class World:
     def closing(self, *show: Keypair) -> Instruction:
         shown = [treasurer.participant_address(self.treasury.run, user.pubkey()) for user in show]
         return treasurer.run_close(self.owner.pubkey(), self.spill, destination=self.purse, treasury=self.treasury, show=shown)
-
-    def age(self) -> None:
-        """The coordinator's account as version 1 had it, without a staging area and the rent for one."""
-        account = self.chain.account(self.account)
-        data = bytes(account.data)
-        self.chain.put(self.account, data[:8] + (1).to_bytes(4, "little") + data[12:FIRST_ACCOUNT_BYTES], account.owner)
-
-    def migrating(self) -> Instruction:
-        return self.passing(coordinator.migrate(self.run, authority=self.treasury.run))
 
     def top_up(self, amount: int) -> None:
         self.chain.send(
@@ -163,7 +164,7 @@ def world() -> World:
     made = World().create()
     made.configure()
     made.other = made.place(8, "another", made.room())  # type: ignore[attr-defined]
-    made.chain.send(made.creating(8, "another", made.other.coordinator), signers=[made.payer])  # type: ignore[attr-defined]
+    made.chain.send(made.creating(8, "another", made.other.coordinator), signers=[made.payer, made.keys[made.other.coordinator]])  # type: ignore[attr-defined]
     made.chain.advance()
     return made
 
@@ -187,7 +188,7 @@ def test_a_run_as_it_is_made(fresh: World) -> None:
 
 def test_a_vault_somebody_made_before_does_not_stand_in_the_way(empty: World) -> None:
     early = tokens.create_associated(empty.payer.pubkey(), empty.treasury.run, mint=empty.mint)
-    empty.chain.rehearse(early, empty.creating(), signers=[empty.payer])
+    empty.chain.rehearse(early, empty.creating(), signers=[empty.payer, empty.keys[empty.account]])
 
 
 def test_the_owner_commands_through_the_treasurer(fresh: World) -> None:
@@ -233,42 +234,6 @@ def test_a_whole_life(fresh: World) -> None:
     fresh.earn({fresh.bob: (50, 0)})
     fresh.pay(fresh.bob, 50)
     assert fresh.chain.balance(tokens.associated(fresh.bob.pubkey(), fresh.mint)) == 70
-
-
-def test_an_older_account_is_migrated(fresh: World) -> None:
-    """Nothing but the version and the size changes; the owner pays the rent that is missing."""
-    fresh.configure()
-    before = bytes(fresh.chain.account(fresh.account).data)
-    fresh.age()
-    rent = [fresh.chain.svm.minimum_balance_for_rent_exemption(size) for size in (FIRST_ACCOUNT_BYTES, ACCOUNT_BYTES)]
-    held = fresh.chain.account(fresh.owner.pubkey()).lamports
-    fresh.chain.send(fresh.migrating(), signers=[fresh.owner])
-    assert fresh.chain.account(fresh.owner.pubkey()).lamports == held - (rent[1] - rent[0])
-    after = fresh.chain.account(fresh.account)
-    assert (len(after.data), after.lamports) == (ACCOUNT_BYTES, rent[1])
-    assert bytes(after.data)[HEADER_BYTES : HEADER_BYTES + image.SIZE] == before[HEADER_BYTES : HEADER_BYTES + image.SIZE]
-    assert bytes(after.data)[8:12] == (2).to_bytes(4, "little")
-    assert refused(fresh, fresh.migrating(), fresh.owner) == COORDINATOR_CODES["AlreadyExists"]
-    fresh.command(coordinator.set_paused(fresh.run, authority=fresh.treasury.run, paused=False))
-
-
-@pytest.mark.parametrize(
-    ("what", "change", "error"),
-    [
-        ("owner signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
-        ("owner pays", lambda _, i: read_only(i, 0), "NotWritable"),
-        ("the owner", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
-        ("run is written", lambda _, i: read_only(i, 1), "NotWritable"),
-        ("this run's coordinator", lambda w, i: exchanged(i, 3, w.mint), "OtherRun"),
-        ("the coordinator", lambda w, i: exchanged(i, 4, w.mint), "WrongAddress"),
-        ("the system program", lambda w, i: exchanged(i, 5, w.mint), "WrongAddress"),
-        ("no more data", lambda _, i: with_data(i, bytes(i.data) + b"\0"), "BadInstruction"),
-        ("all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
-    ],
-)
-def test_each_check_of_migrating_refuses(fresh: World, what: str, change: Change, error: str) -> None:
-    fresh.age()
-    assert refused(fresh, change(fresh, fresh.migrating()), fresh.owner) == CODES[error], what
 
 
 def test_a_run_with_more_slashed_members_than_a_transaction_shows_is_closed(fresh: World) -> None:
@@ -318,7 +283,8 @@ CREATION: list[tuple[str, Change, str]] = [
     ("a mint", lambda w, i: exchanged(i, 3, w.spill), "WrongOwner"),
     ("not a token account", lambda w, i: exchanged(i, 3, w.purse), "WrongKind"),
     ("coordinator's account is written", lambda _, i: read_only(i, 5), "runtime"),
-    ("coordinator's account is its own", lambda w, i: exchanged(i, 5, w.spill), "WrongOwner"),
+    ("coordinator's account is its own", lambda w, i: exchanged(i, 5, w.stranger.pubkey()), "WrongOwner"),
+    ("coordinator's account signs", lambda _, i: without_signer(i, 5), "runtime"),
     ("its instance", lambda w, i: exchanged(i, 4, w.spill), "WrongAddress"),
     ("the coordinator", lambda w, i: exchanged(i, 6, w.mint), "WrongAddress"),
     ("the token program", lambda w, i: exchanged(i, 7, w.mint), "WrongAddress"),
@@ -342,6 +308,7 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
     ("run_update", "not init", lambda _, i: with_data(i, b"\1\0"), "NotForOwners"),
     ("run_update", "not free", lambda _, i: with_data(i, b"\1\1"), "NotForOwners"),
     ("run_update", "not join", lambda _, i: with_data(i, b"\1\6"), "NotForOwners"),
+    ("run_update", "nothing that is no more", lambda _, i: with_data(i, b"\1\x0e"), "NotForOwners"),
     ("run_update", "all accounts", lambda _, i: fewer_accounts(i), "NotEnoughAccounts"),
     ("run_close", "owner signs", lambda _, i: without_signer(i, 0), "MissingSigner"),
     ("run_close", "the owner", lambda w, i: exchanged(i, 0, w.chain.payer.pubkey()), "NotAuthority"),
@@ -364,21 +331,24 @@ REFUSALS: list[tuple[str, str, Change, str]] = [
 
 
 def test_without_a_change_it_is_created(empty: World) -> None:
-    empty.chain.rehearse(empty.creating(), signers=[empty.payer])
+    empty.chain.rehearse(empty.creating(), signers=[empty.payer, empty.keys[empty.account]])
 
 
 @pytest.mark.parametrize(("what", "change", "error"), CREATION, ids=lambda value: value if isinstance(value, str) else "")
 def test_each_check_of_a_creation_refuses(empty: World, what: str, change: Change, error: str) -> None:
-    code = refused(empty, change(empty, empty.creating()), empty.payer)
+    code = refused(empty, change(empty, empty.creating()), empty.payer, *empty.keys.values())
     assert code == (None if error == "runtime" else CODES[error])
 
 
 def test_neither_index_nor_name_nor_account_is_taken_twice(world: World) -> None:
     room = world.room()
-    assert refused(world, world.creating(INDEX, "third", room), world.payer) == CODES["AlreadyExists"]
-    assert refused(world, world.creating(9, RUN_ID, room), world.payer) == CODES["AlreadyExists"]
-    assert refused(world, world.creating(9, "third", world.account), world.payer) == CODES["AlreadyExists"]
-    world.chain.rehearse(world.creating(9, "third", room), signers=[world.payer])
+    assert refused(world, world.creating(INDEX, "third", room), world.payer, world.keys[room]) == CODES["AlreadyExists"]
+    assert refused(world, world.creating(9, RUN_ID, room), world.payer, world.keys[room]) == CODES["AlreadyExists"]
+    assert (
+        refused(world, world.creating(9, "third", world.account), world.payer, world.keys[world.account])
+        == CODES["AlreadyExists"]
+    )
+    world.chain.rehearse(world.creating(9, "third", room), signers=[world.payer, world.keys[room]])
 
 
 @pytest.mark.parametrize("name", ["run_update", "run_close"])
@@ -391,3 +361,102 @@ def test_without_a_change_each_succeeds(world: World, name: str) -> None:
 def test_each_check_refuses(world: World, name: str, what: str, change: Change, error: str) -> None:
     instruction, signers = happy(world)[name]
     assert refused(world, change(world, instruction), *signers) == CODES[error]
+
+
+class Epochs:
+    """Epochs of a paid run: the program begins and pays them; their rounds are left out."""
+
+    def __init__(self, world: World, rate: int) -> None:
+        self.world = world
+        world.configure()
+        world.command(coordinator.set_future_epoch_rates(world.run, authority=world.treasury.run, earning_total_shared=rate))
+        world.command(coordinator.set_paused(world.run, authority=world.treasury.run, paused=False))
+
+    @property
+    def account(self) -> CoordinatorAccount:
+        return CoordinatorAccount.parse(bytes(self.world.chain.account(self.world.account).data))
+
+    @property
+    def state(self) -> CoordinatorState:
+        state = self.account.state
+        assert state is not None
+        return state
+
+    def become(self, **fields: Any) -> None:
+        account = self.world.chain.account(self.world.account)
+        data = bytes(account.data)
+        changed = image.encode(replace(self.state, **fields))
+        self.world.chain.put(self.world.account, data[:HEADER_BYTES] + changed + data[HEADER_BYTES + image.SIZE :], account.owner)
+
+    def tick(self, seconds: int = 10_000) -> None:
+        self.world.chain.advance(seconds)
+        self.world.chain.send(coordinator.tick(self.world.run, user=self.world.chain.payer.pubkey()))
+
+    def begin(self, *members: Keypair) -> None:
+        """These are the members of an epoch that begins."""
+        pending = tuple(NodeIdentity(bytes(member.pubkey()), bytes(member.pubkey())) for member in members)
+        self.become(pending=pending, minimum_since=self.state.since)
+        self.tick()
+        assert self.state.run_state is RunState.Warmup
+
+    def end(self, *accepted: int) -> None:
+        """It is over, with so many accepted rounds of each member."""
+        clients = tuple(
+            replace(client, accepted_rounds=rounds) for client, rounds in zip(self.state.epoch.clients, accepted, strict=True)
+        )
+        self.become(run_state=RunState.Cooldown, epoch=replace(self.state.epoch, clients=clients))
+        self.tick()
+        assert self.state.run_state is RunState.WaitingForMembers
+
+    def earned(self, member: Keypair) -> int:
+        return next((account.earned for account in self.state.accounts if account.signer == bytes(member.pubkey())), 0)
+
+
+def test_an_owner_that_earns_with_its_own_key_takes_nothing_that_others_are_owed(fresh: World) -> None:
+    """Alice earned all that the vault holds and was sent away; the owner's own epochs promise nothing, and it claims nothing."""
+    epochs = Epochs(fresh, 100)
+    fresh.top_up(100)
+    epochs.begin(fresh.alice)
+    fresh.chain.send(coordinator.expel(fresh.run, authority=fresh.bob.pubkey(), user=fresh.alice.pubkey()), signers=[fresh.bob])
+    epochs.end(3)
+    assert epochs.earned(fresh.alice) == 100, "who is expelled keeps what was accepted"
+    fresh.command(coordinator.set_future_epoch_rates(fresh.run, authority=fresh.treasury.run, earning_total_shared=2**63))
+    epochs.begin(fresh.owner)
+    assert epochs.state.epoch.rates.earning_total_shared == 0
+    epochs.end(5)
+    assert epochs.earned(fresh.owner) == 0
+    with pytest.raises(Refused) as found:
+        fresh.pay(fresh.owner, 1)
+    assert found.value.code == CODES["OverClaim"]
+    fresh.pay(fresh.alice, 100)
+    assert fresh.chain.balance(fresh.treasury.vault) == 0
+
+
+def test_an_epoch_promises_what_the_vault_holds_and_gives_back_what_it_did_not_pay(fresh: World) -> None:
+    epochs = Epochs(fresh, 100)
+    assert epochs.account.backing == Backing(free=0, promised=0)
+    fresh.top_up(250)
+    epochs.begin(fresh.alice, fresh.bob, fresh.owner)
+    assert epochs.account.backing == Backing(free=150, promised=100)
+    fresh.top_up(7)
+    assert epochs.account.backing == Backing(free=157, promised=100)
+    epochs.end(1, 1, 1)
+    assert epochs.account.backing == Backing(free=158, promised=0), "a point that could not be shared is free again"
+    epochs.begin(fresh.alice)
+    epochs.tick()  # nobody was ready: the epoch is given up
+    assert epochs.state.run_state is RunState.WaitingForMembers
+    assert epochs.account.backing == Backing(free=158, promised=0)
+    epochs.begin(fresh.alice)
+    fresh.command(coordinator.set_paused(fresh.run, authority=fresh.treasury.run, paused=True))
+    assert epochs.account.backing == Backing(free=158, promised=0)
+    taking = treasurer.run_withdraw_unused(fresh.owner.pubkey(), fresh.purse, treasury=fresh.treasury)
+    fresh.chain.send(taking, signers=[fresh.owner])
+    assert epochs.account.backing == Backing(free=0, promised=0)
+    assert fresh.chain.balance(fresh.treasury.vault) == 99
+
+
+def test_nobody_but_the_treasurer_says_what_stands_behind_the_points(fresh: World) -> None:
+    Epochs(fresh, 100)
+    for number in (coordinator.Number.back, coordinator.Number.settle):
+        told = treasurer.run_update(fresh.owner.pubkey(), fresh.treasury, command=bytes([number]) + bytes(32))
+        assert refused(fresh, told, fresh.owner) == CODES["NotForOwners"]

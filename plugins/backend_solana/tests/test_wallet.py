@@ -107,11 +107,14 @@ def test_no_wallet_says_how_to_give_one() -> None:
 
 def test_the_transport_key_is_of_the_wallet_and_the_run() -> None:
     one, other = Wallet(KEYPAIR), Wallet(Keypair.from_seed(bytes(32)))
-    keys = {one.p2p_key("a").public, one.p2p_key("b").public, other.p2p_key("a").public, bytes(one.pubkey)}
-    assert len(keys) == 4
-    assert one.p2p_key("a").public == Wallet(KEYPAIR).p2p_key("a").public
+    here, there = b"h" * 32, b"t" * 32
+    keys = {one.p2p_key("a", here).public, one.p2p_key("b", here).public, other.p2p_key("a", here).public, bytes(one.pubkey)}
+    assert len(keys | {one.p2p_key("a", there).public}) == 5, "a run made anew, or on another chain, has another instance"
+    assert one.p2p_key("a", here).public == Wallet(KEYPAIR).p2p_key("a", here).public
     # a member must come back with the key it had: this value is for ever
-    assert one.p2p_key("first-light").public.hex() == "21730291227bdf1f3a2082b8b8ec288027a1c4135111891e2973ca4e6f74b261"
+    assert (
+        one.p2p_key("first-light", b"h" * 32).public.hex() == "5872896bc22b0001428994c5481a177ea06af3407c8c2edf6a1272e698f8ea5f"
+    )
 
 
 @pytest.mark.anyio

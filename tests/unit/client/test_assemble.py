@@ -20,16 +20,18 @@ from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.cli.failures import describe_failure
 from psyche_core.client import report
-from psyche_core.client.assemble import bench_builder
+from psyche_core.client.assemble import _open_store, bench_builder
 from psyche_core.client.bench import Start
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import ConfigError
 from psyche_core.hookspecs import GROUP
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import parse_run_file
-from psyche_core.settings import ClientSettings
+from psyche_core.settings import ClientSettings, load_settings
 from psyche_core.testing.tiny_models import LLAMA
+from psyche_core.training.stores import FolderStore, HubStore
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -326,6 +328,16 @@ async def test_a_micro_batch_that_was_left_to_us_is_told_once(base: Path, stack:
     benches = [await client.build(Start(client.state)) for _ in range(2)]
     assert [event for event in client.told if isinstance(event, report.MicroBatchFound)] == [report.MicroBatchFound(16)]
     assert [bench.trainer.micro_batch_size for bench in benches] == [16, 16]  # type: ignore[attr-defined]
+
+
+def test_a_folder_for_models_that_is_not_there_is_no_repository_of_ours(base: Path) -> None:
+    """Else a mistyped folder would be made as a repository under whoever is logged in."""
+    given = {"run_id": "r", "server_addr": "memory:1", "base": base, "checkpoint_dir": base / "saved"}
+    with pytest.raises(ConfigError, match=f"--hub-repo: there is no folder {base}/models, .* is written owner/name"):
+        _open_store(load_settings(ClientSettings, given | {"hub_repo": "models"}))
+    (base / "models").mkdir()
+    assert isinstance(_open_store(load_settings(ClientSettings, given | {"hub_repo": "models"})), FolderStore)
+    assert isinstance(_open_store(load_settings(ClientSettings, given | {"hub_repo": "owner/name"})), HubStore)
 
 
 async def test_options_reach_the_model(base: Path, stack: AsyncExitStack) -> None:

@@ -264,7 +264,7 @@ def test_a_client_still_training_when_the_next_epoch_begins_finishes_the_last_on
     world = World(4, total_steps=9, rounds_per_epoch=3, min_clients=2)
     slow = world.members[3]
     world.run(until=lambda: world.state.progress.step == 3 and world.state.run_state is RunState.RoundTrain)
-    world.train_delay = lambda member: 30.0 if member is slow else 0.3
+    world.train_delay = lambda member: 3.0 if member is slow else 0.3
     world.run(until=lambda: world.state.run_state is RunState.Cooldown)
     world.train_delay = lambda member: 0.3
     world.run(limit=900)

@@ -30,6 +30,7 @@ from psyche_core.run_config import parse_run_file
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 from psyche_core.training.checkpoint_manifest import read_manifest
 from psyche_core.training.origin import SourceMissing
+from psyche_core.training.private_state import private_path
 from psyche_core.training.scratch import Scratch
 from psyche_core.training.trainer import Trainer
 from psyche_core.types import BatchId
@@ -526,6 +527,39 @@ async def test_a_run_id_never_leads_a_checkpoint_out_of_its_folder(tmp_path: Pat
     manifest = read_manifest(folder)
     assert manifest is not None
     assert (manifest.run_id, manifest.step, manifest.epoch, manifest.data_index) == ("../a run", 3, 0, 24)
+
+
+@pytest.mark.parametrize("part", ["private", "rotation"])
+async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path, part: str) -> None:
+    """A disk that is full, or a folder that cannot be deleted, after the checkpoint itself lies there whole."""
+
+    def save(directory: Path) -> None:
+        directory.mkdir()
+        (directory / "config.json").write_text("{}")
+
+    async with members("one") as (one,):
+        one.checkpoints = tmp_path
+        one.trainer.save = save  # type: ignore[method-assign]  # the toy model has no checkpoint format
+        await one.workshop.do(ev.Load(run_state()))
+        kept: list[Path] = []
+
+        def keep(directory: Path) -> None:
+            kept.append(directory)
+            if part == "rotation":
+                raise ModelError("cannot delete the old checkpoint")
+
+        one.workshop._bench = replace(one.workshop.bench, keep_checkpoints=keep)
+        if part == "private":
+            private_path(tmp_path, run_state().run_id).mkdir()  # a file cannot take a folder's place
+        closed = await one.workshop.do(ev.CloseEpoch(0, 3, 24))
+    assert isinstance(closed, ev.EpochClosed)
+    assert closed.saved
+    (saved,) = [event for event in one.told if isinstance(event, report.CheckpointSaved)]
+    assert kept == [Path(saved.path)], "old ones make room for new ones all the same"
+    (problem,) = [event for event in one.told if isinstance(event, report.Problem)]
+    assert problem.level == "warning"
+    assert problem.message.startswith("the checkpoint of step 3 is saved, but ")
+    assert {"private": "own state was not saved", "rotation": "cannot delete"}[part] in problem.message
 
 
 class Newcomer(Member):

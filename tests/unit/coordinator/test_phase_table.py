@@ -20,6 +20,7 @@ from psyche_core.coordinator.commands import (
     Pause,
     Resume,
     SetFutureEpochRates,
+    Settle,
     SignedResult,
     Tick,
     UpdateConfig,
@@ -28,12 +29,14 @@ from psyche_core.coordinator.commands import (
     Witness,
 )
 from psyche_core.coordinator.errors import NAMES
+from psyche_core.coordinator.state import Account
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import Choice
 from psyche_core.types import RunState, WitnessStatement
 
 HUB = Choice("Hub", {"repo_id": "owner/better"})
 OK = "ok"
+RICH = Account(b"\xff" * 32, earned=5)
 
 
 class Scene:
@@ -54,6 +57,7 @@ class Scene:
             run.join(4)
         else:
             self._play_to(run, phase)
+        run.state = replace(run.state, accounts=(*run.state.accounts, RICH))
         assert run.state.run_state is phase
         self.run = run
 
@@ -112,6 +116,8 @@ class Scene:
                 return UpdateConfig(config=run.state.config)
             case "SetFutureEpochRates":
                 return SetFutureEpochRates(5, 5)
+            case "Settle":
+                return Settle(RICH.signer)
         raise AssertionError(kind)
 
     def _statement(self) -> Command:
@@ -143,6 +149,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "Resume": (OK, *["CannotResume"] * 6, OK),
     "UpdateConfig": (OK, *["UpdateConfigNotHalted"] * 5, "UpdateConfigFinished", OK),
     "SetFutureEpochRates": (OK,) * 8,
+    "Settle": (OK,) * 8,
 }
 STRANGER: dict[str, tuple[str, ...]] = {
     "Join": (*["InvalidProof"] * 6, _H, "InvalidProof"),
@@ -194,7 +201,7 @@ def test_a_command_of_a_stranger(scenes: Any, members: Any, kind: str, phase: Ru
 def test_the_tables_are_whole() -> None:
     kinds = {command.__name__ for command in get_args(Command)}
     assert {kind.split()[0] for kind in TABLE} == kinds
-    owners = {"Tick", "Pause", "Resume", "UpdateConfig", "SetFutureEpochRates"}
+    owners = {"Tick", "Pause", "Resume", "UpdateConfig", "SetFutureEpochRates", "Settle"}
     assert set(STRANGER) == kinds - owners
     assert all(len(row) == len(PHASES) == 8 for row in (*TABLE.values(), *STRANGER.values()))
     assert [phase.value for phase in PHASES] == list(range(8))
@@ -221,6 +228,7 @@ def test_accepted_commands_of_the_table_do_something_where_they_should(scenes: A
         ("Pause", RunState.WaitingForMembers),
         ("Resume", RunState.Uninitialized),
         ("SetFutureEpochRates", RunState.Finished),
+        ("Settle", RunState.RoundTrain),
     ):
         scene = scenes(phase)
         state, _ = apply(scene.run.state, scene.command(kind), scene.run.now, 7)

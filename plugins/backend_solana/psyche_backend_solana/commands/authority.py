@@ -1,7 +1,8 @@
 """Speaking as a run's owner: directly, or through the treasurer that owns the run for us.
 
 Decided: which of the two it is follows from the run itself, whose main authority is either a wallet or the treasurer's run;
-nobody has to say it. Refuses before anything is sent when the wallet is not the owner.
+nobody has to say it, and no number that anybody could take leads to it. Refuses before anything is sent when the wallet is not
+the owner.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from solders.account import Account
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
@@ -17,7 +17,12 @@ from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import RunFound
-from psyche_core.errors import BackendError, UserError, WireError
+from psyche_backend_solana.treasurers import TreasurerRun, treasurer_of
+from psyche_core.errors import BackendError, UserError
+
+__all__ = ["Owner", "TreasurerRun", "default_index", "find_treasurer", "free_index", "owner_of", "the_treasurer"]
+
+_ATTEMPTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,47 +40,47 @@ class Owner:
         return treasurer.run_update(desk.payer, self.treasury, command=instruction)
 
 
-@dataclass(frozen=True, slots=True)
-class TreasurerRun:
-    """A run of the treasurer: what its account says, and its addresses."""
-
-    run: treasurer.Run
-    treasury: treasurer.Treasury
+def default_index(run_id: str, attempt: int = 0) -> int:
+    """A number for the treasurer's run of a name: 8 bytes of SHA-256 of the name, and of the attempt after the first."""
+    name = run_id.encode() + (attempt.to_bytes(4, "little") if attempt else b"")
+    return int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
 
 
-def default_index(run_id: str) -> int:
-    """The treasurer's number for a run: the first 8 bytes of SHA-256 of its name, little-endian."""
-    return int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8], "little")
+async def free_index(desk: Desk, run_id: str) -> int:
+    """A number that nobody has taken: anybody may take any, so that of the name is only the first to try. Raises BackendError."""
+    numbers = [default_index(run_id, attempt) for attempt in range(_ATTEMPTS)]
+    addresses = [treasurer.run_address(number, program=desk.programs.treasurer) for number in numbers]
+    found = await methods.accounts(desk.rpc, addresses, timeout=CALL_SECONDS)
+    free = [number for number, read in zip(numbers, found, strict=True) if read is None or not read.data]
+    if not free:
+        message = f"the treasurer's numbers that follow from {run_id!r} are all taken; give one with --treasurer-index"
+        raise BackendError(message)
+
+    return free[0]
 
 
-async def find_treasurer(desk: Desk, run_id: str, index: int | None) -> TreasurerRun | None:
-    """The treasurer's run for a run, None when there is none. Raises BackendError."""
-    number = default_index(run_id) if index is None else index
-    address = treasurer.run_address(number, program=desk.programs.treasurer)
-    read = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
-    if read is None:
-        return None
+async def find_treasurer(desk: Desk, found: RunFound, index: int | None) -> TreasurerRun | None:
+    """The treasurer's run that pays a run, None when there is none. index: what the user says is its number.
 
-    try:
-        run = treasurer.parse_run(Account(read.lamports, read.data, read.owner), program=desk.programs.treasurer)
-    except WireError as error:
-        raise BackendError(str(error)) from error
-
-    treasury = treasurer.Treasury(address, run.vault, run.mint, run.instance, run.coordinator, desk.programs.treasurer)
-    return TreasurerRun(run, treasury)
-
-
-async def the_treasurer(desk: Desk, run_id: str, index: int | None) -> TreasurerRun:
-    """The same, where there must be one. Raises UserError."""
-    found = await find_treasurer(desk, run_id, index)
-    if found is None:
-        message = (
-            f"no treasurer pays the run {run_id!r}: it was made without --treasurer-collateral-mint, "
-            "or with another --treasurer-index"
-        )
+    Raises BackendError, UserError for another number.
+    """
+    paying = await treasurer_of(desk.rpc, found, programs=desk.programs, timeout=CALL_SECONDS)
+    if index is not None and (paying is None or paying.run.index != index):
+        pays = "no treasurer" if paying is None else f"the treasurer's run {paying.run.index}"
+        message = f"{pays} pays the run {found.instance.run_id!r}, and not number {index}; leave --treasurer-index out"
         raise UserError(message)
 
-    return found
+    return paying
+
+
+async def the_treasurer(desk: Desk, found: RunFound, index: int | None) -> TreasurerRun:
+    """The same, where there must be one. Raises UserError."""
+    paying = await find_treasurer(desk, found, index)
+    if paying is None:
+        message = f"no treasurer pays the run {found.instance.run_id!r}: it was made without --treasurer-collateral-mint"
+        raise UserError(message)
+
+    return paying
 
 
 async def owner_of(desk: Desk, run_id: str, index: int | None) -> Owner:
@@ -85,13 +90,9 @@ async def owner_of(desk: Desk, run_id: str, index: int | None) -> Owner:
     if authority == desk.payer:
         return Owner(found)
 
-    paying = await find_treasurer(desk, run_id, index)
-    if paying is not None and paying.treasury.run == authority:
-        _expect(desk, run_id, paying.run.main_authority)
-        return Owner(found, paying.treasury)
-
-    _expect(desk, run_id, authority)
-    return Owner(found)
+    paying = await find_treasurer(desk, found, index)
+    _expect(desk, run_id, authority if paying is None else paying.run.main_authority)
+    return Owner(found, None if paying is None else paying.treasury)
 
 
 def _expect(desk: Desk, run_id: str, owner: Pubkey) -> None:

@@ -18,6 +18,10 @@ DELEGATES_AT_ONCE = 25
 """How many fit a transaction."""
 
 _GRANTEE = "Wallet that may join, and name delegates; 11111111111111111111111111111111 for everybody."
+_LIMIT = (
+    "Most members that may be waiting by this grant at once, 0 for no limit. Everybody's grant with a limit admits while fewer "
+    "members than that are waiting, by any grant."
+)
 
 
 @click.command(
@@ -25,15 +29,16 @@ _GRANTEE = "Wallet that may join, and name delegates; 11111111111111111111111111
     epilog=example("run-manager join-authorization-create", "--authorizer WALLET -w join-authority.json"),
 )
 @click.option("--authorizer", "grantee", type=ADDRESS, required=True, help=_GRANTEE)
+@click.option("--limit", type=click.IntRange(0, 2**16 - 1), help=_LIMIT)
 @command()
-async def create(desk: Desk, grantee: Pubkey) -> Outcome:
-    """Let a wallet join all runs whose join authority is this wallet. Doing it again changes nothing."""
+async def create(desk: Desk, grantee: Pubkey, limit: int | None) -> Outcome:
+    """Let a wallet join all runs whose join authority is this wallet. Doing it again changes nothing but the limit."""
     at = layout.address(desk.payer, grantee, program=desk.programs.authorizer)
     present = await _read(desk, at)
-    if present is not None and present.active:
+    if present is not None and present.active and limit in (None, present.limit):
         return Outcome(f"{_whose(grantee)} may join already", {"authorization": at, "active": True})
 
-    switch = layout.grantor_update(desk.payer, at, active=True, program=desk.programs.authorizer)
+    switch = layout.grantor_update(desk.payer, at, active=True, limit=limit, program=desk.programs.authorizer)
     made = layout.create(desk.payer, desk.payer, grantee=grantee, program=desk.programs.authorizer)
     sent = await desk.send(*((switch,) if present is not None else (made, switch)))
     return Outcome(f"{_whose(grantee)} may join now", {"authorization": at, "active": True, "signature": sent.signature})
@@ -106,12 +111,13 @@ async def read(desk: Desk, join_authority: Pubkey, grantee: Pubkey | None) -> Ou
     if present is None:
         return Outcome(f"{join_authority} has granted {_whose(whom)} nothing", facts)
 
-    facts |= {"active": present.active, "delegates": present.delegates}
+    facts |= {"active": present.active, "delegates": present.delegates, "limit": present.limit}
     state = "active" if present.active else "switched off"
     return Outcome(f"the grant for {_whose(whom)} is {state}, with {len(present.delegates)} delegates", facts)
 
 
 async def _read(desk: Desk, address: Pubkey) -> layout.Authorization | None:
+    await desk.check_ids("authorizer")
     found = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
     if found is None:
         return None

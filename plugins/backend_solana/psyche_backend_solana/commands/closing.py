@@ -1,8 +1,9 @@
 """Before a paid run is closed: its treasurer is told what slashed members are owed no more.
 
 Decided: everybody slashed and not settled yet is settled, in as many transactions as that takes; who has no participant's account
-gets one, paid by the owner, for an account that is not there cannot remember. Refuses while anybody is owed anything, before it
-sends the first of them.
+gets one, paid by the owner, for an account that is not there cannot remember. It is made and settled in one transaction: what is
+settled cannot be closed by its member, while what is only made could be, and would be paid for again. Refuses while anybody is
+owed anything, before it sends the first of them.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import TreasurerRun
-from psyche_backend_solana.commands.desk import Desk
+from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk
 from psyche_backend_solana.commands.participants import parts, read_participants
 from psyche_backend_solana.layouts import treasurer
+from psyche_backend_solana.layouts.coordinator_accounts import OLD_ACCOUNT_BYTES
+from psyche_backend_solana.rpc import methods
 from psyche_core.coordinator.state import Account, CoordinatorState
 from psyche_core.errors import UserError
 
-_MADE_AT_ONCE = 8
-"""Participants made in one transaction: two addresses each, of which some 25 fit."""
+_MADE_AT_ONCE = 7
+"""Participants made and settled in one transaction: two addresses each, of which some 25 fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,12 @@ class Slashed:
         return self.forgiven == (0 if self.participant is None else self.participant.forgiven)
 
 
+async def is_old(desk: Desk, account: Pubkey) -> bool:
+    """Whether a run's account is of an older version, of which only that it can be closed is known. Raises BackendError."""
+    read = await methods.account(desk.rpc, account, timeout=CALL_SECONDS)
+    return read is not None and len(read.data) in OLD_ACCOUNT_BYTES.values()
+
+
 async def settle_slashed(desk: Desk, paying: TreasurerRun, state: CoordinatorState) -> int:
     """Settle every slashed member of a halted run; how many were. Raises UserError while a member is owed, CommandRefused."""
     slashed = await _slashed(desk, paying, [account for account in state.accounts if account.slashed])
@@ -57,15 +66,23 @@ async def settle_slashed(desk: Desk, paying: TreasurerRun, state: CoordinatorSta
         raise UserError(message)
 
     open_ = [member for member in slashed if not member.settled]
-    unknown = [member for member in open_ if member.participant is None]
-    for part in parts(unknown, _MADE_AT_ONCE):
-        create = [treasurer.participant_create(desk.payer, member.user, treasury=paying.treasury) for member in part]
-        await desk.send(*create)
-    run = paying.treasury.run
-    for part in parts(open_, treasurer.MOST_SETTLED):
-        show = [treasurer.participant_address(run, member.user, program=desk.programs.treasurer) for member in part]
-        await desk.send(treasurer.run_settle(desk.payer, treasury=paying.treasury, show=show))
+    for part in parts([member for member in open_ if member.participant is None], _MADE_AT_ONCE):
+        await _settle(desk, paying, part)
+    for part in parts([member for member in open_ if member.participant is not None], treasurer.MOST_SETTLED):
+        await _settle(desk, paying, part)
     return len(open_)
+
+
+async def _settle(desk: Desk, paying: TreasurerRun, members: Sequence[Slashed]) -> None:
+    """Settle members in one transaction, with the accounts that are missing. Raises CommandRefused."""
+    treasury = paying.treasury
+    create = [
+        treasurer.participant_create(desk.payer, member.user, treasury=treasury)
+        for member in members
+        if member.participant is None
+    ]
+    show = [treasurer.participant_address(treasury.run, member.user, program=desk.programs.treasurer) for member in members]
+    await desk.send(*create, treasurer.run_settle(desk.payer, treasury=treasury, show=show))
 
 
 async def _slashed(desk: Desk, paying: TreasurerRun, accounts: Sequence[Account]) -> list[Slashed]:

@@ -26,12 +26,14 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.runs import RunFound, find_run
+from psyche_backend_solana.runs import RunFound, checked_ids, find_run
 from psyche_backend_solana.sender import Sender, Sent
 from psyche_backend_solana.settings import ChainSettings, WalletSettings, parse_address
+from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer, Wallet
 from psyche_backend_solana.where import Programs
 from psyche_core.errors import BackendError, ConfigError
+from psyche_core.sentences import printable_lines
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -52,9 +54,11 @@ class Outcome:
 class Desk:
     """A connection, and where there is one a wallet that sends."""
 
-    def __init__(self, rpc: Rpc, programs: Programs, *, wallet: Wallet | None, price: int) -> None:
+    def __init__(self, rpc: Rpc, programs: Programs, *, wallet: Wallet | None, price: int, owner: Pubkey | None = None) -> None:
+        """owner: whom every run asked for must belong to, None for anybody."""
         self.rpc = rpc
         self.programs = programs
+        self._owner = owner
         self._wallet = wallet
         self._sender = None if wallet is None else Sender(rpc, wallet, price=price, programs=programs)
 
@@ -64,9 +68,20 @@ class Desk:
         assert self._wallet is not None, "this command asked for no wallet"
         return self._wallet.pubkey
 
+    @property
+    def pinned(self) -> bool:
+        """Whether runs must belong to one owner."""
+        return self._owner is not None
+
     async def run(self, run_id: str) -> RunFound:
-        """A run by its name. Raises CommandRefused (WrongRun)."""
-        return await find_run(self.rpc, run_id, programs=self.programs, timeout=CALL_SECONDS)
+        """A run by its name. Raises CommandRefused (WrongRun, OtherOwner), ConfigError."""
+        found = await find_run(self.rpc, run_id, programs=self.programs, timeout=CALL_SECONDS)
+        await check_owner(self.rpc, found, self._owner, programs=self.programs, timeout=CALL_SECONDS)
+        return found
+
+    async def check_ids(self, *names: str) -> None:
+        """Refuse the shipped addresses of these programs on a chain shared with strangers. Raises ConfigError, BackendError."""
+        await checked_ids(self.rpc, self.programs, *names, timeout=CALL_SECONDS)
 
     async def send(self, *instructions: Instruction, signers: tuple[Signer, ...] = ()) -> Sent:
         """Have these done in one transaction. Raises CommandRefused, BackendError."""
@@ -118,7 +133,7 @@ def perform(action: Callable[[Desk], Awaitable[Outcome]], settings: ChainSetting
         raise BackendError(str(error)) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    click.echo(json.dumps(plain(outcome.facts), indent=2) if as_json else outcome.sentence)
+    click.echo(json.dumps(plain(outcome.facts), indent=2) if as_json else printable_lines(outcome.sentence))
 
 
 @asynccontextmanager
@@ -127,7 +142,7 @@ async def open_desk(settings: ChainSettings) -> AsyncIterator[Desk]:
     wallet = settings.wallet() if isinstance(settings, WalletSettings) else None
     price = settings.priority_fee if isinstance(settings, WalletSettings) else 0
     async with Rpc(settings.endpoints()) as rpc:
-        yield Desk(rpc, settings.programs, wallet=wallet, price=price)
+        yield Desk(rpc, settings.programs, wallet=wallet, price=price, owner=settings.wanted_owner)
 
 
 def load(settings: type[ChainSettings], given: Mapping[str, Any]) -> ChainSettings:
@@ -177,7 +192,7 @@ run_id_option = click.option("-r", "--run-id", required=True, help="Name of the 
 treasurer_index_option = click.option(
     "--treasurer-index",
     type=click.IntRange(0, 2**64 - 1),
-    help="Number of the treasurer's run, where one pays this run; follows from the run's name when not given.",
+    help="Number of the treasurer's run. For create-run: a free one to take; elsewhere the run says it, and another is refused.",
 )
 
 

@@ -25,6 +25,7 @@ NAMES = (
     "WS_RPC_3",
     "RUN_ID",
     "AUTHORIZER",
+    "OWNER",
     "DATA_PARALLELISM",
     "TENSOR_PARALLELISM",
     "MICRO_BATCH_SIZE",

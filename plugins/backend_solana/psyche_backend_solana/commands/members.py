@@ -1,4 +1,4 @@
-"""Commands of members, about members, and of anybody: tick, checkpoint, withdraw, expel."""
+"""Commands of members, about members, and of anybody: tick, checkpoint, withdraw, expel, close-address."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import click
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example, run_id_option
-from psyche_backend_solana.layouts import coordinator
+from psyche_backend_solana.layouts import address_record, authorizer, coordinator
+from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account
+from psyche_core.errors import UserError
 from psyche_core.run_config import Choice
 
 
@@ -46,6 +48,25 @@ async def checkpoint(desk: Desk, run_id: str, repo: str, revision: str | None) -
     return Outcome(
         f"the run {run_id!r} knows the model at {repo}", {"repo": repo, "revision": revision, "signature": sent.signature}
     )
+
+
+@click.command("close-address", epilog=example("run-manager close-address", "-r first-light -w wallet.json"))
+@run_id_option
+@command()
+async def close_address(desk: Desk, run_id: str) -> Outcome:
+    """Delete the account that says where this wallet's client is reached, and get its rent back; a client makes it again."""
+    instance, _ = coordinator.instance_address(run_id, program=desk.programs.coordinator)
+    at = address_record.place(desk.payer, instance, program=desk.programs.authorizer)
+    await desk.check_ids("authorizer")
+    read = await methods.account(desk.rpc, at, timeout=CALL_SECONDS)
+    if read is None or read.owner != desk.programs.authorizer:
+        message = f"there is no address of the wallet {desk.payer} for {run_id!r}"
+        raise UserError(message)
+
+    closed = authorizer.close(desk.payer, desk.payer, authorization=at, program=desk.programs.authorizer)
+    sent = await desk.send(closed)
+    sentence = f"the address of the wallet {desk.payer} for {run_id!r} is deleted; {read.lamports} lamports came back"
+    return Outcome(sentence, {"account": at, "lamports": read.lamports, "signature": sent.signature})
 
 
 @click.command("withdraw", epilog=example("run-manager withdraw", "-r first-light -w wallet.json"))

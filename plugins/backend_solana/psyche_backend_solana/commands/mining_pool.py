@@ -20,6 +20,12 @@ from psyche_core.errors import BackendError, UserError, WireError
 _PREFIX = "run-manager mining-pool"
 
 _index = click.option("--index", type=click.IntRange(0, 2**64 - 1), required=True, help="Number of the pool.")
+_authority = click.option(
+    "--authority",
+    type=ADDRESS,
+    required=True,
+    help="Wallet whose pool it is; numbers are free for anybody to take, so a pool of anybody else is refused.",
+)
 _amount = click.option("--amount", required=True, help="Tokens, with decimals as people write them.")
 
 
@@ -35,6 +41,7 @@ def mining_pool() -> None:
 @command()
 async def create(desk: Desk, index: int, mint: Pubkey, metadata: str) -> Outcome:
     """Make a pool; nobody can deposit before `update` sets its limits."""
+    await desk.check_ids("mining_pool")
     program = desk.programs.mining_pool
     made = layout.pool_create(desk.payer, desk.payer, index=index, mint=mint, metadata=metadata, program=program)
     sent = await desk.send(made)
@@ -64,13 +71,18 @@ async def update(desk: Desk, index: int, cap: str | None, lender_cap: str | None
     return Outcome(f"the pool {index} has new {', '.join(changes)}", {"pool": address, "signature": sent.signature, **changes})
 
 
-@mining_pool.command("deposit", epilog=example(f"{_PREFIX} deposit", "--index 1 --amount 100 -w wallet.json"))
+@mining_pool.command("deposit", epilog=example(f"{_PREFIX} deposit", "--index 1 --authority WALLET --amount 100 -w wallet.json"))
 @_index
+@_authority
 @_amount
 @command()
-async def deposit(desk: Desk, index: int, amount: str) -> Outcome:
+async def deposit(desk: Desk, index: int, authority: Pubkey, amount: str) -> Outcome:
     """Put tokens of this wallet into a pool."""
     address, pool = await _pool(desk, index)
+    if pool.authority != authority:
+        message = f"the pool {index} belongs to {pool.authority}, not to {authority}; nothing was deposited"
+        raise UserError(message)
+
     units = units_of(amount, await decimals(desk, pool.collateral_mint))
     own = tokens.associated(desk.payer, pool.collateral_mint)
     program = desk.programs.mining_pool
@@ -181,6 +193,7 @@ async def _take(desk: Desk, paying: Any, pool: Pubkey, *, mint: Pubkey, vault: P
 
 
 async def _pool(desk: Desk, index: int) -> tuple[Pubkey, layout.Pool]:
+    await desk.check_ids("mining_pool")
     address = layout.pool_address(index, program=desk.programs.mining_pool)
     read = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
     if read is None:

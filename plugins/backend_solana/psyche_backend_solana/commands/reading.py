@@ -32,6 +32,7 @@ from psyche_backend_solana.settings import ChainSettings
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, CommandRefused, WireError
 from psyche_core.run_config import to_plain
+from psyche_core.sentences import printable
 from psyche_core.types import RunState
 
 _HIDDEN = (RunState.Finished, RunState.Paused)
@@ -65,7 +66,7 @@ async def json_dump_run(desk: Desk, run_id: str, treasurer_index: int | None, pr
         "join_authority": found.instance.join_authority,
         **described(account),
     }
-    paying = await find_treasurer(desk, run_id, treasurer_index)
+    paying = await find_treasurer(desk, found, treasurer_index)
     if paying is not None:
         facts["treasurer"] = await funds(desk, paying, account.state)
     return _as_json(facts)
@@ -82,7 +83,7 @@ async def json_dump_user(desk: Desk, run_id: str, treasurer_index: int | None, a
     state = (await coordinator_account(desk.rpc, found.run)).state
     facts: dict[str, Any] = {"run_id": run_id, "address": address, **membership(state, address)}
     facts["lamports"] = await methods.balance(desk.rpc, address, timeout=CALL_SECONDS)
-    paying = await find_treasurer(desk, run_id, treasurer_index)
+    paying = await find_treasurer(desk, found, treasurer_index)
     if paying is not None:
         claimed = await claimed_by(desk, paying, address)
         facts["treasurer"] = {"claimed": claimed, "claimable": max(0, facts["earned"] - facts["slashed"] - claimed)}
@@ -101,8 +102,8 @@ async def list_runs(desk: Desk, authorizer: Pubkey | None, every: bool) -> Outco
     if not every:
         rows = [row for row in rows if row["run_state"] not in ("Uninitialized", *(phase.name for phase in _HIDDEN))]
     lines = [
-        f"{row['run_id']:<32}  {row['run_state']:<18}  step {row['step']}/{row['total_steps']}, "
-        f"{row['members']} members  {row['name']}".rstrip()
+        f"{printable(row['run_id'], at_most=64):<32}  {row['run_state']:<18}  step {row['step']}/{row['total_steps']}, "
+        f"{row['members']} members  {printable(row['name'], at_most=64)}".rstrip()
         for row in rows
     ]
     return Outcome("\n".join(lines) or "no run that could be joined; --all lists the others, too", {"runs": rows})
@@ -251,6 +252,7 @@ async def claimed_by(desk: Desk, paying: TreasurerRun, user: Pubkey) -> int:
 
 async def runs_on_chain(desk: Desk) -> list[dict[str, Any]]:
     """All runs of the coordinator program, those that wait for members first. What is malformed is left out."""
+    await desk.check_ids("coordinator")
     program = desk.programs.coordinator
     found = await methods.program_accounts(
         desk.rpc, program, begins_with=INSTANCE_MAGIC, size=INSTANCE_BYTES, timeout=CALL_SECONDS

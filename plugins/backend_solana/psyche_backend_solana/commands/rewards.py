@@ -44,7 +44,7 @@ _PAID_AT_ONCE = 4
 @command()
 async def top_up(desk: Desk, run_id: str, treasurer_index: int | None, amount: str) -> Outcome:
     """Put tokens of this wallet into the vault that a run's members are paid from."""
-    paying = await the_treasurer(desk, run_id, treasurer_index)
+    paying = await the_treasurer(desk, await desk.run(run_id), treasurer_index)
     units = units_of(amount, await decimals(desk, paying.run.mint))
     source = tokens.associated(desk.payer, paying.run.mint)
     sent = await desk.send(treasurer.top_up(desk.payer, source, treasury=paying.treasury, amount=units))
@@ -58,8 +58,8 @@ async def top_up(desk: Desk, run_id: str, treasurer_index: int | None, amount: s
 @command()
 async def claim(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
     """Have this wallet paid what it has earned and not had yet, as far as the vault reaches."""
-    paying = await the_treasurer(desk, run_id, treasurer_index)
     found = await desk.run(run_id)
+    paying = await the_treasurer(desk, found, treasurer_index)
     balance = membership((await coordinator_account(desk.rpc, found.run)).state, desk.payer)
     participant = (await read_participants(desk, paying, [desk.payer]))[0]
     due = max(0, balance["earned"] - balance["slashed"] - (0 if participant is None else participant.claimed))
@@ -89,7 +89,7 @@ async def pay_members(desk: Desk, run_id: str, treasurer_index: int | None) -> O
     interrupted, what was paid stays paid: call it again.
     """
     owner = await owner_of(desk, run_id, treasurer_index)
-    paying = await the_treasurer(desk, run_id, treasurer_index)
+    paying = await the_treasurer(desk, owner.found, treasurer_index)
     state = (await coordinator_account(desk.rpc, owner.found.run)).state
     owed = await _owed(desk, paying, () if state is None else state.accounts)
     affordable = _within(owed, await amount_of(desk, paying.treasury.vault))

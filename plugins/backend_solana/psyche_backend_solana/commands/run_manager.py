@@ -11,6 +11,7 @@ import click
 _TABLE = {
     "can-join": ("reading:can_join", "Say whether a wallet may join a run."),
     "checkpoint": ("members:checkpoint", "Tell a run where its model is stored."),
+    "close-address": ("members:close_address", "Delete the account with a member's address."),
     "close-run": ("owner:close_run", "Close a halted run for good."),
     "create-run": ("owner:create_run", "Make a run."),
     "join-authorization-create": ("authorizations:create", "Let a wallet join."),
@@ -20,7 +21,6 @@ _TABLE = {
     "json-dump-run": ("reading:json_dump_run", "Print all about a run, as JSON."),
     "json-dump-user": ("reading:json_dump_user", "Print all about a member, as JSON."),
     "list-runs": ("reading:list_runs", "List the runs on a chain."),
-    "migrate": ("owner:migrate", "Bring an older run's account to the present version."),
     "mining-pool": ("mining_pool:mining_pool", "Pool collateral and share what comes of it."),
     "set-future-epoch-rates": ("owner:set_future_epoch_rates", "Say what the next epochs pay."),
     "set-paused": ("owner:set_paused", "Pause a run, or let it go on."),

@@ -11,26 +11,41 @@ from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
 from psyche_backend_solana.commands.run_manager import TableGroup
-from psyche_backend_solana.programs import PROGRAMS, load, sums
+from psyche_backend_solana.programs import PROGRAMS, sums
+from psyche_backend_solana.programs.own_ids import with_ids
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings
 from psyche_backend_solana.wallet import Wallet
+from psyche_core.errors import ConfigError
 
 _LAMPORTS = 10**9
 
 
-@click.command("programs", epilog=example("solana programs", "", "--out programs"))
+@click.command("programs", epilog=example("solana programs", "", "--out programs", "--out programs --keypairs program-keys"))
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder to write the .so files to, for deploying.")
+@click.option(
+    "--keypairs",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of key pairs NAME.json, made where missing: with --out, write the programs for these addresses of your own.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object, for programs.")
-def programs(out: Path | None, as_json: bool) -> None:
-    """List the on-chain programs of this release: address on local chains, size and SHA-256."""
+def programs(out: Path | None, keypairs: Path | None, as_json: bool) -> None:
+    """List the on-chain programs of this release: address, size and SHA-256.
+
+    The addresses shipped are for local chains: anybody has their keys. On a chain shared with strangers use your own.
+    """
+    if keypairs is not None and out is None:
+        message = "--keypairs writes programs for addresses of your own: say where to, with --out FOLDER"
+        raise ConfigError(message)
+
+    ids = dict(PROGRAMS) if keypairs is None else {name: _own_key(keypairs, name) for name in PROGRAMS}
     rows = {}
     for name in PROGRAMS:
         if f"{name}.so" not in sums():
             continue
-        content = load(name)
+        content = with_ids(name, ids)
         rows[name] = {
-            "address": str(PROGRAMS[name]),
+            "address": str(ids[name]),
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
@@ -42,6 +57,15 @@ def programs(out: Path | None, as_json: bool) -> None:
         return
     for name, row in rows.items():
         click.echo(f"{name:<12} {row['address']:<44} {row['bytes']:>8} bytes  {row['sha256']}")
+
+
+def _own_key(folder: Path, name: str) -> Pubkey:
+    """The address of a program's key pair, made where there is none. Raises IdentityError."""
+    file = folder / f"{name}.json"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        Wallet.generate().save(file)
+    return Wallet.load(file).pubkey
 
 
 @click.command("keygen", epilog=example("solana keygen", "wallet.json"))

@@ -86,6 +86,8 @@ async def choose_run(
         if row["run_state"] in NOT_JOINABLE or grantor not in (None, row["join_authority"]):
             continue
         try:
+            if desk.pinned:
+                await desk.run(row["run_id"])
             await find_authorization(desk.rpc, row["join_authority"], wallet, grantees=grantees, programs=desk.programs)
             allowed(row["client_version"])
         except CommandRefused:

@@ -36,7 +36,11 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """Whom a grantor lets do what. grantee: EVERYBODY for anyone; delegates: whom the grantee lets do it as well."""
+    """Whom a grantor lets do what. grantee: EVERYBODY for anyone; delegates: whom the grantee lets do it as well.
+
+    limit: most of them that may be pending at once, 0 for no limit; with EVERYBODY, most pending members of any authorization
+    among whom one more may join by this one.
+    """
 
     bump: int
     active: bool
@@ -44,6 +48,7 @@ class Authorization:
     grantee: Pubkey
     scope: str
     delegates: tuple[Pubkey, ...] = ()
+    limit: int = 0
 
     def allows(self, user: Pubkey) -> bool:
         """Whether it is active and for this user."""
@@ -71,6 +76,7 @@ def parse(account: Account, *, program: Pubkey = AUTHORIZER) -> Authorization:
         grantee=header.key(data, 48),
         scope=data[80 : 80 + scope_length].decode("utf-8", errors="replace"),
         delegates=tuple(header.key(data, BYTES + 32 * slot) for slot in range(count)),
+        limit=int.from_bytes(data[120:122], "little"),
     )
 
 
@@ -87,9 +93,19 @@ def create(
     return Instruction(program, b"\0" + bytes(grantee) + bytes([len(scope.encode())]) + _scope(scope), accounts)
 
 
-def grantor_update(grantor: Pubkey, authorization: Pubkey, *, active: bool, program: Pubkey = AUTHORIZER) -> Instruction:
-    """Switches an authorization on or off. Signer: grantor."""
-    return Instruction(program, bytes([1, active]), [AccountMeta(grantor, True, False), AccountMeta(authorization, False, True)])
+def grantor_update(
+    grantor: Pubkey, authorization: Pubkey, *, active: bool, limit: int | None = None, program: Pubkey = AUTHORIZER
+) -> Instruction:
+    """Switches an authorization on or off. Signer: grantor.
+
+    limit: most members that may be pending by it, 0 for no limit, None keeps what is there. ValueError above 65,535.
+    """
+    if limit is not None and not 0 <= limit < 2**16:
+        message = f"expected a limit of 0 to 65,535 members, got {limit}"
+        raise ValueError(message)
+    more = b"" if limit is None else limit.to_bytes(2, "little")
+    accounts = [AccountMeta(grantor, True, False), AccountMeta(authorization, False, True)]
+    return Instruction(program, bytes([1, active]) + more, accounts)
 
 
 def grantee_update(

@@ -21,7 +21,8 @@ from psyche_core.coordinator.state import Progress
 from psyche_core.run_config import CHECKPOINTS, Choice, CoordinatorConfig, ModelConfig
 from psyche_core.run_config_schema import MAX_RUN_ID_BYTES
 from psyche_core.types import WitnessStatement
-from psyche_core.wire.messages import commitment_message
+from psyche_core.wire.messages import commitment_message, join_message, sign_join
+from psyche_core.wire.signing import SecretKey
 
 PROGRAM_ID = Pubkey.from_string("4t6nXm8shbyAsZTLvdCPi11MxKDXktwSoxcTz38NcqAd")
 """Where local chains have the coordinator."""
@@ -61,8 +62,10 @@ class Number(IntEnum):
     health_check = 11
     checkpoint = 12
     equivocation = 13
-    migrate = 14
     expel = 15
+    back = 16
+    settle = 17
+    epoch_digest = 18
 
 
 class Part(IntFlag):
@@ -124,17 +127,17 @@ def instance_address(run_id: str, *, program: Pubkey = PROGRAM_ID) -> tuple[Pubk
 def init(
     run: Run, *, payer: Pubkey, run_id: str, main_authority: Pubkey, join_authority: Pubkey, client_version: str = ""
 ) -> Instruction:
-    """Make a run of an account of zeros that the program owns. payer: pays the instance's rent."""
+    """Make a run of an account of zeros that the program owns. Signers: payer, who pays the instance's rent, and the account."""
     name = _run_id(run_id)
     keys = bytes(main_authority) + bytes(join_authority)
     version = packed_text(client_version, CLIENT_VERSION_BYTES, "client_version")
     data = bytes([len(name)]) + name.ljust(MAX_RUN_ID_BYTES, b"\0") + keys + version
-    accounts = [_payer(payer), _written(run.instance), _written(run.account), _read(SYSTEM_PROGRAM)]
+    accounts = [_payer(payer), _written(run.instance), _payer(run.account), _read(SYSTEM_PROGRAM)]
     return _instruction(run, Number.init, data, accounts)
 
 
 def free(run: Run, *, authority: Pubkey, spill: Pubkey) -> Instruction:
-    """Close both accounts of a halted run. spill: gets their lamports."""
+    """Close both accounts of a halted run, also of an older version. spill: gets their lamports."""
     accounts = [_signer(authority), _written(spill), _written(run.instance), _written(run.account)]
     return _instruction(run, Number.free, b"", accounts)
 
@@ -177,17 +180,42 @@ def set_future_epoch_rates(
     return _instruction(run, Number.set_future_epoch_rates, data, _owners(run, authority))
 
 
-def set_paused(run: Run, *, authority: Pubkey, paused: bool) -> Instruction:
-    """Pause, or resume or first start."""
-    return _instruction(run, Number.set_paused, bytes([paused]), _owners(run, authority))
+def set_paused(run: Run, *, authority: Pubkey, paused: bool, from_checkpoint: bool = False) -> Instruction:
+    """Pause, or resume or first start. from_checkpoint: of a run whose model is lost, resume with the stored checkpoint's."""
+    what = 1 if paused else 2 if from_checkpoint else 0
+    return _instruction(run, Number.set_paused, bytes([what]), _owners(run, authority))
 
 
-def join(run: Run, *, user: Pubkey, authorization: Pubkey, p2p: bytes, address: bytes = b"") -> Instruction:
-    """Ask to be a member. p2p: the transport's public key. address: for the log, at most 512 bytes."""
+def proved_join(
+    run: Run, *, user: Pubkey, authorization: Pubkey, key: SecretKey, address: bytes = b""
+) -> tuple[Instruction, Instruction]:
+    """Ask to be a member: the proof that the transport key is ours, and the join, for one transaction, in this order."""
+    proof = sign_join(key, bytes(run.account), bytes(user))
+    verified = join_verified(run, user=user, p2p=key.public, proof=proof)
+    return verified, join(run, user=user, authorization=authorization, p2p=key.public, proof=proof, address=address)
+
+
+def join(run: Run, *, user: Pubkey, authorization: Pubkey, p2p: bytes, proof: bytes, address: bytes = b"") -> Instruction:
+    """Ask to be a member. It belongs right behind `join_verified` in the same transaction.
+
+    p2p: the transport's public key. proof: its signature, see `psyche_core.wire.messages.sign_join`. address: for the log, at
+    most 512 bytes.
+    """
     _expect_at_most(address, MAX_ADDRESS_BYTES, "address")
-    data = _exactly(p2p, 32, "p2p key") + struct.pack("<H", len(address)) + address
-    accounts = [_signer(user), _read(authorization), _read(run.instance), _written(run.account)]
+    data = _exactly(p2p, 32, "p2p key") + _exactly(proof, 64, "proof") + struct.pack("<H", len(address)) + address
+    accounts = [
+        _signer(user),
+        _read(authorization),
+        _read(run.instance),
+        _written(run.account),
+        _read(INSTRUCTIONS_SYSVAR),
+    ]
     return _instruction(run, Number.join, data, accounts)
+
+
+def join_verified(run: Run, *, user: Pubkey, p2p: bytes, proof: bytes) -> Instruction:
+    """The Ed25519 program's instruction that verifies the proof of a join."""
+    return signatures_verified(p2p=p2p, signed=((join_message(bytes(run.account), bytes(user)), proof),))
 
 
 def withdraw(run: Run, *, user: Pubkey) -> Instruction:
@@ -210,6 +238,12 @@ def warmup_witness(run: Run, *, user: Pubkey, epoch: int, index: int, model_dige
     """`user` has the model and is ready. index: its own slot."""
     data = _packed("<IH", epoch, index, what="epoch and index") + _exactly(model_digest, 32, "model digest")
     return _instruction(run, Number.warmup_witness, data, _members(run, user))
+
+
+def epoch_digest(run: Run, *, user: Pubkey, epoch: int, index: int, digest: bytes) -> Instruction:
+    """`user`'s masters at the end of an epoch have this full digest. index: its own slot."""
+    data = _packed("<IH", epoch, index, what="epoch and index") + _exactly(digest, 32, "digest")
+    return _instruction(run, Number.epoch_digest, data, _members(run, user))
 
 
 def health_check(run: Run, *, user: Pubkey, slots: tuple[int, ...]) -> Instruction:
@@ -239,20 +273,28 @@ def _packed_location(location: object) -> bytes:
 
 
 def equivocation(run: Run, evidence: Equivocation, *, user: Pubkey) -> Instruction:
-    """Proof that a slot signed two results. It belongs right behind `signatures_verified` in the same transaction."""
+    """Proof that a slot signed two results. It belongs right behind `commitments_verified` in the same transaction."""
     data = _packed("<IIH", evidence.epoch, evidence.height, evidence.index, what="epoch, height and index")
     for result in (evidence.first, evidence.second):
         data += _exactly(result.payload_hash, 32, "payload hash") + _exactly(result.signature, 64, "signature")
     return _instruction(run, Number.equivocation, data, [*_members(run, user), _read(INSTRUCTIONS_SYSVAR)])
 
 
-def signatures_verified(run_id: str, *, p2p: bytes, signed: tuple[tuple[bytes, bytes], ...]) -> Instruction:
+def commitments_verified(run: Run, *, p2p: bytes, signed: tuple[tuple[bytes, bytes], ...]) -> Instruction:
     """The Ed25519 program's instruction that verifies signatures of commitments by one key. signed: commitment, signature."""
+    messages = tuple(
+        (commitment_message(bytes(run.account), _exactly(commitment, 32, "commitment")), signature)
+        for commitment, signature in signed
+    )
+    return signatures_verified(p2p=p2p, signed=messages)
+
+
+def signatures_verified(*, p2p: bytes, signed: tuple[tuple[bytes, bytes], ...]) -> Instruction:
+    """The Ed25519 program's instruction that verifies signatures by one key. signed: message, signature."""
     heads, body = b"", b""
     start = 2 + _OFFSETS.size * len(signed)
     body += _exactly(p2p, 32, "p2p key")
-    for commitment, signature in signed:
-        message = commitment_message(run_id, _exactly(commitment, 32, "commitment"))
+    for message, signature in signed:
         at = start + len(body)
         body += _exactly(signature, 64, "signature") + message
         here = _SAME_INSTRUCTION
@@ -260,15 +302,19 @@ def signatures_verified(run_id: str, *, p2p: bytes, signed: tuple[tuple[bytes, b
     return Instruction(ED25519_PROGRAM, bytes([len(signed), 0]) + heads + body, [])
 
 
-def migrate(run: Run, *, authority: Pubkey) -> Instruction:
-    """Make an account of version 1 one of version 2. authority: the run's, pays the rent that is missing."""
-    accounts = [_payer(authority), _read(run.instance), _written(run.account), _read(SYSTEM_PROGRAM)]
-    return _instruction(run, Number.migrate, b"", accounts)
-
-
 def expel(run: Run, *, authority: Pubkey, user: Pubkey) -> Instruction:
     """Send a member away, as if it had withdrawn. authority: the run's join authority or its owner."""
     return _instruction(run, Number.expel, bytes(user), _owners(run, authority))
+
+
+def back(run: Run, *, authority: Pubkey, units: int) -> Instruction:
+    """Say what stands behind the points that later epochs promise: no epoch promises more. authority: the run's owner."""
+    return _instruction(run, Number.back, _packed("<Q", units, what="units of 64 bits"), _owners(run, authority))
+
+
+def settle(run: Run, *, authority: Pubkey, signer: bytes) -> Instruction:
+    """Free the balance of a signer that was paid out and is neither in the epoch nor pending. authority: the run's owner."""
+    return _instruction(run, Number.settle, _exactly(signer, 32, "signer"), _owners(run, authority))
 
 
 def _packed_model(model: ModelConfig) -> bytes:

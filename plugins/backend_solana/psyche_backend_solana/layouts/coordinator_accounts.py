@@ -22,19 +22,21 @@ INSTANCE_MAGIC = b"PsycheRI"
 INSTANCE_VERSION = 1
 
 HEADER_BYTES = 1344
+NONCE_OFFSET, NONCE_BYTES = 16, 8
+"""Of the account of the state, in its header."""
 STAGING_BYTES = 4096
 ACCOUNT_BYTES = HEADER_BYTES + image.SIZE + STAGING_BYTES
 ACCOUNT_MAGIC = b"PsycheCo"
-ACCOUNT_VERSION = 2
-FIRST_ACCOUNT_BYTES = HEADER_BYTES + image.SIZE
-"""Bytes of an account of version 1, which had no staging area."""
+ACCOUNT_VERSION = 3
+OLD_ACCOUNT_BYTES = {1: 161_056, 2: 165_152}
+"""Bytes of accounts of older versions, which can only be closed any more."""
 
 CLIENT_VERSION_BYTES = 96
 NAME_BYTES = 64
 DESCRIPTION_BYTES = 280
 
 _INSTANCE = struct.Struct(f"<8sIB3x32s32s32s{MAX_RUN_ID_BYTES}s112x")
-_HEADER = struct.Struct(f"<8sIIQ32s{CLIENT_VERSION_BYTES}s{NAME_BYTES}s{DESCRIPTION_BYTES}sQQ832x")
+_HEADER = struct.Struct(f"<8sIIQ32s{CLIENT_VERSION_BYTES}s{NAME_BYTES}s{DESCRIPTION_BYTES}sQQQQQ808x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +77,42 @@ class RunMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class Backing:
+    """What stands behind a run's points, in points: a treasurer's vault. No epoch promises more than is free.
+
+    free: may still be promised. promised: what the epoch that goes on has promised to its members.
+    """
+
+    free: int
+    promised: int
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorAccount:
-    """The account that holds a run's state. nonce: one more after every command. image: `psyche_core.coordinator.image`."""
+    """The account that holds a run's state.
+
+    nonce: one more after every command. backing: None where nothing stands behind the points, and epochs promise whatever the
+    owner says. image: `psyche_core.coordinator.image`.
+    """
 
     version: int
     nonce: int
     instance: Pubkey
     client_version: str
     metadata: RunMetadata
+    backing: Backing | None
     image: bytes
 
     @classmethod
     def parse(cls, data: bytes) -> CoordinatorAccount:
         """Read the account's data without decoding the state. Raises WireError."""
-        sizes = {1: FIRST_ACCOUNT_BYTES, ACCOUNT_VERSION: ACCOUNT_BYTES}
-        _expect_kind(data, ACCOUNT_MAGIC, ACCOUNT_VERSION, sizes=sizes, what="coordinator account")
-        _, version, _, nonce, instance, client_version, name, description, parameters, vocabulary = _HEADER.unpack_from(data)
+        _expect_kind(data, ACCOUNT_MAGIC, ACCOUNT_VERSION, sizes={ACCOUNT_VERSION: ACCOUNT_BYTES}, what="coordinator account")
+        _, version, _, nonce, instance, client_version, *about, backed, free, promised = _HEADER.unpack_from(data)
+        name, description, parameters, vocabulary = about
         metadata = RunMetadata(_text(name, "name"), _text(description, "description"), parameters, vocabulary)
+        backing = Backing(free, promised) if backed else None
         body = bytes(data[HEADER_BYTES : HEADER_BYTES + image.SIZE])
-        return cls(version, nonce, Pubkey(instance), _text(client_version, "client_version"), metadata, body)
+        return cls(version, nonce, Pubkey(instance), _text(client_version, "client_version"), metadata, backing, body)
 
     @property
     def state(self) -> CoordinatorState | None:

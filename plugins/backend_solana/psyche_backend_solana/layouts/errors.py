@@ -1,6 +1,6 @@
 """Names of the refusals of the programs: what a transaction's `Custom(n)` means.
 
-Decided: 1 to 19 mean the same in all programs (programs/common/src/error.rs); the coordinator's own follow the order of
+Decided: 1 to 20 mean the same in all programs (programs/common/src/error.rs); the coordinator's own follow the order of
 `psyche_core.coordinator.errors`, so that a refusal has the same name on a chain as anywhere else. Refuses to guess: an unknown
 number is named as the number it is.
 """
@@ -38,6 +38,7 @@ COMMON: Mapping[int, str] = MappingProxyType(
                 "TooManyAccounts",
                 "DelegatedTokens",
                 "SameAccount",
+                "LimitReached",
             ),
             start=1,
         )

@@ -11,7 +11,7 @@ from solders.account import Account
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.layouts import coordinator, header, tokens
+from psyche_backend_solana.layouts import header, tokens
 from psyche_backend_solana.programs.addresses import ASSOCIATED_TOKEN, COORDINATOR, SYSTEM, TOKEN, TREASURER
 
 RUN_MAGIC: Final = b"PsycheTr"
@@ -25,11 +25,15 @@ ERRORS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
         100: ("NotHalted", "collateral is taken back only while the coordinator is halted"),
         101: ("OverClaim", "more was claimed than was earned, not slashed, and not yet paid"),
         102: ("StillOwed", "a run is closed only when nobody is owed anything any more"),
-        103: ("NotForOwners", "the treasurer passes on only what a run's owner commands: stage, update, rates, pause, migrate"),
+        103: ("NotForOwners", "the treasurer passes on only what a run's owner commands: stage, update, rates, pause"),
         104: ("OtherRun", "this account belongs to another run"),
-        105: ("StillNeeded", "a participant that was paid is closed only after its run was"),
+        105: ("StillNeeded", "a participant that was paid or settled is closed only after its run was"),
         106: ("TooSoon", "a run is not closed in the slot in which it was created"),
         107: ("BadImage", "the coordinator's state is of a layout this treasurer does not know"),
+        108: (
+            "NotPaidOut",
+            "a balance is freed only when it was earned, claimed to the last unit and is owed for no slashed points",
+        ),
     }
 )
 """By number, as in Custom(n): name and sentence."""
@@ -74,7 +78,7 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class Treasury:
-    """The addresses of one run that its instructions name. program: the treasurer's address."""
+    """The addresses of one run that its instructions name. program, coordinator_program: where the two programs are."""
 
     run: Pubkey
     vault: Pubkey
@@ -82,12 +86,22 @@ class Treasury:
     instance: Pubkey
     coordinator: Pubkey
     program: Pubkey = TREASURER
+    coordinator_program: Pubkey = COORDINATOR
 
     @classmethod
-    def of(cls, index: int, *, mint: Pubkey, instance: Pubkey, coordinator: Pubkey, program: Pubkey = TREASURER) -> Treasury:
+    def of(
+        cls,
+        index: int,
+        *,
+        mint: Pubkey,
+        instance: Pubkey,
+        coordinator: Pubkey,
+        program: Pubkey = TREASURER,
+        coordinator_program: Pubkey = COORDINATOR,
+    ) -> Treasury:
         """Of a run not made yet. index: the number of the run, free to choose."""
         run = run_address(index, program=program)
-        return cls(run, tokens.associated(run, mint), mint, instance, coordinator, program)
+        return cls(run, tokens.associated(run, mint), mint, instance, coordinator, program, coordinator_program)
 
 
 def run_address(index: int, *, program: Pubkey = TREASURER) -> Pubkey:
@@ -157,15 +171,18 @@ def run_create(
     run_id: str,
     client_version: str,
 ) -> Instruction:
-    """Makes the run, its vault and the coordinator's run. Signer: payer. The coordinator's account must be there, all zero."""
+    """Makes the run, its vault and the coordinator's run. Signers: payer, the coordinator's account.
+
+    That account must be there, all zero.
+    """
     accounts = [
         AccountMeta(payer, True, True),
         AccountMeta(treasury.run, False, True),
         AccountMeta(treasury.vault, False, True),
         AccountMeta(treasury.mint, False, False),
         AccountMeta(treasury.instance, False, True),
-        AccountMeta(treasury.coordinator, False, True),
-        AccountMeta(COORDINATOR, False, False),
+        AccountMeta(treasury.coordinator, True, True),
+        AccountMeta(treasury.coordinator_program, False, False),
         AccountMeta(TOKEN, False, False),
         AccountMeta(ASSOCIATED_TOKEN, False, False),
         AccountMeta(SYSTEM, False, False),
@@ -176,31 +193,30 @@ def run_create(
 
 
 def run_update(main_authority: Pubkey, treasury: Treasury, *, command: Instruction | bytes) -> Instruction:
-    """Has the treasurer pass on one instruction of the coordinator (its data, number first). Signer: main_authority.
-
-    For `migrate` it pays the rent that is missing.
-    """
+    """Has the treasurer pass on one instruction of the coordinator (its data, number first). Signer: main_authority."""
     data = bytes(command.data) if isinstance(command, Instruction) else command
-    pays = data[:1] == bytes([coordinator.Number.migrate])
     accounts = [
-        AccountMeta(main_authority, True, pays),
-        AccountMeta(treasury.run, False, pays),
+        AccountMeta(main_authority, True, False),
+        AccountMeta(treasury.run, False, False),
         AccountMeta(treasury.instance, False, False),
         AccountMeta(treasury.coordinator, False, True),
-        AccountMeta(COORDINATOR, False, False),
-        *([AccountMeta(SYSTEM, False, False)] if pays else []),
+        AccountMeta(treasury.coordinator_program, False, False),
     ]
     return Instruction(treasury.program, b"\1" + data, accounts)
 
 
 def top_up(payer: Pubkey, source: Pubkey, *, treasury: Treasury, amount: int) -> Instruction:
-    """Puts units of a payer's token account into the vault. Signer: payer."""
+    """Puts units of a payer's token account into the vault, 0 to have it measured again. Signer: payer.
+
+    What the vault then holds beyond what is owed is what the run's next epochs can promise.
+    """
     accounts = [
         AccountMeta(payer, True, False),
         AccountMeta(source, False, True),
         AccountMeta(treasury.run, False, False),
         AccountMeta(treasury.vault, False, True),
         AccountMeta(TOKEN, False, False),
+        *_commanded(treasury),
     ]
     return Instruction(treasury.program, b"\2" + amount.to_bytes(8, "little"), accounts)
 
@@ -243,8 +259,10 @@ def run_withdraw_unused(
         AccountMeta(destination, False, True),
         AccountMeta(treasury.run, False, False),
         AccountMeta(treasury.vault, False, True),
-        AccountMeta(treasury.coordinator, False, False),
+        AccountMeta(treasury.coordinator, False, True),
         AccountMeta(TOKEN, False, False),
+        AccountMeta(treasury.instance, False, False),
+        AccountMeta(treasury.coordinator_program, False, False),
         *_shown(show),
     ]
     return Instruction(treasury.program, b"\5", accounts)
@@ -265,7 +283,7 @@ def run_close(
         AccountMeta(treasury.vault, False, True),
         AccountMeta(treasury.instance, False, True),
         AccountMeta(treasury.coordinator, False, True),
-        AccountMeta(COORDINATOR, False, False),
+        AccountMeta(treasury.coordinator_program, False, False),
         AccountMeta(TOKEN, False, False),
         *_shown(show),
     ]
@@ -286,6 +304,20 @@ def run_settle(main_authority: Pubkey, *, treasury: Treasury, show: Sequence[Pub
     return Instruction(treasury.program, b"\x08", accounts)
 
 
+def run_release(user: Pubkey, *, treasury: Treasury) -> Instruction:
+    """Frees the balance of a user that was paid all it earned. Signer: none but who pays the fee.
+
+    The run holds so many balances only. The user is neither in the epoch nor pending; what it was paid is forgotten with what it
+    earned, so its participant can be closed.
+    """
+    accounts = [
+        AccountMeta(treasury.run, False, True),
+        AccountMeta(participant_address(treasury.run, user, program=treasury.program), False, True),
+        *_commanded(treasury),
+    ]
+    return Instruction(treasury.program, b"\x09", accounts)
+
+
 def participant_close(user: Pubkey, spill: Pubkey, *, run: Pubkey, program: Pubkey = TREASURER) -> Instruction:
     """Closes a user's account that was never paid, or whose run is closed. Signer: user."""
     accounts = [
@@ -295,6 +327,15 @@ def participant_close(user: Pubkey, spill: Pubkey, *, run: Pubkey, program: Pubk
         AccountMeta(participant_address(run, user, program=program), False, True),
     ]
     return Instruction(program, b"\7", accounts)
+
+
+def _commanded(treasury: Treasury) -> list[AccountMeta]:
+    """What a run needs to command its coordinator."""
+    return [
+        AccountMeta(treasury.instance, False, False),
+        AccountMeta(treasury.coordinator, False, True),
+        AccountMeta(treasury.coordinator_program, False, False),
+    ]
 
 
 def _shown(participants: Sequence[Pubkey]) -> list[AccountMeta]:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,7 +41,10 @@ class RpcUnavailable(BackendError):
 
 
 class Rpc:
-    """The endpoints of one program. An async context manager; make it inside the event loop that uses it."""
+    """The endpoints of one program. An async context manager; make it inside the event loop that uses it.
+
+    bytes_read, requests: bytes of the bodies of all answers so far, and questions asked, tries included.
+    """
 
     def __init__(self, endpoints: Sequence[Endpoint], *, call_seconds: float = CALL_SECONDS) -> None:
         self.endpoints = tuple(endpoints)
@@ -50,6 +53,8 @@ class Rpc:
         self._choice = choice.EndpointChoice(len(self.endpoints))
         self._random = random.SystemRandom()
         self._probes: set[asyncio.Task[None]] = set()
+        self.bytes_read = 0
+        self.requests = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,6 +132,7 @@ class Rpc:
 
     async def _ask(self, number: int, method: str, parameters: Sequence[Any], timeout: float) -> Any:
         name = self.endpoints[number].name
+        self.requests += 1
         request = JsonRpcRequest(method=method, params=list(parameters) or None)
         try:
             with anyio.fail_after(timeout):
@@ -141,12 +147,15 @@ class Rpc:
         except (ValidationError, UnicodeDecodeError) as error:  # an answer that is no JSON-RPC: a proxy's page, half a body
             raise RpcError(Failure(Verdict.ELSEWHERE, f"{name} answered with something that is not JSON-RPC")) from error
 
+    def _count(self, count: int) -> None:
+        self.bytes_read += count
+
     async def _client(self, number: int) -> AsyncClient:
         """Made when it is needed, in a thread: reading the system's certificates takes a tenth of a second."""
         known = self._clients.get(number)
         if known is None:
             url = self.endpoints[number].http
-            made = await anyio.to_thread.run_sync(lambda: _client_of(url, timeout=self._call_seconds))
+            made = await anyio.to_thread.run_sync(lambda: _client_of(url, timeout=self._call_seconds, on_bytes=self._count))
             known = self._clients.setdefault(number, made)
             if known is not made:
                 await made.close()
@@ -174,9 +183,9 @@ class Rpc:
                 logger.warning("the RPC endpoint %s is well again and in use", self.endpoints[number].name)
 
 
-def _client_of(url: str, *, timeout: float) -> AsyncClient:
+def _client_of(url: str, *, timeout: float, on_bytes: Callable[[int], None]) -> AsyncClient:
     client = AsyncClient(url, timeout=timeout, max_transport_retries=0, http2=False, extra_headers=UNCOMPRESSED)
-    limit_answers(client._provider.session)  # there is no other way to it in the release this is pinned to
+    limit_answers(client._provider.session, on_bytes=on_bytes)  # there is no other way to it in the release this is pinned to
     return client
 
 

@@ -21,7 +21,6 @@ from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.failures import Failure, RpcError, Verdict
 
 COMMITMENT = "confirmed"
-HISTORY_PAGE = 1000
 
 _Answer = TypeVar("_Answer")
 
@@ -60,15 +59,6 @@ class Status:
     slot: int
     error: Any
     confirmed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """A transaction that touched an account."""
-
-    signature: Signature
-    slot: int
-    failed: bool
 
 
 async def account(rpc: Rpc, address: Pubkey, *, timeout: float) -> AccountRead | None:
@@ -160,6 +150,12 @@ async def slot(rpc: Rpc, *, timeout: float) -> int:
     return _shaped(lambda: int(answer))
 
 
+async def genesis_hash(rpc: Rpc, *, timeout: float) -> str:
+    """The hash of the chain's first block, which tells clusters apart."""
+    answer = await rpc.call("getGenesisHash", timeout=timeout)
+    return _shaped(lambda: str(Hash.from_string(answer)))
+
+
 async def block_time(rpc: Rpc, of_slot: int, *, timeout: float) -> int | None:
     """Unix seconds of a slot's block, None when that is not known."""
     answer = await rpc.call("getBlockTime", of_slot, timeout=timeout)
@@ -176,31 +172,6 @@ async def rent_exempt(rpc: Rpc, size: int, *, timeout: float) -> int:
     """Lamports that an account of `size` bytes must hold."""
     answer = await rpc.call("getMinimumBalanceForRentExemption", size, timeout=timeout)
     return _shaped(lambda: int(answer))
-
-
-async def history(
-    rpc: Rpc, address: Pubkey, *, until: Signature | None = None, before: Signature | None = None, timeout: float
-) -> list[HistoryEntry]:
-    """Transactions that touched an account, newest first, down to but without `until`; a page of HISTORY_PAGE at most."""
-    options: dict[str, Any] = {"commitment": COMMITMENT, "limit": HISTORY_PAGE}
-    if until is not None:
-        options["until"] = str(until)
-    if before is not None:
-        options["before"] = str(before)
-    answer = await rpc.call("getSignaturesForAddress", str(address), options, timeout=timeout)
-    return _shaped(
-        lambda: [
-            HistoryEntry(Signature.from_string(entry["signature"]), int(entry["slot"]), entry.get("err") is not None)
-            for entry in answer
-        ]
-    )
-
-
-async def transaction(rpc: Rpc, signature: Signature, *, timeout: float) -> bytes | None:
-    """A transaction as it was signed, None when it is not known (yet)."""
-    options = {"encoding": "base64", "commitment": COMMITMENT, "maxSupportedTransactionVersion": 0}
-    answer = await rpc.call("getTransaction", str(signature), options, timeout=timeout)
-    return _shaped(lambda: None if answer is None else _decoded(answer["transaction"]))
 
 
 def read_account(answer: Any) -> AccountRead | None:

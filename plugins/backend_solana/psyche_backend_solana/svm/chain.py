@@ -30,8 +30,9 @@ from psyche_core.coordinator import commands, image
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.types import NodeIdentity
-from psyche_core.wire.messages import commitment_hash
+from psyche_core.wire.messages import commitment_hash, sign_join
 from psyche_core.wire.signing import SecretKey
 
 PROGRAM_FILE = Path(__file__).parent.parent / "programs" / "coordinator.so"
@@ -42,8 +43,11 @@ MOST_UNITS = 1_400_000
 NOT_SIGNED = "NotSigned"
 """The Ed25519 program refused a signature, before the coordinator was asked anything."""
 
-MEMORY_BYTES = 832
+MEMORY_BYTES = 800
 """Bytes of the header, its last ones, in which the program keeps what it derived."""
+
+NO_PROOF = bytes(64)
+"""A proof that is sent without the instruction that would verify it."""
 
 _RICH = 10**12
 
@@ -64,6 +68,12 @@ def transport_key(number: int, generation: int = 0) -> SecretKey:
 def member(number: int, generation: int = 0) -> NodeIdentity:
     """The identity of the n-th member."""
     return NodeIdentity(signer=bytes(wallet(number).pubkey()), p2p=transport_key(number, generation).public)
+
+
+def proved(number: int, run: bytes, generation: int = 0) -> commands.Join:
+    """The join of the n-th member. run: the instance, which is the account's address."""
+    sender = member(number, generation)
+    return commands.Join(sender, sign_join(transport_key(number, generation), run, sender.signer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +107,13 @@ class CoordinatorSvm:
         self.wallets = {bytes(wallet(number).pubkey()): wallet(number) for number in range(members)}
         for key in (self.owner, *self.wallets.values()):
             self.svm.airdrop(key.pubkey(), _RICH)
-        account = Keypair.from_seed(hashlib.sha256(b"account").digest()).pubkey()
+        self.account_key = Keypair.from_seed(hashlib.sha256(b"account").digest())
+        account = self.account_key.pubkey()
         self.run = layout.Run(layout.instance_address(run_id)[0], account)
         self.authorization = Pubkey(hashlib.sha256(b"authorization").digest())
         self.put(self.authorization, open_authorization(self.owner.pubkey()), owner=AUTHORIZER_ID)
         self.put(account, bytes(ACCOUNT_BYTES))
-        made = self.send([self.init()], self.owner)
+        made = self.send([self.init()], self.owner, self.account_key)
         if made.refusal is not None:
             message = f"the run could not be made: {made.refusal} {made.logs}"
             raise RuntimeError(message)
@@ -133,6 +144,15 @@ class CoordinatorSvm:
         content = bytes(image.SIZE) if state is None else image.encode(state)
         staging = bytes(ACCOUNT_BYTES - HEADER_BYTES - image.SIZE)
         self.put(self.run.account, self._fresh[: HEADER_BYTES - MEMORY_BYTES] + memory + content + staging)
+
+    @property
+    def instance(self) -> bytes:
+        """What every signature of the run covers: the account's address."""
+        return bytes(self.run.account)
+
+    def fresh(self, config: CoordinatorConfig, model: ModelConfig) -> CoordinatorState:
+        """The run before its first configuration."""
+        return CoordinatorState(run_id=self.run_id, instance=self.instance, config=config, model=model)
 
     @property
     def memory(self) -> bytes:
@@ -173,9 +193,11 @@ class CoordinatorSvm:
         """Send a command. state: the one it is about, for what a proof of equivocation has to name."""
         owner = self.owner.pubkey()
         match command:
-            case commands.Pause() | commands.Resume():
-                paused = isinstance(command, commands.Pause)
-                return self.send([layout.set_paused(self.run, authority=owner, paused=paused)], self.owner, units=units)
+            case commands.Pause():
+                return self.send([layout.set_paused(self.run, authority=owner, paused=True)], self.owner, units=units)
+            case commands.Resume(from_checkpoint):
+                resume = layout.set_paused(self.run, authority=owner, paused=False, from_checkpoint=from_checkpoint)
+                return self.send([resume], self.owner, units=units)
             case commands.UpdateConfig():
                 return self._update(command, units=units)
             case commands.SetFutureEpochRates():
@@ -186,6 +208,9 @@ class CoordinatorSvm:
                     slashing_per_client=command.slashing_per_client,
                 )
                 return self.send([rates], self.owner, units=units)
+            case commands.Settle():
+                freed = layout.settle(self.run, authority=owner, signer=command.signer)
+                return self.send([freed], self.owner, units=units)
             case commands.Tick():
                 return self.send([layout.tick(self.run, user=owner)], self.owner, units=units)
         key = self.wallets[command.sender.signer]
@@ -201,7 +226,7 @@ class CoordinatorSvm:
     def _members(self, command: Command, state: CoordinatorState, user: Pubkey) -> list[Instruction]:
         match command:
             case commands.Join():
-                return [layout.join(self.run, user=user, authorization=self.authorization, p2p=command.sender.p2p)]
+                return self._join(command, user)
             case commands.Withdraw():
                 return [layout.withdraw(self.run, user=user)]
             case commands.WarmupWitness():
@@ -211,6 +236,8 @@ class CoordinatorSvm:
                 return [ready]
             case commands.Witness():
                 return [layout.witness(self.run, command.statement, user=user)]
+            case commands.EpochDigest(_, epoch, index, digest):
+                return [layout.epoch_digest(self.run, user=user, epoch=epoch, index=index, digest=digest)]
             case commands.HealthCheck():
                 return [layout.health_check(self.run, user=user, slots=command.slots)]
             case commands.Checkpoint():
@@ -220,13 +247,19 @@ class CoordinatorSvm:
         message = f"expected a command, got {command!r}"
         raise TypeError(message)
 
+    def _join(self, command: commands.Join, user: Pubkey) -> list[Instruction]:
+        """The join behind the check of its proof; NO_PROOF comes without a check."""
+        p2p, proof = command.sender.p2p, command.proof
+        join = layout.join(self.run, user=user, authorization=self.authorization, p2p=p2p, proof=proof)
+        return [join] if proof == NO_PROOF else [layout.join_verified(self.run, user=user, p2p=p2p, proof=proof), join]
+
     def _verified(self, command: commands.Equivocation, state: CoordinatorState) -> list[Instruction]:
         """The instruction in front of a proof; none where the state has no commitment to verify."""
         signed = commitments(state, command)
         if signed is None:
             return []
         p2p = state.epoch.clients[command.index].id.p2p
-        return [layout.signatures_verified(self.run_id, p2p=p2p, signed=signed)]
+        return [layout.commitments_verified(self.run, p2p=p2p, signed=signed)]
 
 
 def commitments(state: CoordinatorState, command: commands.Equivocation) -> tuple[tuple[bytes, bytes], ...] | None:
@@ -240,9 +273,10 @@ def commitments(state: CoordinatorState, command: commands.Equivocation) -> tupl
     return tuple(
         (
             commitment_hash(
-                state.run_id,
+                state.instance,
                 epoch=command.epoch,
                 step=judged.step,
+                seed=judged.seed,
                 share=share,
                 trainer=state.epoch.clients[command.index].id.signer,
                 payload_hash=result.payload_hash,
@@ -251,6 +285,11 @@ def commitments(state: CoordinatorState, command: commands.Equivocation) -> tupl
         )
         for result in (command.first, command.second)
     )
+
+
+def nothing_due(command: Command, before: CoordinatorState, after: CoordinatorState) -> str | None:
+    """The refusal of a tick that changes nothing, which a chain does not carry out for a fee; `apply` takes it."""
+    return "NothingDue" if isinstance(command, commands.Tick) and before == after else None
 
 
 def round_seed(now: int, slot: int) -> int:

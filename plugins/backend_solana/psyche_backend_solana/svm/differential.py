@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import NOT_SIGNED, PROGRAM_FILE, CoordinatorSvm, member
+from psyche_backend_solana.svm.chain import NOT_SIGNED, PROGRAM_FILE, CoordinatorSvm, member, nothing_due
 from psyche_backend_solana.svm.random_commands import RandomCommands
 from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.commands import Command
@@ -41,6 +41,7 @@ class Coverage:
     accepted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     names: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
     units: Counter[str] = field(default_factory=Counter)
     differences: list[str] = field(default_factory=list)
@@ -57,6 +58,7 @@ class Coverage:
         lines += [f"{kind:22} {self.accepted[kind]:9,} {self.refused[kind]:9,} {self.units[kind]:11,}" for kind in kinds]
         lines += ["", f"{'phase':22} {'commands':>9}", *(f"{name:22} {count:9,}" for name, count in self.states.most_common())]
         lines += ["", f"{'refusal':28} {'times':>9}", *(f"{name:28} {count:9,}" for name, count in self.names.most_common())]
+        lines += ["", f"{'event':28} {'times':>9}", *(f"{name:28} {count:9,}" for name, count in self.events.most_common())]
         return "\n".join(lines)
 
 
@@ -79,7 +81,7 @@ class Comparison:
         drawn = RandomCommands(random, members)
         begin = None
         if random.random() < 0.33:
-            fresh = CoordinatorState(run_id=self.chain.run_id, config=drawn.config, model=drawn.model)
+            fresh = self.chain.fresh(drawn.config, drawn.model)
             begin = runs.midway(random, fresh, [member(place).signer for place in range(members)])
         self.play(drawn, length, name=f"sequence {number}", begin=begin)
 
@@ -91,7 +93,7 @@ class Comparison:
             self.chain.begin(begin)
             state = begin
             if state is None:
-                fresh = CoordinatorState(run_id=self.chain.run_id, config=drawn.config, model=drawn.model)
+                fresh = self.chain.fresh(drawn.config, drawn.model)
                 state = self.compare(fresh, commands.UpdateConfig(drawn.config, drawn.model), now)
             after_the_end = 0
             for _ in range(length):
@@ -111,9 +113,11 @@ class Comparison:
         kind, refusal = type(command).__name__, None
         before = state
         try:
-            state, _ = apply(state, command, now, seed)
+            state, events = apply(state, command, now, seed)
+            self.coverage.events.update(type(event).__name__ for event in events)
         except CoordinatorError as error:
             refusal = error.name
+        refusal = refusal or nothing_due(command, before, state)
         answer = self.chain.do(command, before)
         self.coverage.states[before.run_state.name] += 1
         self.coverage.units[kind] = max(self.coverage.units[kind], answer.units)

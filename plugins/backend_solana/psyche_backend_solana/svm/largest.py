@@ -14,16 +14,38 @@ from random import Random
 from typing import Any
 
 from psyche_backend_solana.layouts import coordinator as layout
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, FIRST_ACCOUNT_BYTES
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, OLD_ACCOUNT_BYTES
 from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import MEMORY_BYTES, PROGRAM_FILE, Answer, CoordinatorSvm, member, transport_key, wallet
+from psyche_backend_solana.svm.chain import (
+    MEMORY_BYTES,
+    PROGRAM_FILE,
+    Answer,
+    CoordinatorSvm,
+    member,
+    nothing_due,
+    proved,
+    transport_key,
+    wallet,
+)
 from psyche_backend_solana.svm.random_commands import payload
 from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
 from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch, EpochRates, Progress, Round
+from psyche_core.coordinator.state import (
+    MAX_END_INTERVALS,
+    MAX_MISSED,
+    Account,
+    Client,
+    CoordinatorState,
+    Epoch,
+    EpochEnd,
+    EpochRates,
+    Progress,
+    Round,
+    Unready,
+)
 from psyche_core.coordinator.witness import BroadcastBloom
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, RunState, WitnessStatement, bitmap
@@ -49,9 +71,9 @@ def _torn(first: int, count: int) -> tuple[BatchId, ...]:
 
 
 class Largest:
-    """States of a run of 256. torn: lists are full of scraps. percent: share of verifiers."""
+    """States of a run of 256. torn: lists are full of scraps. percent: share of verifiers. instance: the run's."""
 
-    def __init__(self, run_id: str = "test-run", *, torn: bool, percent: int) -> None:
+    def __init__(self, run_id: str = "test-run", *, torn: bool, percent: int, instance: bytes) -> None:
         self.torn = torn
         keys: dict[str, Any] = {
             "init_min_clients": MAX_CLIENTS,
@@ -75,6 +97,7 @@ class Largest:
         strangers = [bytes([7, slot]) + bytes(30) for slot in _EVERYBODY]
         self.state = CoordinatorState(
             run_id=run_id,
+            instance=instance,
             config=config,
             model=runs.model(Random(0), max_seq_len=2048, checkpoint={"Hub": {"repo_id": "owner/model"}}),
             since=_SINCE,
@@ -85,7 +108,19 @@ class Largest:
             requeue=_torn(60_003, 512) if torn else (),
             future_rates=EpochRates(10**15, 10),
             accounts=tuple(Account(signer) for signer in strangers),
+            from_checkpoint=False,
+            ends=tuple(self.end(step) for step in (60, 70, 80, 90)),
+            stored=self.end(80),
+            unready=tuple(Unready(member(slot).signer, 1) for slot in reversed(_EVERYBODY)) if torn else (),
         )
+
+    def end(self, step: int) -> EpochEnd:
+        """A signed end, with a queue that is full."""
+        return EpochEnd(step=step, data_index=10**8, digest=bytes([step]) * 32, queue=_torn(50_000, MAX_END_INTERVALS))
+
+    def join(self, number: int, generation: int = 0) -> Command:
+        """A member's join with its proof."""
+        return proved(number, self.state.instance, generation)
 
     def rounds(self, *, statements: int, drain: bool = False) -> tuple[Round, ...]:
         """Four rounds; the last has so many statements, the others all of them."""
@@ -134,8 +169,8 @@ class Largest:
         waiting = replace(
             self.state, run_state=RunState.WaitingForMembers, epoch=replace(self.state.epoch, rounds=self.rounds(statements=32))
         )
-        yield Case("join: the last", replace(waiting, pending=waiting.pending[1:], minimum_since=None), commands.Join(member(0)))
-        yield Case("join: again", waiting, commands.Join(member(MAX_CLIENTS - 1, 1)))
+        yield Case("join: the last", replace(waiting, pending=waiting.pending[1:], minimum_since=None), self.join(0))
+        yield Case("join: again", waiting, self.join(MAX_CLIENTS - 1, 1))
         gone = replace(waiting.epoch, clients=tuple(Client(id=member(0, 1)) for _ in range(1)))
         strangers = tuple(Client(id=replace(member(0), signer=bytes([9, slot]) + bytes(30))) for slot in _EVERYBODY)
         yield Case("tick: an epoch", replace(waiting, epoch=replace(gone, clients=strangers)), commands.Tick())
@@ -147,7 +182,19 @@ class Largest:
         yield Case(
             "warmup_witness: the last", ready, commands.WarmupWitness(member(MAX_CLIENTS - 1), 3, MAX_CLIENTS - 1, bytes(32))
         )
+        yield from self._speaking(warmup)
         yield Case("withdraw", warmup, commands.Withdraw(member(MAX_CLIENTS - 1)))
+
+    def _speaking(self, warmup: CoordinatorState) -> Iterator[Case]:
+        """In a warmup in which many lack the model, or are not waited for."""
+        some = warmup.epoch.ready or _EVERYBODY[:215]
+        late = tuple(Unready(member(slot).signer, 3) for slot in reversed(_EVERYBODY))
+        alone = replace(warmup, unready=late, epoch=replace(warmup.epoch, ready=some))
+        ready = commands.WarmupWitness(member(MAX_CLIENTS - 2), 3, MAX_CLIENTS - 2, bytes(32 * [8]))
+        yield Case("warmup_witness: the others left alone", alone, ready)
+        lacking = replace(warmup, epoch=replace(warmup.epoch, lacking=_EVERYBODY[:-1], held_step=60, start_step=100))
+        newest = commands.WarmupWitness(member(MAX_CLIENTS - 1), 3, MAX_CLIENTS - 1, self.end(90).digest)
+        yield Case("warmup_witness: back to an earlier end", lacking, newest)
 
     def _playing(self) -> Iterator[Case]:
         quorum = -(-2 * MAX_WITNESSES // 3)
@@ -158,7 +205,23 @@ class Largest:
         ):
             state = self.playing(stated, phase)
             yield Case(f"witness: {name}", state, self.next_witness(state))
-        yield Case("tick: a round's time-out", self.playing(quorum, RunState.RoundWitness), commands.Tick())
+        timed_out = self.playing(quorum, RunState.RoundWitness)
+        yield Case("tick: a round's time-out", timed_out, commands.Tick())
+        clients = tuple(replace(client, missed=MAX_MISSED - 1) for client in timed_out.epoch.clients)
+        silent = replace(timed_out, epoch=replace(timed_out.epoch, clients=clients))
+        yield Case("tick: who missed too much is dropped", silent, commands.Tick())
+        last = self.playing(MAX_WITNESSES - 2, RunState.RoundWitness)
+        witness = self.next_witness(last)
+        assert isinstance(witness, commands.Witness)
+        index = witness.statement.index
+        clients = tuple(replace(client, missed=0 if slot == index else MAX_MISSED - 1) for slot, client in enumerate(clients))
+        others_silent = replace(last, epoch=replace(last.epoch, clients=clients))
+        yield Case("witness: the last but one who is dropped", others_silent, witness)
+        last = self.playing(MAX_WITNESSES - 1, RunState.RoundWitness)
+        witness = self.next_witness(last)
+        assert isinstance(witness, commands.Witness)
+        boastful = replace(witness, statement=replace(witness.statement, participants=b"\xff" * 32))
+        yield Case("witness: void, the last", last, boastful)
         yield Case("tick: no statement at all", self.playing(0, RunState.RoundWitness), commands.Tick())
         state = self.playing(0)
         client = replace(state.epoch.clients[255], state=ClientState.Dropped)
@@ -189,6 +252,12 @@ class Largest:
         paused = replace(cooldown, run_state=RunState.Paused)
         yield Case("update", paused, commands.UpdateConfig(self.state.config, self.state.model, self.state.progress))
         yield Case("resume", paused, commands.Resume())
+        yield Case("resume: from the stored checkpoint", replace(paused, model_lost=True), commands.Resume(from_checkpoint=True))
+        signed = tuple(replace(client, end_digest=b"d" * 32) for client in cooldown.epoch.clients[:-1])
+        ending = replace(cooldown, epoch=replace(cooldown.epoch, clients=(*signed, cooldown.epoch.clients[-1])))
+        yield Case("epoch_digest: the last", ending, commands.EpochDigest(member(255), 3, 255, b"d" * 32))
+        alone = replace(paused, pending=(), epoch=Epoch())
+        yield Case("settle", alone, commands.Settle(self.state.accounts[0].signer))
         yield Case("set_future_epoch_rates", paused, commands.SetFutureEpochRates(1, 2))
 
     def _divided(self, state: CoordinatorState) -> CoordinatorState:
@@ -210,7 +279,9 @@ class Largest:
         judged = state.epoch.rounds[place]
         share = shares(state, judged)[slot]
         epoch, signer = state.progress.epoch, state.epoch.clients[slot].id.signer
-        return commitment_hash(state.run_id, epoch=epoch, step=judged.step, share=share, trainer=signer, payload_hash=digest)
+        return commitment_hash(
+            state.instance, epoch=epoch, step=judged.step, seed=judged.seed, share=share, trainer=signer, payload_hash=digest
+        )
 
     def evidence(self, state: CoordinatorState, place: int, slot: int, *, any_share: bool = False) -> commands.Equivocation:
         """Two signed results; unless any share will do, of the last slot whose share was seen when this one's was not."""
@@ -220,7 +291,7 @@ class Largest:
         results = []
         for version in (0, 1):
             digest = payload(judged, slot, version)
-            signature = sign_commitment(transport_key(slot), state.run_id, self.commitment(state, place, slot, digest))
+            signature = sign_commitment(transport_key(slot), state.instance, self.commitment(state, place, slot, digest))
             results.append(SignedResult(digest, signature))
         return commands.Equivocation(member(0), state.progress.epoch, judged.height, slot, results[0], results[1])
 
@@ -234,6 +305,7 @@ def measured(chain: CoordinatorSvm, case: Case, *, memory: bytes = bytes(MEMORY_
         after, _ = apply(case.state, case.command, NOW, seed)
     except CoordinatorError as error:
         refusal = error.name
+    refusal = refusal or nothing_due(case.command, case.state, after)
     answer = chain.do(case.command, case.state)
     if answer.refusal != refusal or chain.image != image.encode(after):
         message = f"{case.name}: expected {refusal}, got {answer.refusal} {answer.logs[-3:]}; or the images differ"
@@ -250,7 +322,7 @@ def compute_units(program: Path = PROGRAM_FILE) -> dict[str, dict[str, int]]:
         for name, torn in (("usual", False), ("worst", True)):
             label = f"{name}, {percent} % verify"
             found[label], found[f"{label}, drawn"] = {}, {}
-            for case in Largest(torn=torn, percent=percent).cases():
+            for case in Largest(torn=torn, percent=percent, instance=chain.instance).cases():
                 found[label][case.name] = measured(chain, case).units
                 found[f"{label}, drawn"][case.name] = measured(chain, case, memory=chain.memory).units
     found["accounts"] = {**_account_units(program), "expel": _expel_units(chain)}
@@ -259,7 +331,7 @@ def compute_units(program: Path = PROGRAM_FILE) -> dict[str, dict[str, int]]:
 
 def _expel_units(chain: CoordinatorSvm) -> int:
     """Compute units of sending the last of 256 away, whom the owner may send away as well as the join authority."""
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     state = replace(largest.state, run_state=RunState.Warmup, epoch=replace(largest.state.epoch, unplayed=True))
     last = MAX_CLIENTS - 1
     chain.begin(state)
@@ -278,16 +350,18 @@ def _account_units(program: Path) -> dict[str, int]:
     run, owner = chain.run, chain.owner.pubkey()
     chain.svm.airdrop(owner, 10**10)
     full = chain.data()
-    old = full[:8] + (1).to_bytes(4, "little") + full[12:FIRST_ACCOUNT_BYTES]
+    old = (full[:8] + (2).to_bytes(4, "little") + full[12:])[: OLD_ACCOUNT_BYTES[2]]
     units = {}
     for name, before, instruction in (
         ("stage", full, layout.stage(run, authority=owner, offset=0, content=bytes(800))),
-        ("migrate", old, layout.migrate(run, authority=owner)),
+        ("back", full, layout.back(run, authority=owner, units=1)),
         ("free", full, layout.free(run, authority=owner, spill=wallet(0).pubkey())),
         ("init", bytes(ACCOUNT_BYTES), chain.init()),
+        ("free: an older version", old, layout.free(run, authority=owner, spill=wallet(0).pubkey())),
     ):
         chain.put(run.account, before)
-        answer = chain.send([instruction], chain.owner)
+        signers = (chain.owner, chain.account_key) if name == "init" else (chain.owner,)
+        answer = chain.send([instruction], *signers)
         if answer.refusal is not None:
             message = f"{name}: {answer.refusal} {answer.logs}"
             raise AssertionError(message)

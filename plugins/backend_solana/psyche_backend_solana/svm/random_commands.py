@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import member, transport_key
+from psyche_backend_solana.svm.chain import NO_PROOF, member, transport_key
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.checkpoints import checkpointer_slot
@@ -23,7 +24,7 @@ from psyche_core.coordinator.state import CoordinatorState, Progress, Round
 from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots
 from psyche_core.run_config import CoordinatorConfig
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
-from psyche_core.wire.messages import commitment_hash, sign_commitment
+from psyche_core.wire.messages import commitment_hash, sign_commitment, sign_join
 
 PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
@@ -43,6 +44,8 @@ class RandomCommands:
         self._keys = {key.public: key for key in numbered}
         self.divided = random.choice([0.0, 0.0, 0.3])
         self.blind = random.choice([0.0, 0.1, 0.4])
+        self.forgetful = random.choice([0.0, 0.0, 0.05, 0.8])
+        self.silent = random.choice([-1, -1, 0, 1])
         self.restless = random.choice([0.0, 0.0, 0.0, 0.6])
 
     def chance(self, probability: float) -> bool:
@@ -77,17 +80,20 @@ class RandomCommands:
         """What somebody would send now."""
         match state.run_state:
             case RunState.Uninitialized | RunState.Paused:
-                return self.random.choice([commands.Resume(), commands.Resume(), self.join(state), self.update(state)])
+                resume = commands.Resume(from_checkpoint=state.model_lost and self.chance(0.5))
+                return self.random.choice([resume, resume, self.join(state), self.digest(state), self.update(state)])
             case RunState.WaitingForMembers:
                 enough = state.minimum_since is not None
+                if state.current_round is not None and self.chance(0.15):
+                    return self.digest(state)
                 return commands.Tick() if enough and self.chance(0.6) else self.join(state)
             case RunState.Warmup:
                 return self.warming_up(state)
             case RunState.RoundTrain | RunState.RoundWitness:
                 return self.playing(state)
             case RunState.Cooldown:
-                others = (self.checkpoint(state), self.evidence(state), self.join(state))
-                return commands.Tick() if self.chance(0.6) else self.random.choice(others)
+                others = (self.checkpoint(state), self.evidence(state), self.join(state), *[self.digest(state)] * self.members)
+                return commands.Tick() if self.chance(0.3) else self.random.choice(others)
         return self.anything(state)
 
     def warming_up(self, state: CoordinatorState) -> Command:
@@ -120,7 +126,10 @@ class RandomCommands:
         """Any command, sensible in this state or not."""
         draws: list[Callable[[], Command]] = [
             lambda: commands.Tick(),
-            lambda: commands.Join(self.anybody()),
+            lambda: self.proved(state, self.anybody()),
+            lambda: self.odd_join(state),
+            lambda: self.digest(state),
+            lambda: self.odd_digest(state),
             lambda: commands.Withdraw(self.anybody()),
             lambda: self.odd_ready(state),
             lambda: self.odd_statement(state),
@@ -134,8 +143,9 @@ class RandomCommands:
             lambda: self.come_back(state),
             lambda: self.update(state),
             lambda: self.rates(),
+            lambda: self.settle(state),
             lambda: commands.Pause() if self.chance(0.4) else commands.Tick(),
-            lambda: commands.Resume(),
+            lambda: commands.Resume(from_checkpoint=self.chance(0.5)),
         ]
         return self.random.choice(draws)()
 
@@ -143,15 +153,44 @@ class RandomCommands:
         """Somebody who is not waiting yet."""
         waiting = {pending.signer for pending in state.pending}
         absent = [number for number in range(self.members) if member(number).signer not in waiting]
-        return commands.Join(member(self.random.choice(absent), int(self.chance(0.03))) if absent else self.anybody())
+        return self.proved(state, member(self.random.choice(absent), int(self.chance(0.03))) if absent else self.anybody())
+
+    def proved(self, state: CoordinatorState, sender: NodeIdentity) -> Command:
+        """A join with its proof; now and then with one that proves nothing."""
+        signer = sender.signer if not self.chance(0.02) else bytes(32)
+        proof = sign_join(self._keys[sender.p2p], state.instance, signer)
+        return commands.Join(sender, NO_PROOF if self.chance(0.02) else proof)
+
+    def odd_join(self, state: CoordinatorState) -> Command:
+        """With the transport key of somebody else, who signs for it."""
+        sender, other = self.anybody(), self.anybody()
+        return self.proved(state, NodeIdentity(sender.signer, other.p2p))
 
     def leave(self, state: CoordinatorState) -> Command:
         """Somebody of the epoch."""
         return commands.Withdraw(self.random.choice(state.epoch.clients).id if state.epoch.clients else self.anybody())
 
     def ready(self, state: CoordinatorState, slot: int) -> Command:
-        """A slot's warmup witness."""
-        return commands.WarmupWitness(state.epoch.clients[slot].id, state.progress.epoch, slot, bytes(32))
+        """A slot's warmup witness: of the model that the epoch starts with, of an older one, or of none."""
+        wanted = next((end.digest for end in state.ends if end.step == state.epoch.start_step - 1), bytes(31) + b"m")
+        digests = [bytes(32), b"another model " + bytes(18), *(end.digest for end in state.ends)]
+        digest = self.random.choice(digests) if self.chance(self.forgetful) else wanted
+        return commands.WarmupWitness(state.epoch.clients[slot].id, state.progress.epoch, slot, digest)
+
+    def digest(self, state: CoordinatorState) -> Command:
+        """Somebody's digest of the epoch that ended."""
+        if not state.epoch.clients:
+            return self.join(state)
+        slot = self.random.randrange(len(state.epoch.clients))
+        ended = state.progress.epoch - (state.run_state is not RunState.Cooldown)
+        digest = hashlib.sha256(b"%d %d" % (state.progress.step, int(self.chance(0.1)))).digest()
+        return commands.EpochDigest(state.epoch.clients[slot].id, max(ended, 0), slot, digest)
+
+    def odd_digest(self, state: CoordinatorState) -> Command:
+        """A digest of anybody about any epoch."""
+        epoch = max(state.progress.epoch - self.random.choice([0, 1, 2]), 0)
+        digest = self.random.choice([bytes(32), b"d" * 32])
+        return commands.EpochDigest(self.anybody(), epoch, self.random.randint(0, self.members), digest)
 
     def odd_ready(self, state: CoordinatorState) -> Command:
         """A warmup witness of anybody about any slot."""
@@ -166,7 +205,7 @@ class RandomCommands:
         slot = self.random.choice(left)
         client = state.epoch.clients[slot]
         waiting = client.id in state.pending
-        return self.ready(state, slot) if waiting or self.chance(0.1) else commands.Join(client.id)
+        return self.ready(state, slot) if waiting or self.chance(0.1) else self.proved(state, client.id)
 
     def leave_and_return(self, state: CoordinatorState) -> Command:
         """The last slot's client leaves, or comes back, as often as it may and once more."""
@@ -174,7 +213,7 @@ class RandomCommands:
         client = state.epoch.clients[slot]
         if client.state is ClientState.Healthy:
             return commands.Withdraw(client.id)
-        return self.ready(state, slot) if client.id in state.pending else commands.Join(client.id)
+        return self.ready(state, slot) if client.id in state.pending else self.proved(state, client.id)
 
     def statement(self, state: CoordinatorState) -> Command:
         """An elected witness's, of one who has not stated yet."""
@@ -183,13 +222,20 @@ class RandomCommands:
             return commands.Tick()
         stated = {statement.index for statement in current.statements}
         awaited = [slot for slot in witness_slots(state, current) if slot not in stated and slot in state.healthy_slots]
+        awaited = [slot for slot in awaited if slot != self.silent or self.chance(0.2)]
         if not awaited:
             return commands.Tick() if self.chance(0.7) else self.come_back(state)
         slot = self.random.choice(awaited)
         before = state.round_at(current.height - 1)
         given = shares(state, before) if before is not None else {}
         seen = [other for other in given if not self.chance(self.blind)]
+        if self.chance(0.01):
+            return commands.Witness(state.epoch.clients[slot].id, self.boastful(state, current, slot))
         return commands.Witness(state.epoch.clients[slot].id, self.stated(state, current, slot, seen=seen, about=before))
+
+    def boastful(self, state: CoordinatorState, current: Round, slot: int) -> WitnessStatement:
+        """A statement that claims the results of all slots, also of those that had no share."""
+        return replace(self.stated(state, current, slot, seen=[], about=None), participants=b"\xff" * 32)
 
     def stated(
         self, state: CoordinatorState, current: Round, slot: int, *, seen: list[int], about: Round | None
@@ -250,14 +296,15 @@ class RandomCommands:
         if slot not in shares(state, judged) or slot >= len(state.epoch.clients) or self.chance(0.03):
             return SignedResult(digest, bytes(64))
         key = self._keys[state.epoch.clients[slot].id.p2p]
-        return SignedResult(digest, sign_commitment(key, state.run_id, self.commitment(state, judged, slot, digest)))
+        return SignedResult(digest, sign_commitment(key, state.instance, self.commitment(state, judged, slot, digest)))
 
     def commitment(self, state: CoordinatorState, judged: Round, slot: int, digest: bytes) -> bytes:
         """What follows from the state for a payload of this slot's share."""
         return commitment_hash(
-            state.run_id,
+            state.instance,
             epoch=state.progress.epoch,
             step=judged.step,
+            seed=judged.seed,
             share=shares(state, judged)[slot],
             trainer=state.epoch.clients[slot].id.signer,
             payload_hash=digest,
@@ -280,6 +327,11 @@ class RandomCommands:
         """Other rates."""
         drawn = [self.random.choice([None, *runs.POINTS]) for _ in range(2)]
         return commands.SetFutureEpochRates(*drawn)
+
+    def settle(self, state: CoordinatorState) -> Command:
+        """The balance of somebody who has one, or of anybody."""
+        some = [account.signer for account in state.accounts] if self.chance(0.8) else []
+        return commands.Settle(self.random.choice(some) if some else self.anybody().signer)
 
     def update(self, state: CoordinatorState) -> Command:
         """Another configuration, model or progress; often one that breaks a rule."""

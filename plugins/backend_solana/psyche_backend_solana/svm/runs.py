@@ -12,7 +12,18 @@ from random import Random
 from typing import Any
 
 from psyche_core.coordinator.requeue import MAX_INTERVALS
-from psyche_core.coordinator.state import MAX_ACCOUNTS, Account, CoordinatorState, EpochRates, Progress
+from psyche_core.coordinator.state import (
+    MAX_ACCOUNTS,
+    MAX_END_INTERVALS,
+    MAX_ENDS,
+    MAX_UNREADY,
+    Account,
+    CoordinatorState,
+    EpochEnd,
+    EpochRates,
+    Progress,
+    Unready,
+)
 from psyche_core.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.types import BatchId, RunState
 
@@ -60,6 +71,7 @@ def config(random: Random, members: int, checkpointers: tuple[str, ...] = (), **
         "global_batch_size_end": start + random.choice([0, 1, 7, 33]),
         "verification_percent": random.choice([0, 0, 0, 10, 50, 90, 100]),
         "waiting_for_members_extra_time": random.choice([1, 3]),
+        "restart_from_checkpoint": random.choice([False, True]),
         "checkpointers": checkpointers,
     }
     return CoordinatorConfig.model_validate({**drawn, **keys})
@@ -80,10 +92,17 @@ def model(random: Random, **keys: Any) -> ModelConfig:
 def midway(random: Random, state: CoordinatorState, signers: list[bytes]) -> CoordinatorState:
     """A run that waits for members after a long history. signers: of those who may join it."""
     step = random.randint(1, state.config.total_steps)
+    data_index = random.choice([5000, 10**9, 2**62])
+    ends = _ends(random, step - 1, data_index)
     return replace(
         state,
         run_state=RunState.WaitingForMembers,
-        progress=Progress(epoch=random.choice([0, 7, 2**31]), step=step, data_index=random.choice([5000, 10**9, 2**62])),
+        progress=Progress(epoch=random.choice([0, 7, 2**31]), step=step, data_index=data_index),
+        from_checkpoint=random.choice([False, False, True]),
+        generation=random.choice([0, 9]),
+        stored=random.choice([state.stored, *ends]),
+        ends=ends,
+        unready=_unready(random, signers),
         requeue=_queue(random),
         future_rates=EpochRates(random.choice(POINTS), random.choice(POINTS)),
         accounts=_accounts(random, signers),
@@ -99,6 +118,29 @@ def _queue(random: Random) -> tuple[BatchId, ...]:
         intervals.append(BatchId(at, last))
         at = last + 2
     return tuple(intervals)
+
+
+def _ends(random: Random, step: int, data_index: int) -> tuple[EpochEnd, ...]:
+    """Signed ends up to this step, often one of the step itself."""
+    steps = sorted({random.randint(0, step) for _ in range(random.choice([0, 1, MAX_ENDS - 1]))} | {step})
+    return tuple(
+        EpochEnd(
+            step=at,
+            data_index=random.randint(3000, data_index),
+            digest=hashlib.sha256(b"%d" % at).digest(),
+            queue=tuple(BatchId(3 * number, 3 * number + 1) for number in range(random.choice([0, 5, MAX_END_INTERVALS]))),
+            lost=random.choice([0, 11]),
+        )
+        for at in steps[random.choice([0, 0, 1]) :]
+    )
+
+
+def _unready(random: Random, signers: list[bytes]) -> tuple[Unready, ...]:
+    """Signers that were late before; the list may be full."""
+    strangers = [hashlib.sha256(b"late %d" % number).digest() for number in range(random.choice([0, 2, MAX_UNREADY - 1]))]
+    late = [*strangers, *random.sample(signers, min(len(signers), random.choice([0, 1, 3])))]
+    random.shuffle(late)
+    return tuple(Unready(signer, random.choice([1, 2, 3, 255])) for signer in late[:MAX_UNREADY])
 
 
 def _accounts(random: Random, signers: list[bytes]) -> tuple[Account, ...]:

@@ -1,6 +1,6 @@
 //! Authorizations: a grantor lets a grantee, and whom the grantee names, do what a scope says. Read by other programs.
 //!
-//! An account is made inactive, switched by its grantor alone, and closed by its grantor while inactive. Its grantee names delegates.
+//! An account is made inactive, switched and limited by its grantor alone, and closed by its grantor while inactive. Its grantee names delegates.
 #![cfg_attr(not(test), no_std)]
 
 mod delegates;

@@ -42,6 +42,7 @@ pub fn grantor_update(input: &Input, data: &[u8]) -> Res {
     let [grantor, account] = input.accounts::<2>()?;
     let mut reader = Reader(data);
     let active = reader.flag()?;
+    let limit = if reader.0.is_empty() { None } else { Some(reader.u16()?) };
     reader.end()?;
     grantor.must_sign()?;
     account.must_be_writable()?;
@@ -50,6 +51,9 @@ pub fn grantor_update(input: &Input, data: &[u8]) -> Res {
         return Err(Error::NOT_AUTHORITY);
     }
     found.active = active as u8;
+    if let Some(limit) = limit {
+        found.limit = limit;
+    }
     Ok(())
 }
 

@@ -24,11 +24,13 @@ pub struct Authorization {
     pub scope: [u8; MAX_SCOPE],
     pub delegate_count: u32,
     zeros: u32,
-    reserved: [u8; 72],
+    /// Most members that may be pending by it at once, 0 for no such limit.
+    pub limit: u16,
+    reserved: [u8; 70],
 }
 
 pub const BYTES: usize = core::mem::size_of::<Authorization>();
-const _: () = assert!(BYTES == 192 && core::mem::offset_of!(Authorization, delegate_count) == 112);
+const _: () = assert!(BYTES == 192 && core::mem::offset_of!(Authorization, delegate_count) == 112 && core::mem::offset_of!(Authorization, limit) == 120);
 
 unsafe impl Record for Authorization {
     const MAGIC: [u8; 8] = *b"PsycheAu";
@@ -50,13 +52,17 @@ pub fn delegates(account: &Account) -> &'static [Pubkey] {
     unsafe { core::slice::from_raw_parts(account.ptr().add(BYTES) as *const Pubkey, count) }
 }
 
-/// Whether it is an active authorization by `grantor`, for `user` and `scope`; NOT_AUTHORITY if it is another's, another scope's or off.
-pub fn must_allow(account: &Account, grantor: &Pubkey, user: &Pubkey, scope: &[u8]) -> Res {
+impl Authorization {
+    pub fn is_for_everybody(&self) -> bool { same(&self.grantee, &EVERYBODY) }
+}
+
+/// It, if it is an active authorization by `grantor`, for `user` and `scope`; NOT_AUTHORITY if it is another's, another scope's or off.
+pub fn must_allow(account: &Account, grantor: &Pubkey, user: &Pubkey, scope: &[u8]) -> Res<&'static mut Authorization> {
     let found = read(account, &ids::AUTHORIZER)?;
     let for_this = same(&found.grantor, grantor) && found.active == 1 && found.scope_len as usize == scope.len();
     if !for_this || found.scope[..scope.len()] != *scope {
         return Err(Error::NOT_AUTHORITY);
     }
     let named = same(&found.grantee, &EVERYBODY) || same(&found.grantee, user);
-    if named || delegates(account).iter().any(|delegate| same(delegate, user)) { Ok(()) } else { Err(Error::NOT_AUTHORITY) }
+    if named || delegates(account).iter().any(|delegate| same(delegate, user)) { Ok(found) } else { Err(Error::NOT_AUTHORITY) }
 }

@@ -56,4 +56,5 @@ impl Error {
     pub const TOO_MANY_ACCOUNTS: Error = Error(17);
     pub const DELEGATED_TOKENS: Error = Error(18);
     pub const SAME_ACCOUNT: Error = Error(19);
+    pub const LIMIT_REACHED: Error = Error(20);
 }

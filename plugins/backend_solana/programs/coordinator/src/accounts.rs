@@ -28,6 +28,42 @@ pub struct Instance {
     reserved: [u8; 112],
 }
 
+/// What stands behind a run's points, where something does: the vault of a treasurer. No epoch promises more than is free.
+#[repr(C)]
+pub struct Backing {
+    /// Not 0: points are backed. The owner's instruction `back` sets it, and nothing takes it back.
+    required: u64,
+    /// Points that may still be promised.
+    free: u64,
+    /// What the epoch that goes on has promised to its members.
+    promised: u64,
+    reserved: u64,
+}
+
+impl Backing {
+    /// What an epoch that begins now can promise of `wanted` points; it is set aside for its members.
+    pub fn promise(&mut self, wanted: u64) -> u64 {
+        if self.required == 0 {
+            return wanted;
+        }
+        self.promised = wanted.min(self.free);
+        self.free -= self.promised;
+        self.promised
+    }
+
+    /// The epoch is over, or was given up, and has paid so much of what it promised.
+    pub fn keep(&mut self, paid: u64) {
+        self.free = self.free.saturating_add(self.promised.saturating_sub(paid));
+        self.promised = 0;
+    }
+
+    /// There are so many units for which nobody has earned a point yet.
+    pub fn measure(&mut self, units: u64) {
+        self.required = 1;
+        self.free = units.saturating_sub(self.promised);
+    }
+}
+
 /// The account of a run's state.
 #[repr(C)]
 pub struct Coordinator {
@@ -37,6 +73,7 @@ pub struct Coordinator {
     pub instance: Pubkey,
     pub client_version: [u8; CLIENT_VERSION_BYTES],
     pub metadata: [u8; METADATA_BYTES],
+    pub backing: Backing,
     pub memory: Memory,
     pub image: Image,
     pub staging: [u8; STAGING_BYTES],
@@ -44,12 +81,13 @@ pub struct Coordinator {
 
 pub const INSTANCE_BYTES: usize = core::mem::size_of::<Instance>();
 pub const BYTES: usize = core::mem::size_of::<Coordinator>();
-/// Bytes of version 1, which had no staging area.
-pub const FIRST_BYTES: usize = BYTES - STAGING_BYTES;
+/// Bytes of versions 1 and 2, and where their images say what the run does: all that `free` has to know of them.
+pub const OLD_BYTES: [usize; 2] = [161_056, 165_152];
+pub const OLD_RUN_STATE: usize = 1_344 + 120;
 
 const _: () = {
-    assert!(INSTANCE_BYTES == 256 && BYTES == 165_152);
-    assert!(core::mem::offset_of!(Coordinator, memory) == 512 && core::mem::offset_of!(Coordinator, image) == 1344);
+    assert!(INSTANCE_BYTES == 256 && BYTES == 188_104);
+    assert!(core::mem::offset_of!(Coordinator, backing) == 512 && core::mem::offset_of!(Coordinator, memory) == 544 && core::mem::offset_of!(Coordinator, image) == 1344);
 };
 
 unsafe impl Record for Instance {
@@ -59,7 +97,7 @@ unsafe impl Record for Instance {
 
 unsafe impl Record for Coordinator {
     const MAGIC: [u8; 8] = *b"PsycheCo";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
 }
 
 pub fn run_id_len(run_id: &[u8; 32]) -> usize { run_id.iter().position(|byte| *byte == 0).unwrap_or(32) }
@@ -130,7 +168,7 @@ pub fn run_of(coordinator: &'static mut Coordinator) -> Result<Run, Refusal> {
     counted(coordinator);
     let mut time = [0; 2];
     read_clock(&mut time);
-    Ok(Run { image: &mut coordinator.image, memory: &mut coordinator.memory, now: time[0], seed: time[1] })
+    Ok(Run { image: &mut coordinator.image, memory: &mut coordinator.memory, backing: &mut coordinator.backing, now: time[0], seed: time[1] })
 }
 
 /// What a member's command works on, all checks done: the signature and the account.

@@ -1,4 +1,5 @@
 //! Where the next members load the model from, and who may say so (psyche_core/coordinator/checkpoints.py).
+use crate::history::note_stored;
 use crate::image::{health, kind, same, state, Checkpoint, Image, Key, Set, NONE};
 use crate::refusal::{Outcome, INVALID_CHECKPOINT, INVALID_RUN_STATE, NO_ACTIVE_ROUND};
 use crate::run::Run;
@@ -117,5 +118,6 @@ pub fn checkpoint(run: &mut Run, sender: &Key, location: &Location) -> Outcome {
         return Err(INVALID_CHECKPOINT);
     }
     location.write(&mut run.image.model.checkpoint, followed as u8);
+    note_stored(run.image);
     Ok(())
 }

@@ -1,26 +1,26 @@
-//! Epochs: waiting for members, warmup, cooldown; pause and resume (psyche_core/coordinator/epochs.py, transitions.py).
+//! Epochs: waiting for members, cooldown; pause and resume (psyche_core/coordinator/epochs.py, transitions.py).
 use crate::checkpoints::{loaded_from_hub, loaded_from_peers};
 use crate::image::{due, health, state, MAX_CLIENTS};
-use crate::members::exit;
-use crate::refusal::{Outcome, CANNOT_RESUME, HALTED};
+use crate::history::go_back_to_stored;
+use crate::refusal::{Outcome, CANNOT_RESUME, HALTED, NOTHING_DUE};
 use crate::rewards::share_rewards;
-use crate::rounds::{start_round, tick_round};
+use crate::rounds::tick_round;
 use crate::run::{Run, Signers};
-use crate::set;
+use crate::warmup::tick_warmup;
 
+/// Lets time pass. Refuses where that changes nothing: whoever ticks need not pay for it then.
 pub fn tick(run: &mut Run) -> Outcome {
     match run.image.run_state {
         state::WAITING => tick_waiting(run),
         state::WARMUP => tick_warmup(run),
         state::TRAIN | state::WITNESS => tick_round(run),
         state::COOLDOWN => tick_cooldown(run),
-        _ => return Err(HALTED),
+        _ => Err(HALTED),
     }
-    Ok(())
 }
 
 /// Enters WaitingForMembers; with enough members already there, the extra time starts now.
-fn wait_for_members(run: &mut Run) {
+pub fn wait_for_members(run: &mut Run) {
     let enough = run.image.pending.len() >= run.image.config.init_min_clients as usize;
     run.image.minimum_present = u8::from(enough);
     run.image.minimum_since = if enough { run.now } else { 0 };
@@ -28,12 +28,12 @@ fn wait_for_members(run: &mut Run) {
 }
 
 /// Starts an epoch when enough members have been pending for the extra time.
-fn tick_waiting(run: &mut Run) {
+fn tick_waiting(run: &mut Run) -> Outcome {
     let extra = u64::from(run.image.config.extra_time);
     if run.image.minimum_present == 0 || !due(run.image.minimum_since, run.now, extra) {
-        return;
+        return Err(NOTHING_DUE);
     }
-    if !anybody_stayed(run) {
+    if run.image.from_checkpoint != 0 || !anybody_stayed(run) {
         loaded_from_hub(run.image);
     }
     let image = &mut *run.image;
@@ -47,11 +47,17 @@ fn tick_waiting(run: &mut Run) {
     epoch.start_step = image.progress.step;
     epoch.seed = run.seed;
     epoch.rates = image.future_rates;
+    epoch.rates.earning = run.backing.promise(epoch.rates.earning);
     epoch.ending = 0;
     epoch.unplayed = 1;
     epoch.ready = [0; 4];
     epoch.ceded = [0; 4];
+    epoch.lacking = [0; 4];
+    epoch.held_step = 0;
+    epoch.ready_present = 0;
+    epoch.ready_since = 0;
     image.enter(state::WARMUP, run.now);
+    Ok(())
 }
 
 /// Whether a client that is healthy in the last epoch is among the members.
@@ -63,37 +69,10 @@ fn anybody_stayed(run: &Run) -> bool {
     run.image.epoch.clients.used().iter().any(|client| client.state == health::HEALTHY && members.contains(&client.id.signer))
 }
 
-/// Gives the epoch up when too few are left; starts the first round when all those left are ready or time is up.
-fn tick_warmup(run: &mut Run) {
-    let timed_out = due(run.image.since, run.now, run.image.config.warmup_time);
-    if timed_out {
-        let mut late = [0; 4];
-        run.image.healthy(&mut late);
-        set::subtract(&mut late, &run.image.epoch.ready);
-        exit(run, &late, health::DROPPED);
-    }
-    let mut healthy = [0; 4];
-    run.image.healthy(&mut healthy);
-    if set::count(&healthy) < run.image.config.min_clients as usize {
-        wait_for_members(run);
-    } else if timed_out || set::is_subset(&healthy, &run.image.epoch.ready) {
-        start_round(run, false);
-    }
-}
-
-/// Starts the first round if all who are healthy are ready, and enough.
-pub fn start_if_ready(run: &mut Run) {
-    let mut healthy = [0; 4];
-    run.image.healthy(&mut healthy);
-    if set::count(&healthy) >= run.image.config.min_clients as usize && set::is_subset(&healthy, &run.image.epoch.ready) {
-        start_round(run, false);
-    }
-}
-
 /// Ends the epoch when the cooldown is over: pays it, then finishes, pauses or waits for the next one's members.
-fn tick_cooldown(run: &mut Run) {
+fn tick_cooldown(run: &mut Run) -> Outcome {
     if !due(run.image.since, run.now, run.image.config.cooldown_time) {
-        return;
+        return Err(NOTHING_DUE);
     }
     share_rewards(run);
     let image = &mut *run.image;
@@ -102,6 +81,7 @@ fn tick_cooldown(run: &mut Run) {
     image.progress.epoch = image.progress.epoch.wrapping_add(1);
     image.epoch.cold_start = pausing;
     image.pending_pause = 0;
+    image.from_checkpoint &= u8::from(image.progress.step == image.epoch.start_step);
     if image.finished() {
         image.enter(state::FINISHED, run.now);
     } else if pausing != 0 {
@@ -109,6 +89,7 @@ fn tick_cooldown(run: &mut Run) {
     } else {
         wait_for_members(run);
     }
+    Ok(())
 }
 
 /// At once before an epoch's first round, else after its drain and cooldown.
@@ -120,20 +101,26 @@ pub fn pause(run: &mut Run) -> Outcome {
         run.image.pending_pause = 1;
         return Ok(());
     }
+    run.backing.keep(0);
     run.image.epoch.cold_start = 1;
     run.image.enter(state::PAUSED, run.now);
     Ok(())
 }
 
 /// Waits for members again, or for the first time; finishes a run that has no step left to train.
-pub fn resume(run: &mut Run) -> Outcome {
-    if !matches!(run.image.run_state, state::PAUSED | state::UNINITIALIZED) {
+/// With `from_checkpoint` one whose model is lost goes back to the stored checkpoint.
+pub fn resume(run: &mut Run, from_checkpoint: bool) -> Outcome {
+    if !matches!(run.image.run_state, state::PAUSED | state::UNINITIALIZED) || (from_checkpoint && run.image.model_lost == 0) {
         return Err(CANNOT_RESUME);
     }
     if run.image.finished() {
         run.image.enter(state::FINISHED, run.now);
-    } else {
-        wait_for_members(run);
+        return Ok(());
     }
+    if from_checkpoint {
+        go_back_to_stored(run.image);
+    }
+    run.image.model_lost = 0;
+    wait_for_members(run);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! A slot that signed two results for one share is ejected (psyche_core/coordinator/equivocation.py; `judge` in witness.py).
 use crate::elections::{elected_count, quorum};
-use crate::evidence::{commitments, must_be_verified, SignedResult};
+use crate::evidence::{commitments, SignedResult};
 use crate::image::{health, Key, NONE};
 use crate::members::{current_height, remove_pending};
 use crate::refusal::{Outcome, HALTED, INVALID_EVIDENCE, INVALID_RUN_STATE};
@@ -8,6 +8,7 @@ use crate::requeue::add_returned;
 use crate::run::{heap, Run};
 use crate::set;
 use crate::shares::{has_samples, share_of, total, was_seen};
+use crate::verified::{Verified, COMMITMENT};
 use psyche_common::runtime::sol_sha256;
 use psyche_common::Account;
 
@@ -47,8 +48,12 @@ pub fn equivocation(run: &mut Run, sender: &Key, report: &Report, sysvar: &Accou
     let accused = run.image.epoch.clients.items[slot].id;
     let mut signed = [[0u8; 32]; 2];
     let intervals = unsafe { core::slice::from_raw_parts(heap::returned(), share) };
-    commitments(run, run.image.round(judged).step, intervals, &accused.signer, &report.results, &mut signed);
-    must_be_verified(run, sysvar, &accused.p2p, &signed, &report.results)?;
+    commitments(run, judged, intervals, &accused.signer, &report.results, &mut signed);
+    let results = [(&signed[0], report.results[0].signature), (&signed[1], report.results[1].signature)];
+    let verified = Verified { key: &accused.p2p, instance: &run.image.instance, domain: COMMITMENT, signed: &results };
+    if !verified.just_before(sysvar)? {
+        return Err(INVALID_EVIDENCE);
+    }
 
     let news = run.image.epoch.clients.items[slot].state != health::EJECTED;
     let changed = judge_share(run, judged, slot, share, &signed, news);

@@ -11,13 +11,19 @@ pub const MAX_WITNESSES: usize = 32;
 pub const MAX_INTERVALS: usize = 512;
 pub const MAX_ACCOUNTS: usize = 512;
 pub const MAX_REJOINS: u8 = 3;
+pub const WAITED_MISSES: u8 = 2;
+pub const MAX_MISSED: u8 = 4;
+pub const MAX_UNREADY: usize = 256;
+pub const MAX_UNREADY_WAITS: u32 = 2;
+pub const MAX_ENDS: usize = 4;
+pub const MAX_END_INTERVALS: usize = 64;
 pub const STORED_ROUNDS: usize = 4;
 pub const MAX_CHECKPOINTERS: usize = 16;
 pub const BLOOM_BYTES: usize = 320;
 pub const MAX_TABLES_BYTES: usize = 2048;
 
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PsycheSt");
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 pub mod state {
     pub const UNINITIALIZED: u8 = 0;
@@ -97,7 +103,9 @@ pub struct Client {
     pub accepted_rounds: u32,
     pub state: u8,
     pub rejoins: u8,
-    zero: [u8; 2],
+    pub missed: u8,
+    zero: u8,
+    pub end_digest: Key,
 }
 
 #[repr(C)]
@@ -169,7 +177,8 @@ pub struct Config {
     pub batch_end: u16,
     pub verification_percent: u8,
     pub extra_time: u8,
-    pub zero: [u8; 4],
+    pub restart_from_checkpoint: u8,
+    pub zero: [u8; 3],
     pub checkpointers: List<Key, MAX_CHECKPOINTERS>,
 }
 
@@ -204,6 +213,11 @@ pub struct Epoch {
     zero: [u8; 5],
     pub ready: Set,
     pub ceded: Set,
+    pub lacking: Set,
+    pub held_step: u64,
+    pub ready_present: u8,
+    zeros: [u8; 7],
+    pub ready_since: u64,
     pub clients: List<Client, MAX_CLIENTS>,
     pub rounds: List<Round, STORED_ROUNDS>,
 }
@@ -215,12 +229,31 @@ pub struct Account {
     pub slashed: u64,
 }
 
+/// What was trained when an epoch ended: where a run goes back to when its model is lost.
+#[repr(C)]
+pub struct EpochEnd {
+    pub step: u64,
+    pub data_index: u64,
+    pub digest: Key,
+    pub lost: u64,
+    pub queue: List<Interval, MAX_END_INTERVALS>,
+}
+
+/// A signer that was not ready when a warmup ended, and how often.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Unready {
+    pub signer: Key,
+    pub times: u32,
+}
+
 #[repr(C)]
 pub struct Image {
     pub magic: u64,
     pub version: u32,
     pub size: u32,
     pub run_id: [u8; 32],
+    pub instance: Key,
     pub since: u64,
     pub minimum_present: u8,
     zero: [u8; 7],
@@ -230,29 +263,35 @@ pub struct Image {
     pub future_rates: Rates,
     pub run_state: u8,
     pub pending_pause: u8,
-    zeros: [u8; 6],
+    pub from_checkpoint: u8,
+    pub model_lost: u8,
+    pub generation: u32,
     pub config: Config,
     pub model: Model,
     pub epoch: Epoch,
     pub pending: List<Identity, MAX_CLIENTS>,
     pub requeue: List<Interval, MAX_INTERVALS>,
     pub accounts: List<Account, MAX_ACCOUNTS>,
+    pub stored: EpochEnd,
+    pub ends: List<EpochEnd, MAX_ENDS>,
+    pub unready: List<Unready, MAX_UNREADY>,
 }
 
 pub const BYTES: usize = size_of::<Image>();
 
 const _: () = {
-    assert!(BYTES == 159_712);
-    assert!(size_of::<Client>() == 76 && size_of::<Statement>() == 428 && size_of::<Round>() == 22_008);
-    assert!(size_of::<Config>() == 592 && size_of::<Account>() == 48);
-    assert!(offset_of!(Image, progress) == 80 && offset_of!(Image, run_state) == 120);
-    assert!(offset_of!(Image, config) == 128 && offset_of!(Image, config.checkpointers) == 200);
-    assert!(offset_of!(Image, model) == 720 && offset_of!(Image, model.tables) == 872);
-    assert!(offset_of!(Image, epoch) == 2920 && offset_of!(Image, epoch.ready) == 2968);
-    assert!(offset_of!(Image, epoch.clients) == 3032 && offset_of!(Image, epoch.rounds) == 22_496);
+    assert!(BYTES == 182_664);
+    assert!(size_of::<Client>() == 108 && size_of::<Statement>() == 428 && size_of::<Round>() == 22_008);
+    assert!(size_of::<Config>() == 592 && size_of::<Account>() == 48 && size_of::<EpochEnd>() == 1_088);
+    assert!(offset_of!(Image, progress) == 112 && offset_of!(Image, run_state) == 152);
+    assert!(offset_of!(Image, config) == 160 && offset_of!(Image, config.checkpointers) == 232);
+    assert!(offset_of!(Image, model) == 752 && offset_of!(Image, model.tables) == 904);
+    assert!(offset_of!(Image, epoch) == 2952 && offset_of!(Image, epoch.ready) == 3000);
+    assert!(offset_of!(Image, epoch.clients) == 3120 && offset_of!(Image, epoch.rounds) == 30_776);
     assert!(offset_of!(Round, slots) == 24 && offset_of!(Round, batches) == 88 && offset_of!(Round, statements) == 8304);
-    assert!(offset_of!(Image, pending) == 110_536 && offset_of!(Image, requeue) == 126_928);
-    assert!(offset_of!(Image, accounts) == 135_128);
+    assert!(offset_of!(Image, pending) == 118_816 && offset_of!(Image, requeue) == 135_208);
+    assert!(offset_of!(Image, accounts) == 143_408 && offset_of!(Image, stored) == 167_992);
+    assert!(offset_of!(Image, ends) == 169_080 && offset_of!(Image, unready) == 173_440);
 };
 
 impl Image {
@@ -308,6 +347,17 @@ impl Image {
         }
     }
 
+    /// The healthy slots that are ready.
+    pub fn ready(&self, out: &mut Set) {
+        self.healthy(out);
+        for word in 0..4 {
+            out[word] &= self.epoch.ready[word];
+        }
+    }
+
+    /// What the newest signed end of this step says, None when there is none.
+    pub fn end_of(&self, step: u64) -> Option<&EpochEnd> { self.ends.used().iter().find(|end| end.step == step) }
+
     pub fn enter(&mut self, run_state: u8, now: u64) {
         self.run_state = run_state;
         self.since = now;
@@ -315,6 +365,9 @@ impl Image {
 
     pub fn finished(&self) -> bool { self.progress.step > u64::from(self.config.total_steps) }
 }
+
+/// Stands for a digest nobody gave.
+pub const NO_DIGEST: Key = [0; 8];
 
 /// No place, no slot.
 pub const NONE: usize = usize::MAX;

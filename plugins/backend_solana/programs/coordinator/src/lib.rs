@@ -10,6 +10,7 @@ mod elections;
 mod epochs;
 mod equivocation;
 mod evidence;
+mod history;
 mod image;
 mod member;
 mod members;
@@ -24,6 +25,8 @@ mod shares;
 mod shuffle;
 mod statements;
 mod text;
+mod verified;
+mod warmup;
 
 use accounts::Coordinator;
 use psyche_common::{Error, Input, Reader};
@@ -61,8 +64,10 @@ fn dispatch(input: &Input) -> Outcome {
         11 => member::health_check(input, reader),
         12 => member::checkpoint(input, reader),
         13 => member::equivocation(input, reader),
-        14 => owner::migrate(input, reader),
         15 => owner::expel(input, reader),
+        16 => owner::back(input, reader),
+        17 => owner::settle(input, reader),
+        18 => member::epoch_digest(input, reader),
         _ => Err(Error::BAD_INSTRUCTION.into()),
     }
 }

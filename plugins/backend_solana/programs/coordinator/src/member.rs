@@ -7,9 +7,9 @@ use crate::image::{Identity, Statement};
 use crate::refusal::{Outcome, Refusal};
 use crate::run::Run;
 use crate::text::copy;
-use crate::{epochs, members, statements};
+use crate::{epochs, history, members, statements};
 use core::mem::MaybeUninit;
-use psyche_common::authorization::{must_allow, JOIN_SCOPE};
+use psyche_common::authorization::{delegates, must_allow, JOIN_SCOPE};
 use psyche_common::platform::log_data;
 use psyche_common::{Account, Error, Input, Reader};
 
@@ -25,8 +25,9 @@ fn begin(input: &Input, user: &Account, account: &Account) -> Result<Run, Refusa
 }
 
 pub fn join(input: &Input, mut reader: Reader) -> Outcome {
-    let [user, authorization, instance, account] = input.accounts::<4>()?;
+    let [user, authorization, instance, account, sysvar] = input.accounts::<5>()?;
     let p2p = reader.array::<32>()?;
+    let proof = reader.array::<64>()?;
     let len = reader.u16()? as usize;
     if len > MAX_ADDRESS_BYTES {
         return Err(Error::TOO_LONG.into());
@@ -37,9 +38,12 @@ pub fn join(input: &Input, mut reader: Reader) -> Outcome {
     let found = instance_of(instance, input)?;
     let coordinator = coordinator_of(account, input)?;
     must_belong(found, instance.key(), account, &coordinator.instance)?;
-    must_allow(authorization, &found.join_authority, user.key(), JOIN_SCOPE)?;
+    let grant = must_allow(authorization, &found.join_authority, user.key(), JOIN_SCOPE)?;
     let mut run = run_of(coordinator)?;
-    members::join(&mut run, &Identity { signer: key_of(user.key()), p2p: key_of(p2p) })?;
+    if grant.limit > 0 && !members::has_room(&run, grant, delegates(authorization), &key_of(user.key())) {
+        return Err(Error::LIMIT_REACHED.into());
+    }
+    members::join(&mut run, &Identity { signer: key_of(user.key()), p2p: key_of(p2p) }, proof, sysvar)?;
     if !address.is_empty() {
         log_data(&[b"join", user.key(), p2p, address]);
     }
@@ -84,10 +88,18 @@ pub fn witness(input: &Input, mut reader: Reader) -> Outcome {
 pub fn warmup_witness(input: &Input, mut reader: Reader) -> Outcome {
     let [user, account] = input.accounts::<2>()?;
     let (epoch, index) = (reader.u32()?, reader.u16()?);
-    reader.bytes(32)?; // the digest is for those who read transactions
+    let digest = reader.array::<32>()?;
     reader.end()?;
     let mut run = begin(input, user, account)?;
-    statements::warmup_witness(&mut run, &key_of(user.key()), epoch, index)
+    statements::warmup_witness(&mut run, &key_of(user.key()), epoch, index, &key_of(digest))
+}
+
+pub fn epoch_digest(input: &Input, mut reader: Reader) -> Outcome {
+    let [user, account] = input.accounts::<2>()?;
+    let (epoch, index, digest) = (reader.u32()?, reader.u16()?, reader.array::<32>()?);
+    reader.end()?;
+    let mut run = begin(input, user, account)?;
+    history::epoch_digest(&mut run, &key_of(user.key()), epoch, index, &key_of(digest))
 }
 
 pub fn health_check(input: &Input, mut reader: Reader) -> Outcome {

@@ -1,14 +1,19 @@
 //! Members: joining, leaving, and being reported as unhealthy (psyche_core/coordinator/members.py).
+use crate::accounts::key_of;
 use crate::elections::{needed, witnesses};
-use crate::image::{health, same, state, Identity, Key, Set, MAX_CLIENTS, MAX_REJOINS, NONE};
+use crate::image::{health, same, state, Identity, Key, Set, MAX_CLIENTS, MAX_REJOINS, NONE, WAITED_MISSES};
 use crate::refusal::{
-    Outcome, ACCOUNTS_FULL, CLIENTS_FULL, HALTED, INVALID_HEALTH_CHECK, INVALID_RUN_STATE, INVALID_WITHDRAW, INVALID_WITNESS, NO_ACTIVE_ROUND,
-    REJOINS_EXHAUSTED,
+    Outcome, ACCOUNTS_FULL, CLIENTS_FULL, HALTED, INVALID_HEALTH_CHECK, INVALID_PROOF, INVALID_RUN_STATE, INVALID_WITHDRAW, INVALID_WITNESS,
+    NO_ACTIVE_ROUND, REJOINS_EXHAUSTED, TRANSPORT_KEY_TAKEN,
 };
 use crate::rewards::has_account_for;
 use crate::run::{Run, Signers};
 use crate::set;
 use crate::shares::{accepted, assigned, before};
+use crate::verified::{as_bytes, Verified, JOIN};
+use psyche_common::authorization::Authorization;
+use psyche_common::platform::same as same_key;
+use psyche_common::{Account, Pubkey};
 
 /// Place of a signer among the pending members, NONE when it is not pending.
 fn pending_place(run: &Run, signer: &Key) -> usize {
@@ -27,9 +32,24 @@ fn note_minimum(run: &mut Run) {
     }
 }
 
-pub fn join(run: &mut Run, sender: &Identity) -> Outcome {
+/// Whether another signer, pending or of the epoch, has this transport key.
+fn is_taken(run: &Run, sender: &Identity) -> bool {
+    let another = |member: &Identity| same(&member.p2p, &sender.p2p) && !same(&member.signer, &sender.signer);
+    run.image.pending.used().iter().any(another) || run.image.epoch.clients.used().iter().any(|client| another(&client.id))
+}
+
+/// `proof`: signature by the transport key over the run's instance and the signer.
+pub fn join(run: &mut Run, sender: &Identity, proof: &[u8; 64], sysvar: &Account) -> Outcome {
     if run.image.run_state == state::FINISHED {
         return Err(HALTED);
+    }
+    let signed = [(as_bytes(&sender.signer), proof)];
+    let verified = Verified { key: &sender.p2p, instance: &run.image.instance, domain: JOIN, signed: &signed };
+    if !verified.just_before(sysvar)? {
+        return Err(INVALID_PROOF);
+    }
+    if is_taken(run, sender) {
+        return Err(TRANSPORT_KEY_TAKEN);
     }
     let place = pending_place(run, &sender.signer);
     if place != NONE {
@@ -47,6 +67,26 @@ pub fn join(run: &mut Run, sender: &Identity) -> Outcome {
     pending.count += 1;
     note_minimum(run);
     Ok(())
+}
+
+/// Whether one more may be pending by an authorization with a limit, so that nobody who was trusted once fills all places. One for
+/// everybody counts all who are pending and thus leaves places to others; any other counts the grantee and its delegates.
+pub fn has_room(run: &Run, grant: &Authorization, delegates: &[Pubkey], user: &Key) -> bool {
+    let pending = run.image.pending.used();
+    if pending_place(run, user) != NONE {
+        return true;
+    }
+    let limit = grant.limit as usize;
+    if grant.is_for_everybody() {
+        return pending.len() < limit;
+    }
+    let members = Signers::over(pending, run.seed);
+    for number in 0..pending.len() {
+        members.insert(number);
+    }
+    let named = delegates.iter().filter(|delegate| members.contains(&key_of(delegate))).count();
+    let own = members.contains(&key_of(&grant.grantee)) && !delegates.iter().any(|delegate| same_key(delegate, &grant.grantee));
+    named + usize::from(own) < limit
 }
 
 pub fn withdraw(run: &mut Run, sender: &Key) -> Outcome {
@@ -95,21 +135,25 @@ pub fn exit(run: &mut Run, slots: &Set, to: u8) {
     }
     let height = current_height(run);
     let gone = Signers::over(run.image.epoch.clients.used(), run.seed);
-    for (slot, client) in run.image.epoch.clients.used_mut().iter_mut().enumerate() {
-        if set::has(&leaving, slot) {
-            client.state = to;
-            client.exited_height = height;
-            gone.insert(slot);
-        }
+    let mut left = leaving;
+    while !set::is_empty(&left) {
+        let slot = set::take_first(&mut left);
+        let client = &mut run.image.epoch.clients.items[slot];
+        client.state = to;
+        client.exited_height = height;
+        gone.insert(slot);
     }
+    // those who stay move up in as few pieces as there are who leave
     let pending = &mut run.image.pending;
-    let mut kept = 0;
-    for place in 0..pending.len() {
-        if !gone.contains(&pending.items[place].signer) {
-            if kept != place {
-                pending.items[kept] = pending.items[place];
+    let (count, items) = (pending.len(), pending.items.as_mut_ptr());
+    let (mut kept, mut first) = (0, 0);
+    for place in 0..=count {
+        if place == count || gone.contains(unsafe { &(*items.add(place)).signer }) {
+            if kept != first {
+                unsafe { core::ptr::copy(items.add(first), items.add(kept), place - first) };
             }
-            kept += 1;
+            kept += place - first;
+            first = place + 1;
         }
     }
     pending.truncate(kept);
@@ -132,6 +176,7 @@ pub fn come_back(run: &mut Run, slot: usize) -> Outcome {
     let client = &mut run.image.epoch.clients.items[slot];
     client.state = health::HEALTHY;
     client.rejoins += 1;
+    client.missed = client.missed.min(WAITED_MISSES);
     set::insert(&mut run.image.epoch.ready, slot);
     Ok(())
 }

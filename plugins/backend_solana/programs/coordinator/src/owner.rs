@@ -1,8 +1,8 @@
 //! The owner's instructions: making and freeing a run, and its configuration (`_update_config` in psyche_core/coordinator/
 //! transitions.py, the rules in psyche_core/run_config_rules.py). What a model's tables say is plugins' business and not looked at.
 use crate::accounts::{
-    coordinator_of, instance_of, key_of, must_belong, owned, run_id_len, run_of, Coordinator, Instance, BYTES, CLIENT_VERSION_BYTES, FIRST_BYTES,
-    INSTANCE_BYTES, METADATA_BYTES, SEED, STAGING_BYTES,
+    coordinator_of, instance_of, key_of, must_belong, owned, run_id_len, run_of, Coordinator, Instance, BYTES, CLIENT_VERSION_BYTES, INSTANCE_BYTES,
+    METADATA_BYTES, OLD_BYTES, OLD_RUN_STATE, SEED, STAGING_BYTES,
 };
 use crate::checkpoints::Location;
 use crate::image::{self, kind, state, Config, Image, Model, MAX_CHECKPOINTERS, MAX_CLIENTS, MAX_TABLES_BYTES, MAX_WITNESSES};
@@ -10,11 +10,11 @@ use crate::refusal::{
     Outcome, CONFIG_SANITY, HALTED, INVALID_RUN_STATE, MODEL_SANITY, PROGRESS_SANITY, UPDATE_CONFIG_FINISHED, UPDATE_CONFIG_NOT_HALTED,
 };
 use crate::text::{copy, is_text};
-use crate::{counted, epochs, members};
-use psyche_common::platform::{find_address, rent_exempt, same};
+use crate::{counted, epochs, history, members, rewards};
+use psyche_common::platform::{find_address, same};
 use psyche_common::record::{begin, Header, Record};
 use psyche_common::runtime::sol_memcmp_;
-use psyche_common::{cpi, ids, Error, Input, Reader};
+use psyche_common::{cpi, Account, Error, Input, Reader};
 
 const CONFIG: u8 = 1;
 const MODEL: u8 = 2;
@@ -22,6 +22,10 @@ const PROGRESS: u8 = 4;
 const METADATA: u8 = 8;
 const CLIENT_VERSION: u8 = 16;
 const STAGED: u8 = 128;
+
+const RESUME: u8 = 0;
+const PAUSE: u8 = 1;
+const RESUME_FROM_CHECKPOINT: u8 = 2;
 
 /// Highest first sample and epoch from which a run can go on: it cannot reach the end of their numbers.
 const MAX_FIRST_SAMPLE: u64 = 1 << 62;
@@ -38,6 +42,7 @@ pub fn init(input: &Input, mut reader: Reader) -> Outcome {
     if len == 0 || len != run_id_len(run_id) || !is_text(run_id) || !is_text(client_version) {
         return Err(Error::BAD_INSTRUCTION.into());
     }
+    account.must_sign()?;
     account.must_be_writable()?;
     account.must_be_owned_by(input.program)?;
     if account.len() != BYTES {
@@ -69,18 +74,46 @@ pub fn init(input: &Input, mut reader: Reader) -> Outcome {
     Ok(())
 }
 
+/// Closes both accounts of a halted run, also those of an older version, of which nothing else is understood any more.
 pub fn free(input: &Input, reader: Reader) -> Outcome {
     let [authority, spill, instance, account] = input.accounts::<4>()?;
     reader.end()?;
     spill.must_be_writable()?;
     instance.must_be_writable()?;
-    let coordinator = owned(input, authority, instance, account)?;
-    if coordinator.image.exists() && !coordinator.image.halted() {
-        return Err(INVALID_RUN_STATE);
+    if OLD_BYTES.contains(&account.len()) {
+        free_old(input, authority, instance, account)?;
+    } else {
+        let coordinator = owned(input, authority, instance, account)?;
+        if coordinator.image.exists() && !coordinator.image.halted() {
+            return Err(INVALID_RUN_STATE);
+        }
     }
     instance.close(spill)?;
     account.close(spill)?;
     Ok(())
+}
+
+/// Refuses what is no halted run of an older version whose owner signs.
+#[inline(never)]
+fn free_old(input: &Input, authority: &Account, instance: &Account, account: &Account) -> Outcome {
+    authority.must_sign()?;
+    let found = instance_of(instance, input)?;
+    account.must_be_writable()?;
+    account.must_be_owned_by(input.program)?;
+    let data = account.data();
+    if data[..8] != Coordinator::MAGIC {
+        return Err(Error::WRONG_KIND.into());
+    }
+    let version = unsafe { (*(account.ptr() as *const Header)).version };
+    if !matches!(version, 1 | 2) || account.len() != OLD_BYTES[version as usize - 1] {
+        return Err(Error::WRONG_VERSION.into());
+    }
+    let of = unsafe { &*(account.ptr().add(core::mem::offset_of!(Coordinator, instance)) as *const [u8; 32]) };
+    must_belong(found, instance.key(), account, of)?;
+    if !same(&found.main_authority, authority.key()) {
+        return Err(Error::NOT_AUTHORITY.into());
+    }
+    if matches!(data[OLD_RUN_STATE], state::WAITING..=state::COOLDOWN) { Err(INVALID_RUN_STATE) } else { Ok(()) }
 }
 
 pub fn stage(input: &Input, mut reader: Reader) -> Outcome {
@@ -121,11 +154,16 @@ pub fn set_future_epoch_rates(input: &Input, mut reader: Reader) -> Outcome {
 
 pub fn set_paused(input: &Input, mut reader: Reader) -> Outcome {
     let [authority, instance, account] = input.accounts::<3>()?;
-    let paused = reader.flag()?;
+    let what = reader.u8()?;
     reader.end()?;
     let coordinator = owned(input, authority, instance, account)?;
     let mut run = run_of(coordinator)?;
-    if paused { epochs::pause(&mut run) } else { epochs::resume(&mut run) }
+    match what {
+        RESUME => epochs::resume(&mut run, false),
+        PAUSE => epochs::pause(&mut run),
+        RESUME_FROM_CHECKPOINT => epochs::resume(&mut run, true),
+        _ => Err(Error::BAD_INSTRUCTION.into()),
+    }
 }
 
 pub fn update(input: &Input, mut reader: Reader) -> Outcome {
@@ -141,7 +179,7 @@ pub fn update(input: &Input, mut reader: Reader) -> Outcome {
     }
     if mask & (CONFIG | MODEL | PROGRESS) != 0 {
         let name = unsafe { &*(instance.ptr().add(core::mem::offset_of!(Instance, run_id)) as *const [u8; 32]) };
-        begin_update(coordinator, mask, name)?;
+        begin_update(coordinator, mask, name, account.key())?;
     }
     if mask & CONFIG != 0 {
         copy(&mut coordinator.image.config, reader.array::<{ core::mem::size_of::<Config>() }>()?);
@@ -178,7 +216,7 @@ pub fn update(input: &Input, mut reader: Reader) -> Outcome {
 }
 
 /// Refuses while the run is not halted; with nothing there yet, begins the image of an uninitialized run. Forgets what was derived.
-fn begin_update(coordinator: &mut Coordinator, mask: u8, run_id: &[u8; 32]) -> Outcome {
+fn begin_update(coordinator: &mut Coordinator, mask: u8, run_id: &[u8; 32], account: &[u8; 32]) -> Outcome {
     let image = &mut coordinator.image;
     if image.exists() {
         if image.run_state == state::FINISHED {
@@ -195,7 +233,9 @@ fn begin_update(coordinator: &mut Coordinator, mask: u8, run_id: &[u8; 32]) -> O
         image.version = image::VERSION;
         image.size = image::BYTES as u32;
         copy(&mut image.run_id, run_id);
+        copy(&mut image.instance, account);
         image.progress.step = 1;
+        image.from_checkpoint = 1;
     }
     unsafe { core::ptr::write_bytes(&mut coordinator.memory, 0, 1) };
     Ok(())
@@ -238,14 +278,14 @@ fn check_update(image: &mut Image, mask: u8) -> Outcome {
         if !in_range || progress.data_index > MAX_FIRST_SAMPLE || progress.epoch > MAX_EPOCH {
             return Err(PROGRESS_SANITY);
         }
-        image.requeue.truncate(0);
+        history::move_here(image);
     }
     Ok(())
 }
 
 fn check_config(config: &Config) -> Outcome {
     let count = config.checkpointers.len();
-    let malformed = count > MAX_CHECKPOINTERS || config.checkpointers.zero != 0 || config.zero != [0; 4];
+    let malformed = count > MAX_CHECKPOINTERS || config.checkpointers.zero != 0 || config.zero != [0; 3] || config.restart_from_checkpoint > 1;
     if malformed || config.checkpointers.items[count..].iter().any(|key| *key != [0; 8]) {
         return Err(Error::BAD_INSTRUCTION.into());
     }
@@ -272,45 +312,25 @@ fn check_config(config: &Config) -> Outcome {
     if broken { Err(CONFIG_SANITY) } else { Ok(()) }
 }
 
-/// Makes an account of version 1 one of version 2: it grows by the staging area, and what was derived is derived again.
-pub fn migrate(input: &Input, reader: Reader) -> Outcome {
-    let [authority, instance, account, system] = input.accounts::<4>()?;
+/// Says what stands behind points not promised yet, once and whenever that changes: from then on no epoch promises more.
+pub fn back(input: &Input, mut reader: Reader) -> Outcome {
+    let [authority, instance, account] = input.accounts::<3>()?;
+    let units = reader.u64()?;
     reader.end()?;
-    authority.must_sign()?;
-    authority.must_be_writable()?;
-    system.must_be(&ids::SYSTEM)?;
-    let found = instance_of(instance, input)?;
-    account.must_be_writable()?;
-    account.must_be_owned_by(input.program)?;
-    if account.len() == BYTES {
-        coordinator_of(account, input)?;
-        return Err(Error::ALREADY_EXISTS.into());
-    }
-    if account.len() != FIRST_BYTES {
-        return Err(Error::WRONG_SIZE.into());
-    }
-    let header = unsafe { &mut *(account.ptr() as *mut Header) };
-    if header.magic != Coordinator::MAGIC {
-        return Err(Error::WRONG_KIND.into());
-    }
-    if header.version != 1 {
-        return Err(Error::WRONG_VERSION.into());
-    }
-    let of = unsafe { &*(account.ptr().add(core::mem::offset_of!(Coordinator, instance)) as *const [u8; 32]) };
-    must_belong(found, instance.key(), account, of)?;
-    if !same(&found.main_authority, authority.key()) {
-        return Err(Error::NOT_AUTHORITY.into());
-    }
-    let rent = rent_exempt(BYTES as u64);
-    if account.lamports() < rent {
-        cpi::pay(authority, account, system, rent - account.lamports())?;
-    }
-    account.resize(BYTES)?;
-    header.version = Coordinator::VERSION;
-    let coordinator = coordinator_of(account, input)?;
-    unsafe { core::ptr::write_bytes(&mut coordinator.memory, 0, 1) };
+    let coordinator = owned(input, authority, instance, account)?;
+    coordinator.backing.measure(units);
     counted(coordinator);
     Ok(())
+}
+
+/// Frees the account of a signer that was paid out, whom nothing can be paid or slashed any more.
+pub fn settle(input: &Input, mut reader: Reader) -> Outcome {
+    let [authority, instance, account] = input.accounts::<3>()?;
+    let signer = reader.array::<32>()?;
+    reader.end()?;
+    let coordinator = owned(input, authority, instance, account)?;
+    let mut run = run_of(coordinator)?;
+    rewards::settle(&mut run, &key_of(signer))
 }
 
 /// Who may say who joins may also send a member away, as if it had withdrawn: a right that is taken back must end some time.

@@ -28,12 +28,16 @@ pub const INVALID_CHECKPOINT: Refusal = own(10);
 pub const CLIENTS_FULL: Refusal = own(11);
 pub const ACCOUNTS_FULL: Refusal = own(12);
 pub const INVALID_EVIDENCE: Refusal = own(13);
-pub const REJOINS_EXHAUSTED: Refusal = own(14);
-pub const UPDATE_CONFIG_FINISHED: Refusal = own(15);
-pub const UPDATE_CONFIG_NOT_HALTED: Refusal = own(16);
-pub const CONFIG_SANITY: Refusal = own(17);
-pub const MODEL_SANITY: Refusal = own(18);
-pub const PROGRESS_SANITY: Refusal = own(19);
+pub const INVALID_PROOF: Refusal = own(14);
+pub const TRANSPORT_KEY_TAKEN: Refusal = own(15);
+pub const REJOINS_EXHAUSTED: Refusal = own(16);
+pub const UPDATE_CONFIG_FINISHED: Refusal = own(17);
+pub const UPDATE_CONFIG_NOT_HALTED: Refusal = own(18);
+pub const CONFIG_SANITY: Refusal = own(19);
+pub const MODEL_SANITY: Refusal = own(20);
+pub const PROGRESS_SANITY: Refusal = own(21);
+pub const INVALID_SETTLEMENT: Refusal = own(22);
+pub const NOTHING_DUE: Refusal = own(23);
 
 impl From<Error> for Refusal {
     #[inline(always)]

@@ -1,5 +1,6 @@
 //! Rewards: what an epoch pays to whom, and the accounts that hold it (psyche_core/coordinator/rewards.py).
-use crate::image::{health, Account, Key, MAX_ACCOUNTS, NONE};
+use crate::image::{health, same, Account, Key, MAX_ACCOUNTS, NONE};
+use crate::refusal::{Outcome, INVALID_SETTLEMENT};
 use crate::run::{Run, Signers};
 use core::cmp::Ordering;
 use psyche_common::arithmetic::mul_div;
@@ -50,6 +51,7 @@ pub fn share_rewards(run: &mut Run) {
             total += u64::from(client.accepted_rounds);
         }
     }
+    let mut paid = 0u64;
     for slot in 0..run.image.epoch.clients.len() {
         let client = &run.image.epoch.clients.items[slot];
         let (own, signer) = (u64::from(client.accepted_rounds), client.id.signer);
@@ -60,10 +62,12 @@ pub fn share_rewards(run: &mut Run) {
         } else if own > 0 {
             let earned = portion(rates.earning, own, total);
             if earned > 0 {
+                paid += earned;
                 credit(run, &signer, earned, 0);
             }
         }
     }
+    run.backing.keep(paid);
 }
 
 /// Adds to a signer's balances, which stop at 64 bits; opens its account if it has none.
@@ -83,6 +87,20 @@ fn credit(run: &mut Run, signer: &Key, earned: u64, slashed: u64) {
     let account = &mut accounts.items[place];
     account.earned = account.earned.saturating_add(earned);
     account.slashed = account.slashed.saturating_add(slashed);
+}
+
+/// Frees the account of a signer that is neither in the last epoch nor pending (psyche_core/coordinator/settlement.py).
+pub fn settle(run: &mut Run, signer: &Key) -> Outcome {
+    let place = place_of(run, signer);
+    let waiting = run.image.pending.used().iter().any(|member| same(&member.signer, signer));
+    if waiting || run.image.slot_of(signer) != NONE || !has_account(run, signer) {
+        return Err(INVALID_SETTLEMENT);
+    }
+    let accounts = &mut run.image.accounts;
+    let behind = accounts.len() - place - 1;
+    unsafe { core::ptr::copy(accounts.items.as_ptr().add(place + 1), accounts.items.as_mut_ptr().add(place), behind) };
+    accounts.truncate(place + behind);
+    Ok(())
 }
 
 /// Whether a signer has an account, or one is left for it beside all who may need one.

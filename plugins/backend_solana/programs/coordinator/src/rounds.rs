@@ -1,6 +1,10 @@
 //! Rounds: started, finished, settled; and how an epoch's rounds end (psyche_core/coordinator/rounds.py).
 use crate::elections::{needed, witnesses};
-use crate::image::{due, ending, state, Config, Interval, Model, Round, Set, NONE, STORED_ROUNDS};
+use crate::image::{
+    due, ending, health, state, Config, Interval, Model, Round, Set, MAX_MISSED, NONE, STORED_ROUNDS, WAITED_MISSES,
+};
+use crate::members::exit;
+use crate::refusal::{Outcome, NOTHING_DUE};
 use crate::requeue;
 use crate::run::{heap, Run};
 use crate::set;
@@ -22,9 +26,9 @@ fn batch_size(config: &Config, model: &Model, first: u64) -> u64 {
     start + whole + u64::from(rest >= ramp - rest)
 }
 
-/// Begins a round over the slots healthy now, with samples unless it is the drain round.
+/// Begins a round over the slots healthy now, which the caller knows, with samples unless it is the drain round.
 #[inline(never)]
-pub fn start_round(run: &mut Run, drain: bool) {
+pub fn start_round(run: &mut Run, healthy: &Set, drain: bool) {
     let current = run.image.current();
     let rounds = &mut run.image.epoch.rounds;
     let mut height = 0;
@@ -39,14 +43,12 @@ pub fn start_round(run: &mut Run, drain: bool) {
     }
     let place = rounds.len();
     rounds.count += 1;
-    let mut healthy = [0; 4];
-    run.image.healthy(&mut healthy);
     let step = run.image.progress.step;
     let round: &mut Round = &mut run.image.epoch.rounds.items[place];
     round.height = height;
     round.step = step;
     round.seed = run.seed;
-    round.slots = healthy;
+    round.slots = *healthy;
     round.drain = u8::from(drain);
     if !drain {
         take_samples(run, place);
@@ -73,45 +75,102 @@ fn take_samples(run: &mut Run, place: usize) {
     }
 }
 
-/// Whether every elected witness of the current round that is still healthy has stated.
+/// Whether every elected witness of the current round that is healthy and waited for has stated.
 pub fn everybody_stated(run: &mut Run, current: usize) -> bool {
-    let (mut awaited, mut healthy, mut stated): (Set, Set, Set) = ([0; 4], [0; 4], [0; 4]);
-    witnesses(run, current, &mut awaited);
-    run.image.healthy(&mut healthy);
-    set::intersect(&mut awaited, &healthy);
-    for statement in run.image.round(current).statements.used() {
-        set::insert(&mut stated, statement.index as usize & 255);
+    let mut silent = [0; 4];
+    without_statement(run, current, &mut silent);
+    while !set::is_empty(&silent) {
+        let client = &run.image.epoch.clients.items[set::take_first(&mut silent)];
+        if client.state == health::HEALTHY && client.missed < WAITED_MISSES {
+            return false;
+        }
     }
-    set::is_subset(&awaited, &stated)
+    true
+}
+
+/// The elected witnesses of a round that have not stated in it.
+#[inline(never)]
+fn without_statement(run: &mut Run, place: usize, out: &mut Set) {
+    witnesses(run, place, out);
+    for statement in run.image.round(place).statements.used() {
+        set::remove(out, statement.index as usize & 255);
+    }
+}
+
+/// Healthy witnesses that did not state in the current round, where a quorum did. Who came back in this very round is excused.
+#[inline(never)]
+fn silent_witnesses(run: &mut Run, current: usize, out: &mut Set) {
+    *out = [0; 4];
+    if run.image.round(current).statements.len() < needed(run, current) {
+        return;
+    }
+    let height = run.image.round(current).height;
+    let mut left = [0; 4];
+    without_statement(run, current, &mut left);
+    while !set::is_empty(&left) {
+        let slot = set::take_first(&mut left);
+        let client = &run.image.epoch.clients.items[slot];
+        let came_back = client.rejoins > 0 && client.exited_height == height;
+        if client.state == health::HEALTHY && !came_back {
+            set::insert(out, slot);
+        }
+    }
+}
+
+/// Drops who missed too many duties.
+#[inline(never)]
+fn drop_for_missing(run: &mut Run) {
+    let mut leaving = [0; 4];
+    for (slot, client) in run.image.epoch.clients.used().iter().enumerate() {
+        if client.missed >= MAX_MISSED {
+            set::insert(&mut leaving, slot);
+        }
+    }
+    if !set::is_empty(&leaving) {
+        exit(run, &leaving, health::DROPPED);
+    }
 }
 
 /// Lets time pass in RoundTrain or RoundWitness.
-pub fn tick_round(run: &mut Run) {
+pub fn tick_round(run: &mut Run) -> Outcome {
+    let mut entered = false;
     if run.image.run_state == state::TRAIN {
         if !due(run.image.since, run.now, run.image.config.max_round_train_time) {
-            return;
+            return Err(NOTHING_DUE);
         }
         run.image.enter(state::WITNESS, run.now);
+        entered = true;
     }
     let current = run.image.current();
     if due(run.image.since, run.now, run.image.config.round_witness_time) || everybody_stated(run, current) {
         finish_round(run, current);
+    } else if !entered {
+        return Err(NOTHING_DUE);
     }
+    Ok(())
 }
 
 /// Ends a round's witness phase: settles the round before, then the next round, the drain round or the cooldown.
 #[inline(never)]
 pub fn finish_round(run: &mut Run, current: usize) {
+    let mut silent = [0; 4];
+    silent_witnesses(run, current, &mut silent);
+    let mut left = silent;
+    while !set::is_empty(&left) {
+        let client = &mut run.image.epoch.clients.items[set::take_first(&mut left)];
+        client.missed = client.missed.saturating_add(1);
+    }
     let previous = before(run, current, 1);
     if previous != NONE {
-        settle(run, previous);
+        settle(run, previous, &silent);
     }
+    drop_for_missing(run);
     let drain = run.image.round(current).drain != 0;
     let mut healthy = [0; 4];
     run.image.healthy(&mut healthy);
     if set::is_empty(&healthy) || run.image.round(current).statements.count == 0 {
         if !drain {
-            settle(run, current);
+            settle(run, current, &[0; 4]);
         }
         run.image.enter(state::COOLDOWN, run.now);
         return;
@@ -125,12 +184,12 @@ pub fn finish_round(run: &mut Run, current: usize) {
     if reason != 0 {
         run.image.epoch.ending = reason;
     }
-    start_round(run, reason != 0);
+    start_round(run, &healthy, reason != 0);
 }
 
-/// Counts the accepted rounds of a round and puts the other samples back in the queue.
+/// Counts the accepted rounds of a round, not for the `unpaid`, and puts the samples nobody is accepted for back in the queue.
 #[inline(never)]
-fn settle(run: &mut Run, place: usize) {
+fn settle(run: &mut Run, place: usize, unpaid: &Set) {
     let mut seen = [0; 4];
     accepted(run, place, &mut seen);
     let returned = if set::is_empty(&seen) {
@@ -140,6 +199,7 @@ fn settle(run: &mut Run, place: usize) {
         samples_of(run, place, &others, heap::returned())
     };
     requeue::add_returned(run, returned);
+    set::subtract(&mut seen, unpaid);
     for (clients, word) in run.image.epoch.clients.used_mut().chunks_mut(64).zip(seen) {
         let mut bits = word;
         for client in clients {

@@ -1,10 +1,12 @@
 //! What a command works on: the image, what was derived from it, the time and the seed.
+use crate::accounts::Backing;
 use crate::elections::Memory;
 use crate::image::{self, Image, Key};
 
 pub struct Run {
     pub image: &'static mut Image,
     pub memory: &'static mut Memory,
+    pub backing: &'static mut Backing,
     /// Unix seconds.
     pub now: u64,
     /// For the epoch or round that may start.
@@ -66,15 +68,19 @@ impl Signers {
         }
     }
 
-    pub fn contains(&self, signer: &Key) -> bool {
+    pub fn contains(&self, signer: &Key) -> bool { self.find(signer) != image::NONE }
+
+    /// The number of the record with this signer that was put in, NONE without one.
+    #[inline(always)]
+    pub fn find(&self, signer: &Key) -> usize {
         let mut place = self.start(signer);
         loop {
-            let number = unsafe { *heap::table().add(place) };
+            let number = unsafe { *heap::table().add(place) } as usize;
             if number == 0 {
-                return false;
+                return image::NONE;
             }
-            if image::same(self.key(number as usize - 1), signer) {
-                return true;
+            if image::same(self.key(number - 1), signer) {
+                return number - 1;
             }
             place = (place + 1) % PLACES;
         }

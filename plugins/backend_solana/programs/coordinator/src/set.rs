@@ -8,6 +8,9 @@ pub fn has(set: &Set, slot: usize) -> bool { set[slot >> 6 & 3] >> (slot & 63) &
 pub fn insert(set: &mut Set, slot: usize) { set[slot >> 6 & 3] |= 1 << (slot & 63) }
 
 #[inline(always)]
+pub fn remove(set: &mut Set, slot: usize) { set[slot >> 6 & 3] &= !(1 << (slot & 63)) }
+
+#[inline(always)]
 pub fn is_empty(set: &Set) -> bool { set[0] | set[1] | set[2] | set[3] == 0 }
 
 #[inline(always)]
@@ -51,6 +54,17 @@ pub fn lowest(set: &Set) -> usize {
         slot += 1;
     }
     slot
+}
+
+/// Takes the lowest number out of a set that is not empty.
+pub fn take_first(set: &mut Set) -> usize {
+    let mut word = 0;
+    while word < 3 && set[word] == 0 {
+        word += 1;
+    }
+    let bits = set[word];
+    set[word] = bits & bits.wrapping_sub(1);
+    64 * word + (bits & bits.wrapping_neg()).wrapping_sub(1).count_ones() as usize
 }
 
 /// A bitmap of the image at an alignment of 4.

@@ -1,7 +1,6 @@
 //! What members say: that they are ready, and what a round's witnesses saw (psyche_core/coordinator/statements.py).
 use crate::elections::{needed, witnesses};
-use crate::epochs::start_if_ready;
-use crate::image::{health, state, Key, Statement, MAX_WITNESSES, NONE};
+use crate::image::{health, state, Key, Statement, MAX_WITNESSES, NONE, WAITED_MISSES};
 use crate::members::come_back;
 use crate::refusal::{Outcome, DUPLICATE_WITNESS, HALTED, INVALID_RUN_STATE, INVALID_WITNESS, NO_ACTIVE_ROUND, WITNESSES_FULL};
 use crate::rounds::{everybody_stated, finish_round};
@@ -9,9 +8,10 @@ use crate::run::Run;
 use crate::set;
 use crate::shares::{assigned, before};
 use crate::text::copy;
+use crate::warmup::{go_on, speak};
 
-/// Counts a client as ready; or brings a slot that was dropped or withdrew, and whose client joined again, back to health.
-pub fn warmup_witness(run: &mut Run, sender: &Key, epoch: u32, index: u16) -> Outcome {
+/// Counts a client as ready, or as one that cannot get the model; or brings a slot that was dropped or withdrew, and whose client joined again, back to health.
+pub fn warmup_witness(run: &mut Run, sender: &Key, epoch: u32, index: u16, digest: &Key) -> Outcome {
     if run.image.halted() {
         return Err(HALTED);
     }
@@ -23,16 +23,12 @@ pub fn warmup_witness(run: &mut Run, sender: &Key, epoch: u32, index: u16) -> Ou
     if epoch != run.image.progress.epoch || slot != index as usize {
         return Err(INVALID_WITNESS);
     }
-    if run.image.epoch.clients.items[slot].state != health::HEALTHY {
-        come_back(run, slot)?;
-    } else if warming_up {
-        if set::has(&run.image.epoch.ready, slot) {
-            return Err(DUPLICATE_WITNESS);
-        }
-        set::insert(&mut run.image.epoch.ready, slot);
+    if run.image.epoch.clients.items[slot].state == health::HEALTHY {
+        return if warming_up { speak(run, slot, digest) } else { Ok(()) };
     }
+    come_back(run, slot)?;
     if warming_up {
-        start_if_ready(run);
+        go_on(run);
     }
     Ok(())
 }
@@ -50,11 +46,14 @@ pub fn witness(run: &mut Run, sender: &Key, statement: &Statement) -> Outcome {
         return Err(NO_ACTIVE_ROUND);
     }
     check_statement(run, current, sender, statement)?;
-    let statements = &run.image.round(current).statements;
-    if statements.used().iter().any(|stored| stored.index == statement.index) {
+    if run.image.round(current).statements.used().iter().any(|stored| stored.index == statement.index) {
         return Err(DUPLICATE_WITNESS);
     }
-    if statements.len() >= MAX_WITNESSES {
+    if names_strangers(run, current, statement) {
+        void(run, current, statement.index as usize);
+        return Ok(());
+    }
+    if run.image.round(current).statements.len() >= MAX_WITNESSES {
         return Err(WITNESSES_FULL);
     }
     let statements = &mut run.image.epoch.rounds.items[current].statements;
@@ -77,18 +76,31 @@ fn check_statement(run: &mut Run, current: usize, sender: &Key, statement: &Stat
     if !own || run.image.epoch.clients.items[slot].state != health::HEALTHY || statement.height != run.image.round(current).height {
         return Err(INVALID_WITNESS);
     }
-    let (mut elected, mut had_samples, mut seen) = ([0; 4], [0; 4], [0; 4]);
+    let mut elected = [0; 4];
     witnesses(run, current, &mut elected);
-    if !set::has(&elected, slot) {
-        return Err(INVALID_WITNESS);
-    }
+    if set::has(&elected, slot) { Ok(()) } else { Err(INVALID_WITNESS) }
+}
+
+/// Whether a statement claims results of slots that had no share in the round it is about.
+#[inline(never)]
+fn names_strangers(run: &mut Run, current: usize, statement: &Statement) -> bool {
+    let (mut had_samples, mut seen) = ([0; 4], [0; 4]);
     set::from_words(&statement.participants, &mut seen);
     if set::is_empty(&seen) {
-        return Ok(());
+        return false;
     }
     let previous = before(run, current, 1);
     if previous != NONE {
         assigned(run, previous, &mut had_samples);
     }
-    if set::is_subset(&seen, &had_samples) { Ok(()) } else { Err(INVALID_WITNESS) }
+    !set::is_subset(&seen, &had_samples)
+}
+
+/// Counts a void statement: refusing it without a trace would let its sender make every round wait in vain.
+fn void(run: &mut Run, current: usize, slot: usize) {
+    let client = &mut run.image.epoch.clients.items[slot];
+    client.missed = client.missed.saturating_add(WAITED_MISSES);
+    if run.image.run_state == state::WITNESS && everybody_stated(run, current) {
+        finish_round(run, current);
+    }
 }

@@ -3,29 +3,31 @@
 //! Layout: docs/reference/solana-programs.md (header) and docs/reference/canonical-image.md. An account without an image (all zero: nothing
 //! was configured yet) is halted and owes nobody.
 use psyche_common::account::Account;
+use psyche_common::cpi::{invoke, Meta};
 use psyche_common::{ids, Error, Pubkey, Res};
 
+use crate::run::{Run, SEED};
 use crate::BAD_IMAGE;
 
 pub const MAGIC: [u8; 8] = *b"PsycheCo";
-pub const VERSION: u32 = 2;
-pub const BYTES: usize = 165_152;
+pub const VERSION: u32 = 3;
+pub const BYTES: usize = 188_104;
 pub const IMAGE: usize = 1_344;
 
 const IMAGE_MAGIC: [u8; 8] = *b"PsycheSt";
-const IMAGE_VERSION: u32 = 2;
-const IMAGE_BYTES: u32 = 159_712;
-const RUN_STATE: usize = IMAGE + 120;
-const ACCOUNT_COUNT: usize = IMAGE + 135_128;
-const ACCOUNTS: usize = IMAGE + 135_136;
+const IMAGE_VERSION: u32 = 3;
+const IMAGE_BYTES: u32 = 182_664;
+const RUN_STATE: usize = IMAGE + 152;
+const ACCOUNT_COUNT: usize = IMAGE + 143_408;
+const ACCOUNTS: usize = IMAGE + 143_416;
 const MAX_ACCOUNTS: usize = 512;
 
 /// Instructions of the coordinator that a run's owner may have passed on: stage, update, set_future_epoch_rates, set_paused.
 pub const FOR_OWNERS: core::ops::RangeInclusive<u8> = 2..=5;
 pub const INIT: u8 = 0;
 pub const FREE: u8 = 1;
-/// Also an owner's, with accounts of its own.
-pub const MIGRATE: u8 = 14;
+pub const BACK: u8 = 16;
+pub const SETTLE: u8 = 17;
 
 /// A member's balance, in points.
 #[repr(C)]
@@ -103,6 +105,45 @@ impl Coordinator {
             Some(points) => points.net(),
             None => 0,
         }
+    }
+}
+
+/// The accounts by which a run commands its coordinator.
+pub struct Commanded<'a> {
+    pub run: &'a Account,
+    pub instance: &'a Account,
+    pub account: &'a Account,
+    pub program: &'a Account,
+}
+
+impl Commanded<'_> {
+    /// Refuses another run's.
+    pub fn must_be_of(&self, found: &Run) -> Res {
+        self.program.must_be(&ids::COORDINATOR)?;
+        if self.instance.must_be(&found.instance).is_err() || self.account.must_be(&found.coordinator).is_err() {
+            return Err(crate::OTHER_RUN);
+        }
+        Ok(())
+    }
+
+    /// Tells the coordinator what the vault holds beyond what was earned, so that no epoch promises more.
+    #[inline(never)]
+    pub fn back(&self, found: &Run, units: u64) -> Res {
+        let mut data = [BACK; 9];
+        data[1..].copy_from_slice(&units.to_le_bytes());
+        self.command(found, &data)
+    }
+
+    /// One instruction of the coordinator's owner, who is the run.
+    #[inline(never)]
+    pub fn command(&self, found: &Run, data: &[u8]) -> Res {
+        let metas = [
+            Meta { key: self.run.key(), writable: false, signer: true },
+            Meta { key: self.instance.key(), writable: false, signer: false },
+            Meta { key: self.account.key(), writable: true, signer: false },
+        ];
+        let seeds: [&[u8]; 3] = [SEED, &found.index.to_le_bytes(), &[found.bump]];
+        invoke(&ids::COORDINATOR, &metas, data, &[*self.run, *self.instance, *self.account, *self.program], &seeds)
     }
 }
 

@@ -1,12 +1,12 @@
 //! A run's beginning, and what its owner commands while it lives.
 use psyche_common::cpi::{self, invoke, Meta};
-use psyche_common::platform::{clock, find_address, rent_exempt};
+use psyche_common::platform::{clock, find_address};
 use psyche_common::token::{create_vault, must_be_mint, Programs};
 use psyche_common::{ids, record, Error, Input, Reader, Res};
 
-use crate::coordinator::{self, Coordinator, FOR_OWNERS, INIT, MIGRATE};
+use crate::coordinator::{Commanded, Coordinator, FOR_OWNERS, INIT};
 use crate::run::{open_for, Run, BYTES, SEED};
-use crate::{NOT_FOR_OWNERS, OTHER_RUN};
+use crate::NOT_FOR_OWNERS;
 
 /// Bytes of the coordinator's `init`: number, run_id length and place, two authorities, client_version.
 const INIT_BYTES: usize = 1 + 1 + 32 + 32 + 32 + 96;
@@ -48,54 +48,25 @@ pub fn run_create(input: &Input, data: &[u8]) -> Res {
     let metas = [
         Meta { key: payer.key(), writable: true, signer: true },
         Meta { key: instance.key(), writable: true, signer: false },
-        Meta { key: coordinator.key(), writable: true, signer: false },
+        Meta { key: coordinator.key(), writable: true, signer: true },
         Meta { key: system.key(), writable: false, signer: false },
     ];
     invoke(&ids::COORDINATOR, &metas, &init, &[*payer, *instance, *coordinator, *system, *program], &[])?;
-    Coordinator::open(coordinator).map(|_| ())
+    Coordinator::open(coordinator)?;
+    Commanded { run, instance, account: coordinator, program }.back(made, 0)
 }
 
 /// Passes one instruction of the coordinator on, with the run signing as its owner.
 pub fn run_update(input: &Input, data: &[u8]) -> Res {
     let [authority, run, instance, coordinator, program] = input.accounts::<5>()?;
     let found = open_for(authority, run, input.program)?;
-    program.must_be(&ids::COORDINATOR)?;
     coordinator.must_be_writable()?;
-    if instance.must_be(&found.instance).is_err() || coordinator.must_be(&found.coordinator).is_err() {
-        return Err(OTHER_RUN);
-    }
+    let commanded = Commanded { run, instance, account: coordinator, program };
+    commanded.must_be_of(found)?;
     match data.first() {
         Some(number) if FOR_OWNERS.contains(number) => {}
-        Some(&MIGRATE) => return migrate(input, data, found),
         Some(_) => return Err(NOT_FOR_OWNERS),
         None => return Err(Error::BAD_INSTRUCTION),
     }
-    let metas = [
-        Meta { key: run.key(), writable: false, signer: true },
-        Meta { key: instance.key(), writable: false, signer: false },
-        Meta { key: coordinator.key(), writable: true, signer: false },
-    ];
-    let seeds: [&[u8]; 3] = [SEED, &found.index.to_le_bytes(), &[found.bump]];
-    invoke(&ids::COORDINATOR, &metas, data, &[*run, *instance, *coordinator, *program], &seeds)
-}
-
-/// Passes `migrate` on. The coordinator would have its owner pay rent, which the run cannot, for only accounts without data send
-/// lamports; so our own owner pays, and nothing is missing when the coordinator looks.
-fn migrate(input: &Input, data: &[u8], found: &Run) -> Res {
-    let [authority, run, instance, account, program, system] = input.accounts::<6>()?;
-    authority.must_be_writable()?;
-    run.must_be_writable()?;
-    system.must_be(&ids::SYSTEM)?;
-    let rent = rent_exempt(coordinator::BYTES as u64);
-    if account.lamports() < rent {
-        cpi::pay(authority, account, system, rent - account.lamports())?;
-    }
-    let metas = [
-        Meta { key: run.key(), writable: true, signer: true },
-        Meta { key: instance.key(), writable: false, signer: false },
-        Meta { key: account.key(), writable: true, signer: false },
-        Meta { key: system.key(), writable: false, signer: false },
-    ];
-    let seeds: [&[u8]; 3] = [SEED, &found.index.to_le_bytes(), &[found.bump]];
-    invoke(&ids::COORDINATOR, &metas, data, &[*run, *instance, *account, *system, *program], &seeds)
+    commanded.command(found, data)
 }

@@ -12,21 +12,25 @@ use psyche_common::record::open_exact;
 use psyche_common::token::{self, transfer, TokenAccount};
 use psyche_common::{ids, Error, Input, Pubkey, Reader, Res};
 
-use crate::coordinator::{Coordinator, Points, FREE};
+use crate::coordinator::{Commanded, Coordinator, Points, FREE};
 use crate::participant::Participant;
 use crate::run::{must_be_vault, open_for, Run, SEED};
 use crate::{OTHER_RUN, STILL_OWED, TOO_SOON};
 
 pub fn withdraw_unused(input: &Input, data: &[u8]) -> Res {
-    let [authority, tokens, run, vault, coordinator, token] = input.accounts::<6>()?;
+    let [authority, tokens, run, vault, coordinator, token, instance, program] = input.accounts::<8>()?;
     Reader(data).end()?;
     let found = open_for(authority, run, input.program)?;
     tokens.must_be_writable()?;
     must_be_vault(vault, run, found)?;
     TokenAccount::of(tokens, &found.mint)?.must_belong_to(authority.key())?;
-    let owed = owed(found, run, coordinator, &input.table[6..input.count], input.program)?;
+    let commanded = Commanded { run, instance, account: coordinator, program };
+    commanded.must_be_of(found)?;
+    coordinator.must_be_writable()?;
+    let owed = owed(found, run, coordinator, &input.table[8..input.count], input.program)?;
     let unused = TokenAccount(*vault).amount().saturating_sub(owed);
-    transfer(vault, tokens, run, token, unused, &[SEED, &found.index.to_le_bytes(), &[found.bump]])
+    transfer(vault, tokens, run, token, unused, &[SEED, &found.index.to_le_bytes(), &[found.bump]])?;
+    commanded.back(found, 0)
 }
 
 pub fn run_close(input: &Input, data: &[u8]) -> Res {
@@ -61,6 +65,16 @@ pub fn run_close(input: &Input, data: &[u8]) -> Res {
     run.close(spill)
 }
 
+/// Units the vault owes, at most: as if nobody had been slashed but those whom the run remembers.
+#[inline(always)]
+pub fn at_most_owed(found: &Run, coordinator: &Coordinator) -> Res<u64> {
+    let mut earned = 0u64;
+    for points in coordinator.points() {
+        earned = earned.checked_add(points.earned).ok_or(Error::OVERFLOW)?;
+    }
+    earned.checked_sub(found.claimed).and_then(|owed| owed.checked_sub(found.forgiven)).ok_or(Error::OVERFLOW)
+}
+
 /// Units the vault owes, at most; only while the coordinator is halted, so that nobody is earning. `shown`: participants' accounts.
 fn owed(found: &Run, run: &Account, account: &Account, shown: &[Account], program: &Pubkey) -> Res<u64> {
     if account.must_be(&found.coordinator).is_err() {
@@ -68,11 +82,7 @@ fn owed(found: &Run, run: &Account, account: &Account, shown: &[Account], progra
     }
     let coordinator = Coordinator::open(account)?;
     coordinator.must_be_halted()?;
-    let mut earned = 0u64;
-    for points in coordinator.points() {
-        earned = earned.checked_add(points.earned).ok_or(Error::OVERFLOW)?;
-    }
-    let mut owed = earned.checked_sub(found.claimed).and_then(|owed| owed.checked_sub(found.forgiven)).ok_or(Error::OVERFLOW)?;
+    let mut owed = at_most_owed(found, &coordinator)?;
     for (place, participant) in shown.iter().enumerate() {
         if shown[..place].iter().any(|before| same(before.key(), participant.key())) {
             return Err(Error::SAME_ACCOUNT);

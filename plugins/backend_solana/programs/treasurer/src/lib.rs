@@ -21,6 +21,7 @@ pub const OTHER_RUN: Error = Error(104);
 pub const STILL_NEEDED: Error = Error(105);
 pub const TOO_SOON: Error = Error(106);
 pub const BAD_IMAGE: Error = Error(107);
+pub const NOT_PAID_OUT: Error = Error(108);
 
 /// # Safety
 /// Called by the loader only.
@@ -44,6 +45,7 @@ fn run_instruction(input: &Input) -> Res {
         6 => ending::run_close(input, data),
         7 => participant::close(input, data),
         8 => ending::settle(input, data),
+        9 => participant::release(input, data),
         _ => Err(Error::BAD_INSTRUCTION),
     }
 }

@@ -5,9 +5,9 @@ use psyche_common::record::{self, open_exact, Header, Record};
 use psyche_common::token::{transfer, TokenAccount};
 use psyche_common::{cpi, ids, Error, Input, Pubkey, Reader, Res};
 
-use crate::coordinator::Coordinator;
+use crate::coordinator::{Commanded, Coordinator, SETTLE};
 use crate::run::{must_be_vault, Run, SEED as RUN_SEED};
-use crate::{OTHER_RUN, OVER_CLAIM, STILL_NEEDED};
+use crate::{NOT_PAID_OUT, OTHER_RUN, OVER_CLAIM, STILL_NEEDED};
 
 pub const SEED: &[u8] = b"participant";
 
@@ -103,7 +103,34 @@ pub fn claim(input: &Input, data: &[u8]) -> Res {
     transfer(vault, tokens, run, token, amount, &[RUN_SEED, &found.index.to_le_bytes(), &[found.bump]])
 }
 
-/// Only what was never paid, or belongs to a run that is closed: the memory of a payment is what keeps it from being made twice.
+/// Frees the coordinator's account of a member that was paid all it earned, and forgets the payment with it: from anybody, for the run
+/// holds only so many accounts. Who owes for points slashed beyond what it earned keeps its own, and with it what it owes.
+pub fn release(input: &Input, data: &[u8]) -> Res {
+    let [run, participant, instance, coordinator, program] = input.accounts::<5>()?;
+    Reader(data).end()?;
+    run.must_be_writable()?;
+    participant.must_be_writable()?;
+    coordinator.must_be_writable()?;
+    let found: &mut Run = open_exact(run, input.program)?;
+    let paid: &mut Participant = open_exact(participant, input.program)?;
+    paid.must_be_of(run, found)?;
+    let commanded = Commanded { run, instance, account: coordinator, program };
+    commanded.must_be_of(found)?;
+    let Some(points) = Coordinator::open(coordinator)?.points_of(&paid.user) else { return Err(NOT_PAID_OUT) };
+    if points.earned.checked_sub(points.slashed) != Some(paid.claimed) {
+        return Err(NOT_PAID_OUT);
+    }
+    found.claimed = found.claimed.checked_sub(paid.claimed).ok_or(Error::OVERFLOW)?;
+    found.forgiven = found.forgiven.checked_sub(paid.forgiven).ok_or(Error::OVERFLOW)?;
+    paid.claimed = 0;
+    paid.forgiven = 0;
+    let mut command = [SETTLE; 33];
+    command[1..].copy_from_slice(&paid.user);
+    commanded.command(found, &command)
+}
+
+/// Only what remembers nothing, or belongs to a run that is closed: the memory of a payment keeps it from being made twice, and that of
+/// slashed points lets the owner close the run, however often their member would like to be asked again.
 pub fn close(input: &Input, data: &[u8]) -> Res {
     let [user, spill, run, participant] = input.accounts::<4>()?;
     Reader(data).end()?;
@@ -122,11 +149,10 @@ pub fn close(input: &Input, data: &[u8]) -> Res {
     if !gone {
         let found: &mut Run = open_exact(run, input.program)?;
         if paid.must_be_of(run, found).is_ok() {
-            if paid.claimed != 0 {
+            if paid.claimed != 0 || paid.forgiven != 0 {
                 return Err(STILL_NEEDED);
             }
             found.participants = found.participants.checked_sub(1).ok_or(Error::OVERFLOW)?;
-            found.forgiven = found.forgiven.checked_sub(paid.forgiven).ok_or(Error::OVERFLOW)?;
         }
     }
     participant.close(spill)

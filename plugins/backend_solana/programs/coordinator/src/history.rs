@@ -1,0 +1,189 @@
+//! Signed epoch ends, and going back to one where nobody holds what came after (psyche_core/coordinator/history.py).
+use crate::elections::quorum;
+use crate::epochs::wait_for_members;
+use crate::image::{health, same, state, EpochEnd, Image, Interval, Key, List, Set, MAX_ENDS, MAX_END_INTERVALS, NONE, NO_DIGEST};
+use crate::refusal::{Outcome, DUPLICATE_WITNESS, INVALID_RUN_STATE, INVALID_WITNESS};
+use crate::run::Run;
+use crate::set;
+use crate::shares::total;
+
+/// A place in the run's history. `first` points to `count` intervals of the image.
+struct Place {
+    step: u64,
+    data_index: u64,
+    digest: Key,
+    lost: u64,
+    first: *const Interval,
+    count: usize,
+}
+
+impl Place {
+    /// Where the run stands between two epochs, with the digest that a quorum signed for it, if any.
+    #[inline(always)]
+    fn present(image: &Image) -> Place {
+        let step = image.progress.step.wrapping_sub(1);
+        let queue = &image.requeue;
+        let left_out = queue.len().saturating_sub(MAX_END_INTERVALS);
+        let intervals = queue.items.as_ptr();
+        Place {
+            step,
+            data_index: image.progress.data_index,
+            digest: match image.end_of(step) { Some(end) => end.digest, None => NO_DIGEST },
+            lost: image.lost_samples.wrapping_add(total(intervals, left_out)),
+            first: unsafe { intervals.add(left_out) },
+            count: queue.len() - left_out,
+        }
+    }
+
+    #[inline(always)]
+    fn of(end: &EpochEnd) -> Place {
+        Place { step: end.step, data_index: end.data_index, digest: end.digest, lost: end.lost, first: end.queue.items.as_ptr(), count: end.queue.len() }
+    }
+
+    fn write(&self, to: &mut EpochEnd) {
+        to.step = self.step;
+        to.data_index = self.data_index;
+        to.digest = self.digest;
+        to.lost = self.lost;
+        refill(&mut to.queue, self.first, self.count);
+    }
+}
+
+/// Puts `count` intervals that lie elsewhere into a queue in place of what it holds.
+#[inline(always)]
+fn refill<const N: usize>(queue: &mut List<Interval, N>, first: *const Interval, count: usize) {
+    queue.truncate(0);
+    unsafe { core::ptr::copy_nonoverlapping(first, queue.items.as_mut_ptr(), count) };
+    queue.count = count as u32;
+}
+
+/// The stored checkpoint holds what the run has trained so far.
+pub fn note_stored(image: &mut Image) { Place::present(image).write(&mut image.stored) }
+
+/// Notes a member's digest of the epoch's end; a quorum of equal ones signs it.
+pub fn epoch_digest(run: &mut Run, sender: &Key, epoch: u32, index: u16, digest: &Key) -> Outcome {
+    let image = &mut *run.image;
+    let afterwards = matches!(image.run_state, state::WAITING | state::PAUSED | state::FINISHED) && image.current() != NONE;
+    if image.run_state != state::COOLDOWN && !afterwards {
+        return Err(INVALID_RUN_STATE);
+    }
+    let ended = image.progress.epoch.wrapping_sub(u32::from(afterwards));
+    let slot = image.slot_of(sender);
+    if epoch != ended || slot != index as usize || image.epoch.clients.items[slot].state != health::HEALTHY || same(digest, &NO_DIGEST) {
+        return Err(INVALID_WITNESS);
+    }
+    let client = &mut image.epoch.clients.items[slot];
+    if same(&client.end_digest, digest) {
+        return Err(DUPLICATE_WITNESS);
+    }
+    client.end_digest = *digest;
+    let (mut healthy, mut equal) = (0, 0);
+    for client in image.epoch.clients.used() {
+        if client.state == health::HEALTHY {
+            healthy += 1;
+            equal += usize::from(same(&client.end_digest, digest));
+        }
+    }
+    if equal >= quorum(healthy) {
+        sign_end(image, digest);
+    }
+    Ok(())
+}
+
+/// Puts the present end with this digest into the list; ends of this step and of later ones go, and the oldest when it is full.
+#[inline(never)]
+fn sign_end(image: &mut Image, digest: &Key) {
+    let step = image.progress.step.wrapping_sub(1);
+    truncate_ends(&mut image.ends, step);
+    let ends = &mut image.ends;
+    if ends.len() == MAX_ENDS {
+        unsafe { core::ptr::copy(ends.items.as_ptr().add(1), ends.items.as_mut_ptr(), MAX_ENDS - 1) };
+        ends.truncate(MAX_ENDS - 1);
+    }
+    let number = ends.len();
+    let mut place = Place::present(image);
+    place.digest = *digest;
+    place.write(&mut image.ends.items[number]);
+    image.ends.count += 1;
+    if image.stored.step == step && same(&image.stored.digest, &NO_DIGEST) {
+        image.stored.digest = *digest;
+    }
+}
+
+/// Forgets the ends from this step on.
+fn truncate_ends(ends: &mut List<EpochEnd, MAX_ENDS>, step: u64) {
+    let kept = ends.used().iter().position(|end| end.step >= step).unwrap_or(ends.len());
+    ends.truncate(kept);
+}
+
+/// Whether a quorum of those who spoke in warmup, min_clients at least, cannot get the model the epoch starts with.
+pub fn must_go_back(image: &Image) -> bool {
+    let (mut lacking, mut spoken): (Set, Set) = ([0; 4], [0; 4]);
+    image.healthy(&mut lacking);
+    for word in 0..4 {
+        spoken[word] = lacking[word] & (image.epoch.ready[word] | image.epoch.lacking[word]);
+        lacking[word] &= image.epoch.lacking[word];
+    }
+    let count = set::count(&spoken);
+    image.from_checkpoint == 0 && count >= image.config.min_clients as usize && set::count(&lacking) >= quorum(count)
+}
+
+/// Gives the warmup up and goes back to the newest end that a member holds, else to the stored checkpoint, if that is allowed.
+#[inline(never)]
+pub fn without_model(run: &mut Run) {
+    run.backing.keep(0);
+    let image = &mut *run.image;
+    let held_step = image.epoch.held_step;
+    let held = image.ends.used().iter().position(|end| held_step != 0 && end.step == held_step);
+    match held {
+        Some(number) => go_back(image, &Place::of(&image.ends.items[number]), false),
+        None if image.config.restart_from_checkpoint != 0 => go_back(image, &Place::of(&image.stored), true),
+        None => {
+            image.model_lost = 1;
+            image.enter(state::PAUSED, run.now);
+            return;
+        }
+    }
+    wait_for_members(run);
+}
+
+/// Goes back to the stored checkpoint.
+pub fn go_back_to_stored(image: &mut Image) { go_back(image, &Place::of(&image.stored), true) }
+
+/// Puts the run after an earlier step, in a new generation.
+#[inline(never)]
+fn go_back(image: &mut Image, target: &Place, from_checkpoint: bool) {
+    image.progress.step = target.step.wrapping_add(1);
+    image.progress.data_index = target.data_index;
+    image.lost_samples = target.lost;
+    refill(&mut image.requeue, target.first, target.count);
+    truncate_ends(&mut image.ends, target.step.wrapping_add(1));
+    image.from_checkpoint = u8::from(from_checkpoint);
+    leave_history(image);
+}
+
+/// The run goes on where its owner has put its progress: with the members' model if they signed that end, else with the stored one.
+pub fn move_here(image: &mut Image) {
+    let step = image.progress.step.wrapping_sub(1);
+    truncate_ends(&mut image.ends, step.wrapping_add(1));
+    let signed = image.end_of(step).is_some();
+    if !signed {
+        let stored = &mut image.stored;
+        stored.step = step;
+        stored.data_index = image.progress.data_index;
+        stored.digest = NO_DIGEST;
+        stored.lost = image.lost_samples;
+        stored.queue.truncate(0);
+    }
+    image.requeue.truncate(0);
+    image.from_checkpoint = u8::from(!signed);
+    image.model_lost = 0;
+    leave_history(image);
+}
+
+/// A new generation, without the rounds that led to what is left behind.
+fn leave_history(image: &mut Image) {
+    image.generation = image.generation.wrapping_add(1);
+    image.epoch.rounds.truncate(0);
+    image.epoch.unplayed = 1;
+}

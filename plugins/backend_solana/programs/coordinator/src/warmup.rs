@@ -1,0 +1,167 @@
+//! Warmup: members load the epoch's model, and the first round starts (psyche_core/coordinator/warmup.py).
+use crate::epochs::wait_for_members;
+use crate::history::{must_go_back, without_model};
+use crate::image::{due, health, same, Key, Set, Unready, MAX_CLIENTS, MAX_UNREADY, MAX_UNREADY_WAITS, NONE, NO_DIGEST};
+use crate::members::exit;
+use crate::refusal::{Outcome, DUPLICATE_WITNESS, INVALID_WITNESS, NOTHING_DUE};
+use crate::rounds::start_round;
+use crate::run::{Run, Signers};
+use crate::set;
+
+const MOST_TIMES: u32 = 255;
+
+/// Starts the first round, goes back, or gives the epoch up, if it is time.
+pub fn tick_warmup(run: &mut Run) -> Outcome { if advance(run) { Ok(()) } else { Err(NOTHING_DUE) } }
+
+/// Counts a healthy slot as ready, or as one that lacks the model; goes on if that was the last one waited for.
+pub fn speak(run: &mut Run, slot: usize, digest: &Key) -> Outcome {
+    let image = &mut *run.image;
+    let start = image.epoch.start_step.wrapping_sub(1);
+    let expected = image.end_of(start).map(|end| end.digest);
+    let held = image.ends.used().iter().find(|end| end.step != start && same(&end.digest, digest)).map(|end| end.step);
+    let right = expected.is_some_and(|expected| same(&expected, digest));
+    if set::has(&image.epoch.ready, slot) {
+        return Err(DUPLICATE_WITNESS);
+    }
+    if same(digest, &NO_DIGEST) || (held.is_some() && !right) {
+        let held_step = image.epoch.held_step.max(held.unwrap_or(0));
+        if set::has(&image.epoch.lacking, slot) && held_step == image.epoch.held_step {
+            return Err(DUPLICATE_WITNESS);
+        }
+        set::insert(&mut image.epoch.lacking, slot);
+        image.epoch.held_step = held_step;
+    } else if expected.is_some() && !right {
+        return Err(INVALID_WITNESS);
+    } else {
+        set::insert(&mut image.epoch.ready, slot);
+        set::remove(&mut image.epoch.lacking, slot);
+    }
+    go_on(run);
+    Ok(())
+}
+
+/// Goes on after a slot has spoken, or came back ready.
+pub fn go_on(run: &mut Run) {
+    let mut ready = [0; 4];
+    run.image.ready(&mut ready);
+    let epoch = &mut run.image.epoch;
+    if epoch.ready_present == 0 && set::count(&ready) >= run.image.config.init_min_clients as usize {
+        epoch.ready_present = 1;
+        epoch.ready_since = run.now;
+    }
+    advance(run);
+}
+
+/// Whether anything happened.
+#[inline(never)]
+fn advance(run: &mut Run) -> bool {
+    let timed_out = due(run.image.since, run.now, run.image.config.warmup_time);
+    let (mut healthy, mut ready, mut spoken): (Set, Set, Set) = ([0; 4], [0; 4], [0; 4]);
+    run.image.healthy(&mut healthy);
+    run.image.ready(&mut ready);
+    for word in 0..4 {
+        spoken[word] = ready[word] | run.image.epoch.lacking[word];
+    }
+    let least = run.image.config.min_clients as usize;
+    if must_go_back(run.image) && (timed_out || nobody_awaited(run, &healthy, &spoken)) {
+        without_model(run);
+        return true;
+    }
+    if set::count(&ready) >= least && (timed_out || grace_is_over(run) || nobody_awaited(run, &healthy, &ready)) {
+        drop_unready(run, &healthy, &ready);
+        start_round(run, &ready, false);
+        return true;
+    }
+    if !timed_out && set::count(&healthy) >= least {
+        return false;
+    }
+    if timed_out {
+        drop_unready(run, &healthy, &ready);
+    }
+    run.backing.keep(0);
+    wait_for_members(run);
+    true
+}
+
+/// Whether who is not ready has had its time since enough others were.
+fn grace_is_over(run: &Run) -> bool {
+    let (image, epoch) = (&run.image, &run.image.epoch);
+    let grace = epoch.ready_since.wrapping_sub(image.since).max(image.config.warmup_time / 4);
+    epoch.ready_present != 0 && due(epoch.ready_since, run.now, grace)
+}
+
+/// Whether all healthy slots are among `slots`, but those whose signer was not ready too often.
+#[inline(never)]
+fn nobody_awaited(run: &Run, healthy: &Set, slots: &Set) -> bool {
+    let mut others = *healthy;
+    set::subtract(&mut others, slots);
+    if set::is_empty(&others) {
+        return true;
+    }
+    let unready = run.image.unready.used();
+    let left_alone = Signers::over(unready, run.seed);
+    for (number, entry) in unready.iter().enumerate() {
+        if entry.times >= MAX_UNREADY_WAITS {
+            left_alone.insert(number);
+        }
+    }
+    let clients = run.image.epoch.clients.used();
+    clients.iter().enumerate().all(|(slot, client)| !set::has(&others, slot) || left_alone.contains(&client.id.signer))
+}
+
+/// Drops the healthy slots that are not ready, and remembers who was late for the next warmups.
+#[inline(never)]
+fn drop_unready(run: &mut Run, healthy: &Set, ready: &Set) {
+    let mut late = *healthy;
+    set::subtract(&mut late, ready);
+    let mut noted = late;
+    set::subtract(&mut noted, &run.image.epoch.lacking);
+    note_late(run, &noted, ready);
+    exit(run, &late, health::DROPPED);
+}
+
+/// Takes the entries of those spoken of out of the list, and appends those who were late; the oldest make room.
+#[inline(never)]
+fn note_late(run: &mut Run, late: &Set, ready: &Set) {
+    let image = &mut *run.image;
+    let (mut gone, mut times): (Set, [u8; MAX_CLIENTS]) = ([0; 4], [0; MAX_CLIENTS]);
+    if image.unready.len() > 0 {
+        let known = Signers::over(image.unready.used(), run.seed);
+        for number in 0..image.unready.len() {
+            known.insert(number);
+        }
+        for (slot, client) in image.epoch.clients.used().iter().enumerate() {
+            if set::has(late, slot) || set::has(ready, slot) {
+                let number = known.find(&client.id.signer);
+                if number != NONE {
+                    set::insert(&mut gone, number);
+                    times[slot] = image.unready.items[number].times as u8;
+                }
+            }
+        }
+    }
+    let list = &mut image.unready;
+    let mut surplus = (list.len() - set::count(&gone) + set::count(late)).saturating_sub(MAX_UNREADY);
+    let mut kept = 0;
+    for number in 0..list.len() {
+        if set::has(&gone, number) {
+            continue;
+        }
+        if surplus > 0 {
+            surplus -= 1;
+            continue;
+        }
+        if kept != number {
+            list.items[kept] = list.items[number];
+        }
+        kept += 1;
+    }
+    list.truncate(kept);
+    for (slot, client) in image.epoch.clients.used().iter().enumerate() {
+        if set::has(late, slot) {
+            list.items[kept] = Unready { signer: client.id.signer, times: (u32::from(times[slot]) + 1).min(MOST_TIMES) };
+            kept += 1;
+        }
+    }
+    list.count = kept as u32;
+}
