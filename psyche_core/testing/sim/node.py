@@ -66,6 +66,7 @@ class Node:
         self.joins_with: Join | None = None
         self.repeats: Payload | None = None
         self.empty_results: list[float] = []
+        self.failing_work: list[float] = []
         self.rpc_lags: list[float] = []
         self.rpc_fails: list[float] = []
         self.lineage = 0
@@ -338,6 +339,11 @@ class Node:
             self._world.clock.after(0.2, self._work_done, life, work, lineage)
             return
 
+        if self.failing_work and work.__class__ is not ev.Load and self._chance.random() < max(self.failing_work):
+            self.counts["failing-work"] += 1
+            self.receive(life, ev.WorkFailed(work, f"{work.__class__.__name__} failed"))
+            return
+
         self.receive(life, _WORK[work.__class__](self, work, lineage))
 
     @property
@@ -493,6 +499,8 @@ class Node:
             self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=self._world.held)
         if work.build is not None:
             if (hashlib.sha256(b"description").digest(), 64) not in work.descriptions:
+                if source.liar:  # nobody honest is left who could tell
+                    return ev.ModelFetchFailed(work.step, "the description does not fit")
                 raise Broken(
                     "descriptions-come-with-offers", f"{self.name} has {len(work.descriptions)} descriptions, none is true"
                 )

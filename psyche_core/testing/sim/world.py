@@ -313,6 +313,8 @@ class World:
                 node.clock_rate = fault.amount
             case "empty-results":
                 node.empty_results.append(fault.amount)
+            case "failing-work":
+                node.failing_work.append(fault.amount)
             case "slow-rpc":
                 node.rpc_lags.append(fault.amount)
             case "failing-rpc":
@@ -436,6 +438,8 @@ class World:
                 node.slowed.remove(fault.amount)
             case "empty-results":
                 node.empty_results.remove(fault.amount)
+            case "failing-work":
+                node.failing_work.remove(fault.amount)
             case "slow-rpc":
                 node.rpc_lags.remove(fault.amount)
                 self.server.tell(node)
