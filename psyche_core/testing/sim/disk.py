@@ -86,6 +86,11 @@ class Disk:
         """The checkpoint of that step."""
         return next((saved for saved in self._saved if saved.step == step), None)
 
+    @property
+    def last(self) -> Saved | None:
+        """The newest masters that are on it."""
+        return self._journal[-1] if self._journal else None
+
     def checkpoint(self, state: CoordinatorState) -> Saved | None:
         """The newest checkpoint that is of the run in this state."""
         due, ends = masters_due(state), signed_ends(state)

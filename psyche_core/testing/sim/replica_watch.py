@@ -153,6 +153,11 @@ class ReplicaWatch:
         """Whether these are the run's masters after a step, as it stands now."""
         return step > 0 and self._masters_after.get((self.lineage, step)) == masters
 
+    def has_more(self, masters: object, step: int, *, than: int) -> bool:
+        """Whether these are the run's masters after a step, and hold samples that those after an earlier step do not."""
+        earlier = self._samples_in.get(self._masters_after.get((self.lineage, than)), 0)
+        return self.is_after(masters, step) and bool(self._samples_in.get(masters, 0) & ~earlier)
+
     def closed(self, name: str, *, lineage: int, step: int, masters: object) -> None:
         """A member says that its masters are those after the last step of an epoch."""
         if self._masters_after.get((lineage, step), masters) != masters:

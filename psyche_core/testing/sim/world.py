@@ -375,6 +375,11 @@ class World:
                 sentence = f"the run goes back from step {step}, whose masters {node.name} holds"
                 raise Broken("nothing-is-lost-that-a-member-holds", sentence)
 
+            last, target = node.disk.last, state.progress.step - 1
+            if last is not None and last.step > target and self.replicas.has_more(last.masters, last.step, than=target):
+                sentence = f"the run goes back to step {target}, {node.name} has step {last.step} on its disk"
+                raise Broken("nothing-is-lost-that-a-disk-holds", sentence)
+
     def applied(self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object) -> None:
         """A member applied the results of a round. held: its payloads by hash; before: its masters without them."""
         place = (work.height, work.step)
