@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from psyche_core.client import events as ev
@@ -407,7 +408,9 @@ class Node:
             self.replica.apply(settled.step, [payloads[item] for item in hashes], own_accepted=False)
             applied = ev.Apply(settled.height, settled.step, hashes, False, generation=state.generation)
             self._world.applied(self, applied, payloads, lineage=lineage, before=before)
-            self.disk.applied(self._saved(settled.step, state.generation))
+            entry = self._saved(settled.step, state.generation)
+            entry = replace(entry, epoch=settled.epoch, height=settled.height, statements=settled.statements)
+            self.disk.applied(entry)
             at = settled.step
         return at
 
@@ -450,7 +453,8 @@ class Node:
         )
         self._world.applied(self, work, held, lineage=lineage, before=before)
         if not self.spoiled:
-            self.disk.applied(self._saved(work.step, work.generation))
+            entry = self._saved(work.step, work.generation)
+            self.disk.applied(replace(entry, epoch=work.epoch, height=work.height, statements=work.statements))
         return ev.Applied(work.height, 0.01)
 
     def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002

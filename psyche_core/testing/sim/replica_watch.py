@@ -55,7 +55,9 @@ class ReplicaWatch:
     def went_back(self, lineage: int, step: int) -> None:
         """The coordinator goes on from older masters, those after `step`: what came after them is forgotten."""
         old, self.lineage = self.lineage, lineage
-        self._masters_after |= {(lineage, at): known for (of, at), known in self._masters_after.items() if of == old and at <= step}
+        self._masters_after |= {
+            (lineage, at): known for (of, at), known in self._masters_after.items() if of == old and at <= step
+        }
         self._taken |= {(lineage, at): taken for (of, at), taken in self._taken.items() if of == old and at <= step}
         self._first.update(
             {((lineage, height, at), full): first
