@@ -273,7 +273,7 @@ def journals_are_not_replayed(patch: Patch) -> None:
 def equal_payloads_expire_with_the_first(patch: Patch) -> None:
     """Bytes that are announced again are kept no longer for that."""
 
-    patch.setattr(Inbox, "holds", lambda inbox, payload_hash, *, tag: payload_hash in inbox.valid)  # noqa: ARG005
+    patch.setattr(Inbox, "holds", lambda inbox, payload_hash, *, tag: payload_hash in inbox.valid)
     patch.setattr(Inbox, "expire", lambda *_: None)
 
 
