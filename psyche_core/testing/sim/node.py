@@ -454,8 +454,8 @@ class Node:
         )
         self._world.applied(self, work, held, lineage=lineage, before=before)
         if not self.spoiled:
-            entry = self._saved(work.step, work.generation)
-            self.disk.applied(replace(entry, epoch=work.epoch, height=work.height, statements=work.statements))
+            masters, digest = self.replica.snapshot(), self.replica.digest()
+            self.disk.applied(Saved(work.step, work.generation, masters, digest, work.epoch, work.height, work.statements))
         return ev.Applied(work.height, 0.01)
 
     def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002
