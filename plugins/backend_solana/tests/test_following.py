@@ -61,6 +61,8 @@ class Chain:
     """What happens before each answer."""
     parts_behind: int = 0
     """So are all answers that are not the head, nor the whole."""
+    head_behind: int = 0
+    """So are answers that are the head."""
     crowded: bool = False
     """Many instructions in one slot, as on a local chain."""
     whole: bool = False
@@ -80,6 +82,8 @@ class Chain:
         wanted = options.get("dataSlice", {"offset": 0, "length": 10**9})
         if wanted["offset"]:
             place = max(0, place - self.parts_behind)
+        elif "dataSlice" in options:
+            place = max(0, place - self.head_behind)
         clock = (0).to_bytes(32, "little") + NOW.to_bytes(8, "little")
         values = []
         for name in names:
@@ -237,6 +241,22 @@ def test_parts_of_an_endpoint_that_is_behind_are_not_mixed_with_the_head_of_anot
         full.do(Withdraw(member(3)))
         copy, _ = await follower.read(heard=1)
         assert copy.state == full.state
+
+    anyio.run(follow)
+
+
+def test_what_was_added_is_not_taken_for_what_an_older_head_counts() -> None:
+    """A balance is freed, then a witness states: who is behind counts one instruction, somebody else shows the statement."""
+    full = Full()
+
+    async def follow() -> None:
+        follower = full.chain.follower()
+        await follower.read(heard=-1)
+        full.do(Settle(full.state.accounts[3].signer))
+        full.states(1)
+        full.chain.head_behind = 1
+        copy, _ = await follower.read(heard=1)
+        assert same(copy, full.chain.versions[copy.nonce])
 
     anyio.run(follow)
 
