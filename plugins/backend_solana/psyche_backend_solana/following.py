@@ -107,7 +107,8 @@ class Follower:
             if steady and closing.nonce == head.nonce:
                 found = account_slices.gathered(copy, plan, closing.data, [read.data for read in reads])
                 return None if found is None else (self._keep(found), closing.clock)
-            head = closing
+            if closing.nonce > copy.nonce:  # and not of an endpoint that is behind
+                head = closing
         return None
 
     def _is_old(self) -> bool:

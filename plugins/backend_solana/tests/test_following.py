@@ -63,6 +63,9 @@ class Chain:
     """So are all answers that are not the head, nor the whole."""
     head_behind: int = 0
     """So are answers that are the head."""
+    old_heads: set[int] = field(default_factory=set)
+    """Of these numbers, from 1, are of the first instruction."""
+    heads: int = 0
     crowded: bool = False
     """Many instructions in one slot, as on a local chain."""
     whole: bool = False
@@ -83,7 +86,8 @@ class Chain:
         if wanted["offset"]:
             place = max(0, place - self.parts_behind)
         elif "dataSlice" in options:
-            place = max(0, place - self.head_behind)
+            self.heads += 1
+            place = 0 if self.heads in self.old_heads else max(0, place - self.head_behind)
         clock = (0).to_bytes(32, "little") + NOW.to_bytes(8, "little")
         values = []
         for name in names:
@@ -257,6 +261,24 @@ def test_what_was_added_is_not_taken_for_what_an_older_head_counts() -> None:
         full.chain.head_behind = 1
         copy, _ = await follower.read(heard=1)
         assert same(copy, full.chain.versions[copy.nonce])
+
+    anyio.run(follow)
+
+
+def test_an_endpoint_that_is_behind_at_the_closing_head_is_asked_again() -> None:
+    full = Full()
+
+    async def follow() -> None:
+        follower = full.chain.follower()
+        await follower.read(heard=-1)
+        full.states(1)
+        await follower.read(heard=1)
+        full.do(Withdraw(member(3)))
+        full.chain.old_heads = {3}
+        copy, _ = await follower.read(heard=2)
+        assert copy.state == full.state
+        assert full.chain.heads == 4
+        assert max(full.chain.calls[1:]) < WHOLE / 2
 
     anyio.run(follow)
 
