@@ -15,19 +15,26 @@ from dataclasses import dataclass, replace
 
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount
 from psyche_core.coordinator import apply, image
-from psyche_core.coordinator.commands import WarmupWitness, Witness
+from psyche_core.coordinator.commands import Command, WarmupWitness, Witness
 from psyche_core.coordinator.image_kinds import Part
 from psyche_core.coordinator.image_layout import EPOCH, IMAGE, STATEMENT
-from psyche_core.coordinator.state import STORED_ROUNDS, CoordinatorState
+from psyche_core.coordinator.state import NO_DIGEST, STORED_ROUNDS, CoordinatorState, Epoch
 from psyche_core.errors import CoordinatorError, WireError
-from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, ClientState, RunState
+from psyche_core.types import MAX_WITNESSES, ClientState, RunState
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
-_NOT_WHILE_PLAYING = frozenset({"config", "model", "accounts"})
-"""What no instruction changes from an epoch's first round to its last: settings, where the model is, balances."""
-_NOT_WHILE_GATHERING = frozenset({"config", "accounts", "requeue"})
-"""The same while members are waited for or load the model."""
+_SAID = frozenset({"ready", "lacking", "held_step", "ready_since"})
+"""What warmup witnesses add to."""
+_ANY_DIGEST = b"\1" * 32
+"""Of a model that no signed end names."""
+_NOT_WHILE_PLAYING = frozenset({"config", "model", "accounts", "stored", "ends", "unready"})
+"""What no instruction changes from an epoch's first round to its last: settings, where the model is, balances; but a settlement
+makes their list shorter."""
+_NOT_WHILE_GATHERING = frozenset({"config", "accounts", "requeue", "unready"})
+"""The same while members are waited for, load the model, or sign an epoch's end."""
+_GATHERING = (RunState.WaitingForMembers, RunState.Warmup, RunState.Cooldown, RunState.Finished)
 _LISTS = ("pending", "requeue")
+_SHORTENED = ("accounts",)
 _MORE = 64
 """Entries of a list that are read beyond those there were; where more came, the whole is read."""
 _INTERVALS = 64
@@ -80,8 +87,7 @@ WHOLE = Slice(0, ACCOUNT_BYTES)
 def additions(state: CoordinatorState, count: int) -> Slice | None:
     """Where at most `count` instructions can have added something in this phase; None where that is nowhere."""
     if state.run_state is RunState.Warmup:
-        start = _at("epoch.ready")
-        return Slice(start, start + MAX_CLIENTS // 8)
+        return Slice(_at("epoch.ready"), _at("epoch.clients"))
     current = state.current_round
     if state.run_state not in _PLAYING or current is None:
         return None
@@ -96,41 +102,61 @@ def additions(state: CoordinatorState, count: int) -> Slice | None:
 
 def added(copy: Copy, head: bytes, where: Slice, content: bytes) -> Copy | None:
     """The later copy of which `head` was read after `content`, if nothing but additions was done; None if that is not sure."""
-    before = copy.state
+    before, later = copy.state, _head_state(copy, head)
     assert before is not None
-    data = _patched(copy.data, [(where, content), (HEAD, head)])
-    if before.run_state in _PLAYING:
-        new = next((number for number, part in enumerate(_cut(content, STATEMENT.size)) if not any(part)), None)
-        count = len(content) // STATEMENT.size if new is None else new
-        place = len(before.epoch.rounds) - 1
-        stated = len(before.epoch.rounds[place].statements) + count
-        listed = _at(f"epoch.rounds[{place}].statements")
-        data = _patched(data, [(Slice(listed, listed + 4), stated.to_bytes(4, "little"))])
-    try:
-        after = Copy.of(data)
-    except WireError:
-        return None  # a part of it is of another time
-    expected = None if after.state is None else _replayed(before, after.state)
-    return after if expected == (after.state, after.nonce - copy.nonce) else None
-
-
-def _replayed(before: CoordinatorState, after: CoordinatorState) -> tuple[CoordinatorState, int] | None:
-    """What `apply` makes of the statements that `after` has more than `before`, and how many they are."""
-    epoch, current, later = before.epoch, before.current_round, after.current_round
-    sent: list[Witness | WarmupWitness] = []
-    if before.run_state is RunState.Warmup:
-        new = sorted(set(after.epoch.ready) - set(epoch.ready))
-        sent += [WarmupWitness(epoch.clients[slot].id, before.progress.epoch, slot, bytes(32)) for slot in new]
-    elif current is not None and later is not None:
-        stated = later.statements[len(current.statements) :]
-        sent += [Witness(epoch.clients[statement.index].id, statement) for statement in stated]
-    state = before
-    try:
-        for command in sent:
-            state, _ = apply(state, command, after.since, 0)
-    except CoordinatorError:
+    if later is None:
         return None
-    return state, len(sent)
+
+    try:
+        sent = _sent(before, _patched(copy.data, [(where, content)]), later.since)
+        if len(sent) != later.nonce - copy.nonce:
+            return None
+        state = before
+        for command, now in sent:
+            state, _ = apply(state, command, now, 0)
+        if _heights(state) != _heights(before):
+            return None  # a round began: its seed is not known
+        encoded = image.encode(state)
+    except (CoordinatorError, WireError, ValueError):
+        return None  # a part of it is of another time
+    data = head[:HEADER_BYTES] + encoded + copy.data[HEADER_BYTES + image.SIZE :]
+    if data[: HEAD.end] != head or data[where.start : where.end] != content:
+        return None
+    return Copy(data, CoordinatorAccount.parse(data), state)
+
+
+def _heights(state: CoordinatorState) -> list[int]:
+    return [] if state.epoch.unplayed else [stored.height for stored in state.epoch.rounds]
+
+
+def _sent(before: CoordinatorState, data: bytes, since: int) -> list[tuple[Command, int]]:
+    """The commands by which there is more in the account's data than in `before`, each with a time at which it may have come."""
+    epoch, current = before.epoch, before.current_round
+    if before.run_state is RunState.Warmup:
+        return _spoken(before, data)
+    assert current is not None
+    first = _at(f"epoch.rounds[{len(epoch.rounds) - 1}].statements[0]")
+    found: list[tuple[Command, int]] = []
+    for place in range(len(current.statements), MAX_WITNESSES):
+        at = first + place * STATEMENT.size
+        if not any(data[at : at + STATEMENT.size]):
+            break
+        statement = STATEMENT.read(data, at)
+        found.append((Witness(epoch.clients[statement.index].id, statement), since))
+    return found
+
+
+def _spoken(before: CoordinatorState, data: bytes) -> list[tuple[Command, int]]:
+    """The warmup witnesses of the slots that are ready by now, or lack the model."""
+    epoch, start = before.epoch, before.epoch.start_step - 1
+    parts = [_moved(part) for part in EPOCH.parts if part.name in _SAID]
+    now = {part.name: part.kind.read(data, HEADER_BYTES + part.offset) for part in parts}
+    wanted = next((end.digest for end in before.ends if end.step == start), _ANY_DIGEST)
+    held = next((end.digest for end in before.ends if end.step == now["held_step"] != epoch.held_step), NO_DIGEST)
+    time = before.since if now["ready_since"] is None else now["ready_since"]
+    said = [(slot, wanted) for slot in sorted(set(now["ready"]) - set(epoch.ready))]
+    said += [(slot, held) for slot in sorted(set(now["lacking"]) - set(epoch.lacking))]
+    return [(WarmupWitness(epoch.clients[slot].id, before.progress.epoch, slot, digest), time) for slot, digest in said]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +186,7 @@ def parts(copy: Copy, head: bytes) -> Plan | None:
             if later.epoch == before.progress.epoch
             else None
         )
-    if before.run_state is later.run_state and before.run_state in (RunState.WaitingForMembers, RunState.Warmup):
+    if before.run_state is later.run_state and before.run_state in _GATHERING:
         wanted = _plain(before, count, without=_NOT_WHILE_GATHERING)
         return Plan(*wanted, shifted=False, places=len(before.epoch.rounds)) if later.epoch == before.progress.epoch else None
 
@@ -196,6 +222,8 @@ def _plain(
     lists: list[tuple[int, int]] = []
     for part in (*IMAGE.parts, *(_moved(part) for part in EPOCH.parts)):
         name = part.name
+        if name in without and name in _SHORTENED:
+            slices.append(Slice(_at(name), _at(name) + 4))  # a list that became shorter no longer fits what is in it
         if name in ("epoch", "rounds") or name in without or HEADER_BYTES + part.offset < HEAD.end:
             continue
         if name in _LISTS or name == "clients":
@@ -239,18 +267,23 @@ def _same_epoch(before: CoordinatorState, after: CoordinatorState) -> bool:
     if any(client.state is ClientState.Ejected for client in after.epoch.clients):
         return False
     if before.run_state not in _PLAYING:
-        return replace(before.epoch, clients=(), ready=(), ceded=()) == replace(after.epoch, clients=(), ready=(), ceded=())
+        return _without_said(before.epoch) == _without_said(after.epoch)
     fixed = [(epoch.seed, epoch.start_time, epoch.start_step, len(epoch.clients)) for epoch in (before.epoch, after.epoch)]
     heights = [stored.height for stored in after.epoch.rounds]
     return fixed[0] == fixed[1] and heights == list(range(heights[0], heights[0] + len(heights)))
 
 
+def _without_said(epoch: Epoch) -> Epoch:
+    return replace(epoch, clients=(), ready=(), ceded=(), lacking=(), held_step=0, ready_since=None)
+
+
 @dataclass(frozen=True, slots=True)
 class HeadState:
-    """What the head says. epoch, step: of the progress."""
+    """What the head says. since: when the phase was entered. epoch, step: of the progress."""
 
     nonce: int
     run_state: RunState
+    since: int
     epoch: int
     step: int
 
@@ -260,11 +293,13 @@ def _head_state(copy: Copy, head: bytes) -> HeadState | None:
     try:
         data = _patched(copy.data, [(HEAD, head)])
         account = CoordinatorAccount.parse(data)
-        values = {name: _part(name).kind.read(data, HEADER_BYTES + _part(name).offset) for name in ("run_state", "progress")}
+        values = {
+            name: _part(name).kind.read(data, HEADER_BYTES + _part(name).offset) for name in ("run_state", "since", "progress")
+        }
     except (WireError, ValueError):
         return None
     progress = values["progress"]
-    return HeadState(account.nonce, values["run_state"], progress.epoch, progress.step)
+    return HeadState(account.nonce, values["run_state"], values["since"], progress.epoch, progress.step)
 
 
 def _part(name: str) -> Part:
@@ -299,10 +334,6 @@ def _merged(slices: Iterable[Slice]) -> tuple[Slice, ...]:
         else:
             found.append(one)
     return tuple(found)
-
-
-def _cut(content: bytes, size: int) -> list[bytes]:
-    return [content[start : start + size] for start in range(0, len(content), size)]
 
 
 def _patched(data: bytes, pieces: Iterable[tuple[Slice, bytes]]) -> bytes:

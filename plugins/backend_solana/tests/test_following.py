@@ -20,7 +20,13 @@ from psyche_backend_solana.account_slices import HEAD, Copy
 from psyche_backend_solana.chain_clock import CLOCK_SYSVAR
 from psyche_backend_solana.following import Follower
 from psyche_backend_solana.layouts.coordinator import Run
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, ACCOUNT_MAGIC, HEADER_BYTES, NONCE_OFFSET
+from psyche_backend_solana.layouts.coordinator_accounts import (
+    ACCOUNT_BYTES,
+    ACCOUNT_MAGIC,
+    ACCOUNT_VERSION,
+    HEADER_BYTES,
+    NONCE_OFFSET,
+)
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.svm import runs
@@ -39,7 +45,7 @@ VERSION_PLACE = 56
 
 
 def account(state: CoordinatorState, nonce: int, *, version: bytes = b"") -> bytes:
-    header = ACCOUNT_MAGIC + (2).to_bytes(4, "little") + bytes(4) + nonce.to_bytes(8, "little") + bytes(RUN.instance)
+    header = ACCOUNT_MAGIC + ACCOUNT_VERSION.to_bytes(4, "little") + bytes(4) + nonce.to_bytes(8, "little") + bytes(RUN.instance)
     return (header + version).ljust(HEADER_BYTES, b"\0") + image.encode(state) + bytes(ACCOUNT_BYTES - HEADER_BYTES - image.SIZE)
 
 
@@ -102,7 +108,8 @@ class Play:
         self.random = Random(seed)
         self.chain = chain
         self.drawn = RandomCommands(self.random, members)
-        fresh = CoordinatorState(run_id="test-run", config=self.drawn.config, model=self.drawn.model)
+        instance = bytes(RUN.account)
+        fresh = CoordinatorState(run_id="test-run", instance=instance, config=self.drawn.config, model=self.drawn.model)
         self.state = runs.midway(self.random, fresh, [member(place).signer for place in range(members)])
         self.now = NOW
         self.phases: Counter[RunState] = Counter()
@@ -162,7 +169,7 @@ class Full:
     """256 clients and 32 witnesses in a round, each statement an instruction."""
 
     def __init__(self) -> None:
-        self.largest = Largest(torn=False, percent=0)
+        self.largest = Largest(torn=False, percent=0, instance=bytes(RUN.account))
         self.state = self.largest.playing(0)
         self.chain = Chain([])
         self.chain.add(self.state)
