@@ -180,6 +180,8 @@ def parts(copy: Copy, head: bytes) -> Plan | None:
         return None  # shares of older rounds are declared void, too, when somebody is ejected
 
     count = later.nonce - copy.nonce
+    if count <= 0:
+        return None  # of an endpoint that is behind
     if before.run_state in _PLAYING and later.run_state in _PLAYING:
         return (
             _while_playing(before, count, began=later.step - before.progress.step)

@@ -76,13 +76,13 @@ class Follower:
         count = max(1, heard - copy.nonce)
         while True:
             where = account_slices.additions(copy.state, count)
-            content = None if where is None else (await self._slice(where)).data
+            content = None if where is None else await self._slice(where)
             head = await self._head()
             behind = head.nonce - copy.nonce
             if behind <= 0:
                 return copy, head.clock
-            if where is not None and content is not None:
-                found = account_slices.added(copy, head.data, where, content)
+            if where is not None and content is not None and content.slot <= head.slot:
+                found = account_slices.added(copy, head.data, where, content.data)
                 if found is not None:
                     return self._keep(found), head.clock
             if behind <= count or behind > MOST_BEHIND or where is None:
