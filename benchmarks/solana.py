@@ -53,7 +53,7 @@ def most(cases: Mapping[str, int]) -> dict[str, int]:
 def play(rounds: int, clients: int) -> tuple[float, int]:
     """Transactions of a round, and compute units of all of them together: means over so many rounds."""
     chain = CoordinatorSvm(members=clients)
-    largest = Largest(torn=False, percent=0)
+    largest = Largest(torn=False, percent=0, instance=chain.instance)
     config = largest.state.config.model_copy(update={"min_clients": 1})
     epoch = replace(largest.state.epoch, clients=largest.state.epoch.clients[:clients], unplayed=True)
     state = replace(
@@ -73,7 +73,7 @@ def play(rounds: int, clients: int) -> tuple[float, int]:
         return answer.units
 
     for slot in range(clients):
-        do(commands.WarmupWitness(member(slot), state.progress.epoch, slot, bytes(32)))
+        do(commands.WarmupWitness(member(slot), state.progress.epoch, slot, b"d" * 32))
     for _ in range(rounds + 1):
         current = state.epoch.rounds[-1]
         given = list(shares(state, state.epoch.rounds[-2])) if current.height else []

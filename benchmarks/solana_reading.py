@@ -40,14 +40,14 @@ from psyche_backend_solana.backend import SolanaBackend
 from psyche_backend_solana.following import Follower
 from psyche_backend_solana.hosting import make_run
 from psyche_backend_solana.layouts.coordinator import Run
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, ACCOUNT_MAGIC, HEADER_BYTES
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, ACCOUNT_MAGIC, ACCOUNT_VERSION, HEADER_BYTES
 from psyche_backend_solana.localnet import LAMPORTS_PER_SOL, ChainSettings, LocalChain
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.runs import find_run
 from psyche_backend_solana.sender import Sender
-from psyche_backend_solana.svm.chain import member, wallet
+from psyche_backend_solana.svm.chain import member, transport_key, wallet
 from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_backend_solana.wallet import Wallet
 from psyche_backend_solana.where import Programs
@@ -63,6 +63,7 @@ CALL_SECONDS = 10.0
 DROPPED = 0.02
 PATIENCE_SECONDS = 120.0
 _AT_ONCE = 16
+_DIGEST = b"d" * 32
 
 
 class Followed:
@@ -73,7 +74,7 @@ class Followed:
         self._rpc = rpc
         self._run = Run(Pubkey(b"i" * 32), Pubkey(b"a" * 32))
         self._follower = Follower(rpc, self._run, call_seconds=CALL_SECONDS)
-        self._largest = Largest(torn=False, percent=0)
+        self._largest = Largest(torn=False, percent=0, instance=bytes(self._run.account))
         state = self._largest.state
         config = state.config.model_copy(update={"rounds_per_epoch": rounds})
         self.state = replace(
@@ -85,7 +86,11 @@ class Followed:
     async def put(self) -> None:
         """The account as it is now."""
         header = (
-            ACCOUNT_MAGIC + (2).to_bytes(4, "little") + bytes(4) + self.changes.to_bytes(8, "little") + bytes(self._run.instance)
+            ACCOUNT_MAGIC
+            + ACCOUNT_VERSION.to_bytes(4, "little")
+            + bytes(4)
+            + self.changes.to_bytes(8, "little")
+            + bytes(self._run.instance)
         )
         body = header.ljust(HEADER_BYTES, b"\0") + image.encode(self.state)
         await self._chain.set_account(str(self._run.account), Account(10**10, body.ljust(ACCOUNT_BYTES, b"\0"), COORDINATOR))
@@ -124,7 +129,7 @@ async def following(rounds: int) -> dict[str, int]:
         begun = _Counts(rpc, run)
         await run.do(commands.Tick(), seconds=10)
         for slot in range(MAX_CLIENTS):
-            await run.do(commands.WarmupWitness(member(slot), run.state.progress.epoch, slot, bytes(32)))
+            await run.do(commands.WarmupWitness(member(slot), run.state.progress.epoch, slot, _DIGEST))
         await run.play_round()
         middle = _Counts(rpc, run)
         for _ in range(rounds):
@@ -132,6 +137,8 @@ async def following(rounds: int) -> dict[str, int]:
         played = _Counts(rpc, run).since(middle)
         middle_done = _Counts(rpc, run)
         await run.play_round()
+        for slot in range(MAX_CLIENTS):
+            await run.do(commands.EpochDigest(member(slot), run.state.progress.epoch, slot, _DIGEST))
         await run.do(commands.Tick(), seconds=10)
         assert run.state.run_state is RunState.WaitingForMembers
         ends = _Counts(rpc, run).since(middle_done)
@@ -159,8 +166,9 @@ async def joined(chain: LocalChain, run_id: str, number: int, limiter: anyio.Cap
     async with limiter:
         await chain.airdrop(str(wallet(number).pubkey()), LAMPORTS_PER_SOL)
         endpoint = Endpoint(chain.rpc_url, chain.ws_url)
-        identity = member(number)
-        async with SolanaBackend(run_id, endpoints=(endpoint,), wallet=Wallet(wallet(number)), p2p=identity.p2p) as backend:
+        async with SolanaBackend(
+            run_id, endpoints=(endpoint,), wallet=Wallet(wallet(number)), key=transport_key(number)
+        ) as backend:
             await backend.join(b"address %3d of two hundred bytes or so" % number * 5, timeout=60)
 
 

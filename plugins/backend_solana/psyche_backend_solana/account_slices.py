@@ -1,7 +1,7 @@
 """Which bytes of a run's account a change can have touched, and what a copy of the account is with them read anew. Pure.
 
 Decided: a copy is always the account as it was after one instruction, byte for byte, or there is none. Two ways lead from one
-copy to a later one. *Additions*: statements of the current round and the warmup's ready slots are only ever added to, one for
+copy to a later one. *Additions*: statements of the current round, ready slots and digests of an epoch's end are added, one for
 each instruction; where as many were added as instructions were counted, nothing else happened, and `apply` is asked whether
 it agrees.
 *Parts*: all that can change while the phase stays what it is, read between two readings of the head that are alike (see
@@ -15,28 +15,29 @@ from dataclasses import dataclass, replace
 
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount
 from psyche_core.coordinator import apply, image
-from psyche_core.coordinator.commands import Command, WarmupWitness, Witness
+from psyche_core.coordinator.commands import EpochDigest, WarmupWitness, Witness
 from psyche_core.coordinator.image_kinds import Part
-from psyche_core.coordinator.image_layout import EPOCH, IMAGE, STATEMENT
-from psyche_core.coordinator.state import NO_DIGEST, STORED_ROUNDS, CoordinatorState, Epoch
+from psyche_core.coordinator.image_layout import CLIENT, EPOCH, IMAGE, STATEMENT
+from psyche_core.coordinator.image_records import List
+from psyche_core.coordinator.state import STORED_ROUNDS, CoordinatorState
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.types import MAX_WITNESSES, ClientState, RunState
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
-_SAID = frozenset({"ready", "lacking", "held_step", "ready_since"})
-"""What warmup witnesses add to."""
-_ANY_DIGEST = b"\1" * 32
-"""Of a model that no signed end names."""
-_NOT_WHILE_PLAYING = frozenset({"config", "model", "accounts", "stored", "ends", "unready"})
-"""What no instruction changes from an epoch's first round to its last: settings, where the model is, balances; but a settlement
-makes their list shorter."""
-_NOT_WHILE_GATHERING = frozenset({"config", "accounts", "requeue", "unready"})
-"""The same while members are waited for, load the model, or sign an epoch's end."""
-_GATHERING = (RunState.WaitingForMembers, RunState.Warmup, RunState.Cooldown, RunState.Finished)
-_LISTS = ("pending", "requeue")
-_SHORTENED = ("accounts",)
+_BETWEEN = (RunState.WaitingForMembers, RunState.Warmup, RunState.Cooldown)
+_NOT_WHILE_PLAYING = frozenset({"config", "model", "accounts"})
+"""What no instruction changes from an epoch's first round to its last: settings, where the model is, balances (but see _GONE)."""
+_NOT_BETWEEN = frozenset({"config", "accounts"})
+"""The same while members are waited for, load the model or sign an epoch's end."""
+_GONE = "accounts"
+"""The owner may free a balance at any time, which makes them fewer: where their number is another one, the whole is read."""
 _MORE = 64
 """Entries of a list that are read beyond those there were; where more came, the whole is read."""
+_ONE_EACH = ("pending", "ends")
+"""Lists to which an instruction adds one entry at most."""
+_COUNT_BYTES = 4
+_SOME_DIGEST = bytes([255]) * 32
+"""Of a model that no signed epoch end has: what a slot that is ready said where nothing else is known."""
 _INTERVALS = 64
 _NEAR = 256
 """Bytes between two slices that are read along rather than asked for apart."""
@@ -87,7 +88,10 @@ WHOLE = Slice(0, ACCOUNT_BYTES)
 def additions(state: CoordinatorState, count: int) -> Slice | None:
     """Where at most `count` instructions can have added something in this phase; None where that is nowhere."""
     if state.run_state is RunState.Warmup:
-        return Slice(_at("epoch.ready"), _at("epoch.clients"))
+        return Slice(_at("epoch"), _at("epoch.clients"))
+    if state.run_state in (RunState.Cooldown, RunState.WaitingForMembers):
+        used = len(state.epoch.clients)
+        return Slice(_at("epoch.clients[0]"), _at("epoch.clients[0]") + used * CLIENT.size) if used else None
     current = state.current_round
     if state.run_state not in _PLAYING or current is None:
         return None
@@ -102,72 +106,61 @@ def additions(state: CoordinatorState, count: int) -> Slice | None:
 
 def added(copy: Copy, head: bytes, where: Slice, content: bytes) -> Copy | None:
     """The later copy of which `head` was read after `content`, if nothing but additions was done; None if that is not sure."""
-    before, later = copy.state, _head_state(copy, head)
+    before = copy.state
     assert before is not None
-    if later is None:
-        return None
-
+    data = _patched(copy.data, [(where, content), (HEAD, head)])
+    if before.run_state in _PLAYING:
+        new = next((number for number, part in enumerate(_cut(content, STATEMENT.size)) if not any(part)), None)
+        count = len(content) // STATEMENT.size if new is None else new
+        place = len(before.epoch.rounds) - 1
+        stated = len(before.epoch.rounds[place].statements) + count
+        listed = _at(f"epoch.rounds[{place}].statements")
+        data = _patched(data, [(Slice(listed, listed + _COUNT_BYTES), stated.to_bytes(_COUNT_BYTES, "little"))])
     try:
-        sent = _sent(before, _patched(copy.data, [(where, content)]), later.since)
-        if len(sent) != later.nonce - copy.nonce:
-            return None
-        state = before
-        for command, now in sent:
-            state, _ = apply(state, command, now, 0)
-        if _heights(state) != _heights(before):
-            return None  # a round began: its seed is not known
-        encoded = image.encode(state)
-    except (CoordinatorError, WireError, ValueError):
+        after = Copy.of(data)
+    except WireError:
         return None  # a part of it is of another time
-    data = head[:HEADER_BYTES] + encoded + copy.data[HEADER_BYTES + image.SIZE :]
-    if data[: HEAD.end] != head or data[where.start : where.end] != content:
-        return None
-    return Copy(data, CoordinatorAccount.parse(data), state)
+    expected = None if after.state is None else _replayed(before, after.state)
+    return after if expected == (after.state, after.nonce - copy.nonce) else None
 
 
-def _heights(state: CoordinatorState) -> list[int]:
-    return [] if state.epoch.unplayed else [stored.height for stored in state.epoch.rounds]
-
-
-def _sent(before: CoordinatorState, data: bytes, since: int) -> list[tuple[Command, int]]:
-    """The commands by which there is more in the account's data than in `before`, each with a time at which it may have come."""
-    epoch, current = before.epoch, before.current_round
+def _replayed(before: CoordinatorState, after: CoordinatorState) -> tuple[CoordinatorState, int] | None:
+    """What `apply` makes of what `after` says more than `before`, and how many instructions that took."""
+    epoch, current, later = before.epoch, before.current_round, after.current_round
+    sent: list[Witness | WarmupWitness | EpochDigest] = []
+    now = after.since
     if before.run_state is RunState.Warmup:
-        return _spoken(before, data)
-    assert current is not None
-    first = _at(f"epoch.rounds[{len(epoch.rounds) - 1}].statements[0]")
-    found: list[tuple[Command, int]] = []
-    for place in range(len(current.statements), MAX_WITNESSES):
-        at = first + place * STATEMENT.size
-        if not any(data[at : at + STATEMENT.size]):
-            break
-        statement = STATEMENT.read(data, at)
-        found.append((Witness(epoch.clients[statement.index].id, statement), since))
-    return found
-
-
-def _spoken(before: CoordinatorState, data: bytes) -> list[tuple[Command, int]]:
-    """The warmup witnesses of the slots that are ready by now, or lack the model."""
-    epoch, start = before.epoch, before.epoch.start_step - 1
-    parts = [_moved(part) for part in EPOCH.parts if part.name in _SAID]
-    now = {part.name: part.kind.read(data, HEADER_BYTES + part.offset) for part in parts}
-    wanted = next((end.digest for end in before.ends if end.step == start), _ANY_DIGEST)
-    held = next((end.digest for end in before.ends if end.step == now["held_step"] != epoch.held_step), NO_DIGEST)
-    time = before.since if now["ready_since"] is None else now["ready_since"]
-    said = [(slot, wanted) for slot in sorted(set(now["ready"]) - set(epoch.ready))]
-    said += [(slot, held) for slot in sorted(set(now["lacking"]) - set(epoch.lacking))]
-    return [(WarmupWitness(epoch.clients[slot].id, before.progress.epoch, slot, digest), time) for slot, digest in said]
+        digest = next((end.digest for end in before.ends if end.step == epoch.start_step - 1), _SOME_DIGEST)
+        new = sorted(set(after.epoch.ready) - set(epoch.ready))
+        sent += [WarmupWitness(epoch.clients[slot].id, before.progress.epoch, slot, digest) for slot in new]
+        now = after.since if after.epoch.ready_since in (None, epoch.ready_since) else after.epoch.ready_since
+    elif before.run_state in _BETWEEN:
+        ended = before.progress.epoch - (before.run_state is not RunState.Cooldown)
+        changed = [slot for slot, client in enumerate(epoch.clients) if client.end_digest != after.epoch.clients[slot].end_digest]
+        sent += [EpochDigest(epoch.clients[slot].id, ended, slot, after.epoch.clients[slot].end_digest) for slot in changed]
+    elif current is not None and later is not None:
+        stated = later.statements[len(current.statements) :]
+        sent += [Witness(epoch.clients[statement.index].id, statement) for statement in stated]
+    state = before
+    try:
+        for command in sent:
+            state, _ = apply(state, command, now, 0)
+    except CoordinatorError:
+        return None
+    return state, len(sent)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to read to come from one copy to a later one. lists: where their counts are, and the most each may say.
 
-    shifted: a round began where as many as fit were stored, and the others have moved up. places: of the rounds then stored.
+    counts: numbers of entries that must be what they were. shifted: a round began where as many as fit were stored, so that the
+    others have moved up. places: of the rounds then stored.
     """
 
     slices: tuple[Slice, ...]
     lists: tuple[tuple[int, int], ...]
+    counts: tuple[Slice, ...]
     shifted: bool
     places: int
 
@@ -180,17 +173,12 @@ def parts(copy: Copy, head: bytes) -> Plan | None:
         return None  # shares of older rounds are declared void, too, when somebody is ejected
 
     count = later.nonce - copy.nonce
-    if count <= 0:
-        return None  # of an endpoint that is behind
+    if later.epoch != before.progress.epoch:
+        return None
     if before.run_state in _PLAYING and later.run_state in _PLAYING:
-        return (
-            _while_playing(before, count, began=later.step - before.progress.step)
-            if later.epoch == before.progress.epoch
-            else None
-        )
-    if before.run_state is later.run_state and before.run_state in _GATHERING:
-        wanted = _plain(before, count, without=_NOT_WHILE_GATHERING)
-        return Plan(*wanted, shifted=False, places=len(before.epoch.rounds)) if later.epoch == before.progress.epoch else None
+        return _while_playing(before, count, began=later.step - before.progress.step)
+    if before.run_state is later.run_state and before.run_state in _BETWEEN:
+        return Plan(*_plain(before, count, without=_NOT_BETWEEN), shifted=False, places=len(before.epoch.rounds))
 
     return None
 
@@ -202,7 +190,7 @@ def _while_playing(before: CoordinatorState, count: int, *, began: int) -> Plan 
 
     shifted = bool(began) and len(before.epoch.rounds) == STORED_ROUNDS
     places = min(STORED_ROUNDS, len(before.epoch.rounds) + began)
-    slices, lists = _plain(before, count, without=_NOT_WHILE_PLAYING)
+    slices, lists, counts = _plain(before, count, without=_NOT_WHILE_PLAYING)
     last = f"epoch.rounds[{places - 1}]"
     wanted = [(f"{last}.statements", count if began else len(current.statements) + count, MAX_WITNESSES)]
     if began:
@@ -213,34 +201,30 @@ def _while_playing(before: CoordinatorState, count: int, *, began: int) -> Plan 
         entries = min(entries, capacity)
         more.append(_listed(field, entries, STATEMENT.size))
         most.append((_at(field), entries))
-    return Plan(_merged((*slices, *more)), (*lists, *most), shifted=shifted, places=places)
+    return Plan(_merged((*slices, *more)), (*lists, *most), counts, shifted=shifted, places=places)
 
 
 def _plain(
     before: CoordinatorState, count: int, *, without: frozenset[str]
-) -> tuple[tuple[Slice, ...], tuple[tuple[int, int], ...]]:
-    """All of the state but rounds and what cannot change, lists as far as they can be in use."""
+) -> tuple[tuple[Slice, ...], tuple[tuple[int, int], ...], tuple[Slice, ...]]:
+    """All of the state but rounds and what cannot change, lists as far as they can be in use; a Plan's first fields."""
     slices: list[Slice] = []
     lists: list[tuple[int, int]] = []
     for part in (*IMAGE.parts, *(_moved(part) for part in EPOCH.parts)):
         name = part.name
-        if name in without and name in _SHORTENED:
-            slices.append(Slice(_at(name), _at(name) + 4))  # a list that became shorter no longer fits what is in it
         if name in ("epoch", "rounds") or name in without or HEADER_BYTES + part.offset < HEAD.end:
             continue
-        if name in _LISTS or name == "clients":
+        if isinstance(part.kind, List):
             field = "epoch.clients" if name == "clients" else name
-            held = (
-                len(before.epoch.clients)
-                if name == "clients"
-                else len(getattr(before, name)) + (min(count, _MORE) if name == "pending" else _MORE)
-            )
-            entries = min(held, _capacity(part))
-            slices.append(_listed(field, entries, _entry_bytes(part)))
+            more = 0 if name == "clients" else min(count, _MORE) if name in _ONE_EACH else _MORE
+            held = before.epoch.clients if name == "clients" else getattr(before, name)
+            entries = min(len(held) + more, part.kind.capacity)
+            slices.append(_listed(field, entries, part.kind.item.size))
             lists.append((_at(field), entries))
         else:
             slices.append(Slice(HEADER_BYTES + part.offset, HEADER_BYTES + part.offset + part.kind.size))
-    return _merged(slices), tuple(lists)
+    counted = Slice(_at(_GONE), _at(_GONE) + _COUNT_BYTES)
+    return _merged((*slices, counted)), tuple(lists), (counted,)
 
 
 def gathered(copy: Copy, plan: Plan, head: bytes, contents: Sequence[bytes]) -> Copy | None:
@@ -253,9 +237,11 @@ def gathered(copy: Copy, plan: Plan, head: bytes, contents: Sequence[bytes]) -> 
         end = first + STORED_ROUNDS * (second - first)
         data = data[:first] + data[second:end] + bytes(second - first) + data[end:]
     rounds = _at("epoch.rounds")
-    counted = (Slice(rounds, rounds + 4), plan.places.to_bytes(4, "little"))
+    counted = (Slice(rounds, rounds + _COUNT_BYTES), plan.places.to_bytes(_COUNT_BYTES, "little"))
     data = _patched(data, [*zip(plan.slices, contents, strict=True), counted, (HEAD, head)])
-    if any(int.from_bytes(data[at : at + 4], "little") > most for at, most in plan.lists):
+    if any(int.from_bytes(data[at : at + _COUNT_BYTES], "little") > most for at, most in plan.lists):
+        return None
+    if any(data[one.start : one.end] != copy.data[one.start : one.end] for one in plan.counts):
         return None
     try:
         after = Copy.of(data)
@@ -268,24 +254,17 @@ def _same_epoch(before: CoordinatorState, after: CoordinatorState) -> bool:
     """Whether nothing says that what was not read has changed."""
     if any(client.state is ClientState.Ejected for client in after.epoch.clients):
         return False
-    if before.run_state not in _PLAYING:
-        return _without_said(before.epoch) == _without_said(after.epoch)
     fixed = [(epoch.seed, epoch.start_time, epoch.start_step, len(epoch.clients)) for epoch in (before.epoch, after.epoch)]
     heights = [stored.height for stored in after.epoch.rounds]
-    return fixed[0] == fixed[1] and heights == list(range(heights[0], heights[0] + len(heights)))
-
-
-def _without_said(epoch: Epoch) -> Epoch:
-    return replace(epoch, clients=(), ready=(), ceded=(), lacking=(), held_step=0, ready_since=None)
+    return fixed[0] == fixed[1] and (not heights or heights == list(range(heights[0], heights[0] + len(heights))))
 
 
 @dataclass(frozen=True, slots=True)
 class HeadState:
-    """What the head says. since: when the phase was entered. epoch, step: of the progress."""
+    """What the head says. epoch, step: of the progress."""
 
     nonce: int
     run_state: RunState
-    since: int
     epoch: int
     step: int
 
@@ -295,13 +274,11 @@ def _head_state(copy: Copy, head: bytes) -> HeadState | None:
     try:
         data = _patched(copy.data, [(HEAD, head)])
         account = CoordinatorAccount.parse(data)
-        values = {
-            name: _part(name).kind.read(data, HEADER_BYTES + _part(name).offset) for name in ("run_state", "since", "progress")
-        }
+        values = {name: _part(name).kind.read(data, HEADER_BYTES + _part(name).offset) for name in ("run_state", "progress")}
     except (WireError, ValueError):
         return None
     progress = values["progress"]
-    return HeadState(account.nonce, values["run_state"], values["since"], progress.epoch, progress.step)
+    return HeadState(account.nonce, values["run_state"], progress.epoch, progress.step)
 
 
 def _part(name: str) -> Part:
@@ -310,16 +287,6 @@ def _part(name: str) -> Part:
 
 def _moved(part: Part) -> Part:
     return replace(part, offset=image.offset("epoch") + part.offset)
-
-
-def _capacity(part: Part) -> int:
-    capacity: int = part.kind.capacity  # type: ignore[attr-defined]  # a list
-    return capacity
-
-
-def _entry_bytes(part: Part) -> int:
-    size: int = part.kind.item.size  # type: ignore[attr-defined]  # a list
-    return size
 
 
 def _listed(field: str, entries: int, size: int) -> Slice:
@@ -336,6 +303,10 @@ def _merged(slices: Iterable[Slice]) -> tuple[Slice, ...]:
         else:
             found.append(one)
     return tuple(found)
+
+
+def _cut(content: bytes, size: int) -> list[bytes]:
+    return [content[start : start + size] for start in range(0, len(content), size)]
 
 
 def _patched(data: bytes, pieces: Iterable[tuple[Slice, bytes]]) -> bytes:

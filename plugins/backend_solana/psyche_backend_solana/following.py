@@ -70,10 +70,11 @@ class Follower:
         heard: the highest nonce that somebody told of. Raises RpcError, RpcUnavailable, WireError, BackendClosed; the copy stays.
         """
         copy = self._copy
-        if copy is None or copy.state is None or heard - copy.nonce > MOST_BEHIND or self._is_old():
+        if copy is None or copy.state is None or self._is_old():
             return await self._whole()
 
-        count = max(1, heard - copy.nonce)
+        told = heard - copy.nonce
+        count = told if 1 <= told <= MOST_BEHIND else 1  # a websocket may say anything
         while True:
             where = account_slices.additions(copy.state, count)
             content = None if where is None else await self._slice(where)

@@ -137,7 +137,7 @@ class LocalRun(BackendServer):
     async def _found(self) -> tuple[coordinator.Run, treasurer.Treasury] | None:
         """The run, where the chain was restored with it."""
         try:
-            found = await find_run(self._rpc, self._context.state.run_id, programs=Programs())
+            found = await find_run(self._rpc, self._context.state.run_id, programs=Programs(own_chain=True))
         except CommandRefused as refusal:
             if refusal.code == "WrongRun":
                 return None

@@ -34,7 +34,7 @@ def member_options(member: MemberContext) -> list[str]:
     doors = [f"http://{node['rpc']}" for node in _ask(member.address, "getClusterNodes")]
     others = [door for door in doors if door != member.address][: len(_OTHERS)]
     more = [part for pair in zip(_OTHERS, others, strict=False) for part in pair]
-    return ["--rpc", member.address, *more, "--wallet-private-key-path", str(path)]
+    return ["--rpc", member.address, *more, "--own-chain", "--wallet-private-key-path", str(path)]
 
 
 def lose_route(address: str) -> str:

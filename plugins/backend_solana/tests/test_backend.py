@@ -59,7 +59,7 @@ async def test_one_of_two_endpoints_dies_midway_and_nothing_is_lost() -> None:
         chain.unix += 3
         for slot, backend in enumerate((first, second)):
             await until(backend, in_phase(RunState.Warmup))
-            await backend.send(WarmupWitness(backend.identity, 0, slot, bytes(32)), timeout=TIMEOUT)
+            await backend.send(WarmupWitness(backend.identity, 0, slot, b"d" * 32), timeout=TIMEOUT)
         for backend in (first, second):
             await until(backend, in_phase(RunState.RoundTrain))
         assert not chain.doors[0].is_open

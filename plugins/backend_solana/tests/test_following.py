@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, cast
 
@@ -34,9 +34,9 @@ from psyche_backend_solana.svm.chain import member
 from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_backend_solana.svm.random_commands import RandomCommands
 from psyche_core.coordinator import apply, image
-from psyche_core.coordinator.commands import Command, Equivocation, Tick, Withdraw
+from psyche_core.coordinator.commands import Command, EpochDigest, Equivocation, Settle, Tick, WarmupWitness, Withdraw
 from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import CoordinatorState, Epoch
 from psyche_core.errors import BackendClosed, CoordinatorError, WireError
 from psyche_core.types import RunState
 
@@ -238,6 +238,56 @@ def test_parts_of_an_endpoint_that_is_behind_are_not_mixed_with_the_head_of_anot
         full.do(Withdraw(member(3)))
         copy, _ = await follower.read(heard=1)
         assert copy.state == full.state
+
+    anyio.run(follow)
+
+
+def test_a_balance_that_the_owner_frees_in_mid_round_is_gone() -> None:
+    full = Full()
+
+    async def follow() -> None:
+        follower = full.chain.follower()
+        await follower.read(heard=-1)
+        full.do(Settle(full.state.accounts[3].signer))
+        copy, _ = await follower.read(heard=1)
+        assert copy.state == full.state
+
+    anyio.run(follow)
+
+
+def test_who_signs_an_epochs_end_and_who_is_ready_costs_little() -> None:
+    full = Full()
+    waiting = replace(full.largest.state, run_state=RunState.WaitingForMembers, epoch=Epoch(), since=NOW, minimum_since=NOW)
+    cooldown = full.largest.playing(32, RunState.Cooldown, drain=True)
+    warming, _ = apply(waiting, Tick(), NOW + 10, 1)
+    for begin, command in (
+        (cooldown, lambda slot: EpochDigest(member(slot), full.state.progress.epoch, slot, b"d" * 32)),
+        (warming, lambda slot: WarmupWitness(member(slot), full.state.progress.epoch, slot, b"d" * 32)),
+    ):
+        full.state, full.chain.versions, full.chain.calls = begin, [account(begin, 0)], []
+
+        async def follow(command: Callable[[int], Command] = command) -> None:
+            follower = full.chain.follower()
+            await follower.read(heard=-1)
+            for slot in range(5):
+                full.do(command(slot))
+                copy, _ = await follower.read(heard=slot + 1)
+                assert copy.state == full.state
+            assert len(full.chain.calls) == 11
+            assert max(full.chain.calls[1:]) < WHOLE / 5
+
+        anyio.run(follow)
+
+
+def test_a_nonce_that_a_websocket_made_up_costs_no_reading_of_the_whole() -> None:
+    full = Full()
+
+    async def follow() -> None:
+        follower = full.chain.follower()
+        await follower.read(heard=-1)
+        full.states(3)
+        copy, _ = await follower.read(heard=2**60)
+        assert (copy.state, max(full.chain.calls[1:]) < 10_000) == (full.state, True)
 
     anyio.run(follow)
 

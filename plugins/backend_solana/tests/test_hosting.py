@@ -42,6 +42,7 @@ async def member(server: LocalRun, folder: Path) -> AsyncIterator[SolanaBackend]
     key.save(folder / "client.key")
     context = MemberContext(run_id=server.state.run_id, address=server.address, key_path=folder / "client.key")
     options = await anyio.to_thread.run_sync(member_options, context)
+    options.remove("--own-chain")  # wherever it listens
     given = dict(zip(options[::2], options[1::2], strict=True))
     wallet = Wallet.load(Path(given["--wallet-private-key-path"]))
     endpoints = (Endpoint.parse(given["--rpc"]), Endpoint.parse(given["--rpc-2"]))
@@ -55,6 +56,17 @@ async def reached(backend: SolanaBackend, phase: RunState) -> CoordinatorState:
         state = (await backend.next_state()).state
         if state.run_state is phase:
             return state
+
+
+async def test_a_run_on_a_chain_that_listens_on_the_internet_is_found_by_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shipped addresses of the programs are taken there without a word: nobody else deploys on a chain that is ours."""
+    monkeypatch.setattr("psyche_backend_solana.cluster.is_near", lambda endpoint: False)
+    context = ServerContext(state=small_state(), state_dir=tmp_path, key=SecretKey.generate())
+    with anyio.fail_after(SECONDS):
+        async with LocalRun(context) as server:
+            assert server.state.run_state is RunState.WaitingForMembers
 
 
 @pytest.mark.slow
@@ -73,7 +85,7 @@ async def test_a_hosted_run_goes_to_its_first_round_and_on_after_a_restart(tmp_p
                     warmup = await reached(backend, RunState.Warmup)
                     slot = warmup.slot_of(backend.identity)
                     assert slot is not None
-                    ready = WarmupWitness(backend.identity, warmup.progress.epoch, slot, bytes(32))
+                    ready = WarmupWitness(backend.identity, warmup.progress.epoch, slot, b"d" * 32)
                     await backend.send(ready, timeout=SECONDS)
                 playing = await reached(first, RunState.RoundTrain)
             while server.state.run_state is not RunState.RoundTrain:
@@ -107,7 +119,7 @@ async def test_members_and_owner_go_on_when_the_first_provider_is_lost() -> None
                     warmup = await reached(backend, RunState.Warmup)
                     slot = warmup.slot_of(backend.identity)
                     assert slot is not None
-                    await backend.send(WarmupWitness(backend.identity, 0, slot, bytes(32)), timeout=SECONDS)
+                    await backend.send(WarmupWitness(backend.identity, 0, slot, b"d" * 32), timeout=SECONDS)
                 await reached(first, RunState.RoundTrain)
             while server.state.run_state is not RunState.RoundTrain:
                 await anyio.sleep(0.01)

@@ -15,6 +15,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.layouts import authorizer
+from psyche_backend_solana.programs.addresses import AUTHORIZER
 
 MAX_ADDRESS_BYTES = 1024
 """Of an address, as the backend's contract has it."""
@@ -34,7 +35,7 @@ def scope(instance: Pubkey) -> str:
     return "address:" + bytes(instance).hex()[:24]
 
 
-def place(signer: Pubkey, instance: Pubkey, *, program: Pubkey = authorizer.AUTHORIZER) -> Pubkey:
+def place(signer: Pubkey, instance: Pubkey, *, program: Pubkey = AUTHORIZER) -> Pubkey:
     """Where a member's address lies."""
     return authorizer.address(signer, signer, scope(instance), program=program)
 
@@ -67,7 +68,7 @@ def address_in(content: bytes, p2p: bytes) -> bytes | None:
 
 
 def publication(
-    user: Pubkey, instance: Pubkey, *, p2p: bytes, address: bytes, made: bool, program: Pubkey = authorizer.AUTHORIZER
+    user: Pubkey, instance: Pubkey, *, p2p: bytes, address: bytes, made: bool, program: Pubkey = AUTHORIZER
 ) -> tuple[tuple[Instruction, ...], ...]:
     """What writes a member's address: instructions for one transaction after the other. Signer: user, who pays the rent.
 
