@@ -15,7 +15,7 @@ def main() -> None:
     """Call the command with the example's model and data, which is made when it is not there."""
     llama.tokens("training")
     base = ["--state", str(llama.EXAMPLE / "state.toml"), "--data", str(llama.EXAMPLE / "data")]
-    psyche(["bench", "convergence", *base, "--base", str(llama.EXAMPLE.parents[1]), *sys.argv[1:]])
+    psyche(["bench", "convergence", *base, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

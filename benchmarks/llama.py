@@ -38,7 +38,9 @@ class Size:
     layers: int
 
 
-SIZES: Mapping[str, Size] = MappingProxyType({"1M": Size(128, 352, 4), "6M": Size(256, 704, 7), "20M": Size(512, 1408, 6)})
+SIZES: Mapping[str, Size] = MappingProxyType(
+    {"0.2M": Size(64, 176, 2), "1M": Size(128, 352, 4), "6M": Size(256, 704, 7), "20M": Size(512, 1408, 6)}
+)
 
 
 def build(size: str, *, seed: int = 0, sequence_length: int = SEQUENCE) -> Model:

@@ -205,7 +205,10 @@ class WaitingTrainer:
         self.times.append((began, time.perf_counter()))
         return Done(1.0, samples.count * samples.sequence_length, self.seconds, payload)
 
-    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool) -> None:
+    def rate_of(self, step: int) -> float:
+        return 0.1
+
+    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
         self.weights = hashlib.sha256(self.weights + b"".join(sorted(payload[:32] for payload in payloads))).digest()
 
     def check(self, payload: bytes) -> None:

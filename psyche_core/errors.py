@@ -19,7 +19,8 @@
     │   ├── RanksLost             processes that compute a part of the model are gone: nothing can go on
     │   └── ModelHalfReplaced     some parameters are the new ones, others still the old: unusable until replaced again
     ├── StoreError                a model cannot be put into a store, or had from one
-    └── NonFiniteError            a gradient, delta or loss is not finite; nothing was sent
+    ├── NonFiniteError            a gradient, delta or loss is not finite; nothing was sent
+    └── PluginFailed              a plugin's code raised what it may not, or gave what breaks its contract
 
 Messages say what was got, what was expected and what to do. Programming errors stay TypeError and ValueError.
 """
@@ -117,6 +118,13 @@ class StoreError(PsycheError):
 
 class ModelHalfReplaced(ModelError):
     """Replacing a model's parameters failed half way, so they fit no step; nothing may be built on them."""
+
+
+class PluginFailed(PsycheError):
+    """A plugin's code raised what its contract does not allow, or gave something useless.
+
+    The message names the plugin and its distribution. What was raised is the cause.
+    """
 
 
 class NonFiniteError(PsycheError):

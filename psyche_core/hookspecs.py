@@ -140,9 +140,10 @@ class DataContext:
     """What a provider is built from.
 
     settings: the location's validated settings. sequence_length: the run's max_seq_len in tokens. key: our identity, for
-    servers that ask who we are. base: folder that relative paths start from. cache: folder for files worth keeping. provider:
-    makes the provider of another data location, by its name and its settings as the run file would say them, for locations that
-    combine others; it raises PluginError and ConfigError. None where there are no others to be had, as within such a combination.
+    servers that ask who we are. base: folder that relative paths start from: the run file's, or what a member says. cache: folder
+    for files worth keeping. provider: makes the provider of another data location, by its name and its settings as the run file
+    would say them, for locations that combine others; it raises PluginError and ConfigError. None where there are no others to be
+    had, as within such a combination.
     """
 
     settings: Any

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from importlib.metadata import entry_points as installed_entry_points
@@ -19,9 +19,9 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Literal, Self, overload
 
 import pluggy
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from psyche_core import hookspecs
+from psyche_core import hookspecs, plugin_faults
 from psyche_core.errors import ConfigError, PluginError
 from psyche_core.hookspecs import (
     GROUP,
@@ -38,7 +38,7 @@ from psyche_core.hookspecs import (
     TransportRegistration,
 )
 from psyche_core.run_config import RunFile
-from psyche_core.sentences import did_you_mean, join_path, nearest, sentences
+from psyche_core.sentences import join_path, nearest, validated
 
 Status = Literal["ok", "not loaded", "failed", "incompatible", "duplicate", "disabled"]
 
@@ -162,6 +162,20 @@ class PluginRegistry:
 
         return self.list()
 
+    def label(self, kind: str, name: str) -> str:
+        """What a plugin is called in sentences: its kind, name and distribution."""
+        origin = next((each.origin for each in self._records if (each.kind, each.name) == (kind, name)), "not installed")
+        return plugin_faults.label(kind, name, origin)
+
+    def explain(self, error: BaseException) -> str:
+        """One sentence about an exception, with the plugin whose code raised it; see plugin_faults."""
+        return plugin_faults.explain(error, self.places())
+
+    def places(self) -> Iterator[plugin_faults.Place]:
+        """Kind, name, origin and module of each plugin."""
+        for record in self._records:
+            yield record.kind, record.name, record.origin, record.module
+
     @overload
     def load(self, kind: Literal["backend"], name: str) -> BackendRegistration: ...
     @overload
@@ -180,7 +194,7 @@ class PluginRegistry:
     def load(self, kind: str, name: str) -> Registration: ...
 
     def load(self, kind: str, name: str) -> Registration:
-        """The registration of `<kind>.<name>`; imports its module at the first call.
+        """The registration of `<kind>.<name>`; imports its module at the first call. Its factories raise PluginFailed.
 
         Raises PluginError when it is missing, disabled, broken, brought by two distributions or of another API version;
         ValueError for a kind that does not exist. Warns with PluginApiWarning for a newer minor API.
@@ -219,7 +233,8 @@ class PluginRegistry:
                 self._errors[at] = refused.__cause__ or refused
             else:
                 self._records[at] = replace(record, status="ok", summary=registration.summary, api=api)
-                self._loaded[record.kind, record.name] = registration
+                called = plugin_faults.label(record.kind, record.name, record.origin)
+                registration = self._loaded[record.kind, record.name] = plugin_faults.guarded(registration, called=called)
                 return registration
 
         message = f"the plugin {record.entry_point} ({record.origin}, module {record.module}) cannot be used: {record.cause}"
@@ -358,15 +373,7 @@ def validate_settings(registration: Registration, settings: Mapping[str, Any] | 
 
         return None
 
-    known = {name for key, field in model.model_fields.items() for name in (key, field.alias) if name}
-    unknown = [key for key in given if key not in known] if model.model_config.get("extra") != "forbid" else []
-    if unknown:
-        raise ConfigError("\n".join(f"{where}.{key}: unknown key{did_you_mean(key, known)}" for key in unknown))
-
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        raise ConfigError("\n".join(sentences(error, model, where=where))) from error
+    return validated(model, given, where=where)
 
 
 def check_run_file_plugins(run_file: RunFile, registry: PluginRegistry) -> None:

@@ -23,6 +23,7 @@ from psyche_core.run_config_rules import (
     config_problems,
     model_problems,
     progress_problems,
+    unfinished_problems,
 )
 from psyche_core.run_config_schema import (
     CHECKPOINTS,
@@ -79,9 +80,14 @@ _SAVED_BY_SERVER = ("epoch_state", "run_state_start_unix_timestamp", "pending_pa
 _Table = TypeVar("_Table", bound=BaseModel)
 
 
-def parse_run_file(text: str, *, source: str) -> RunFile:
-    """Read and check a `state.toml`. source: its name, for messages. Raises ConfigError with every problem, one a line."""
+def parse_run_file(text: str, *, source: str, run_id: str | None = None) -> RunFile:
+    """Read and check a `state.toml`. Raises ConfigError with every problem, one a line.
+
+    source: its name, for messages. run_id: the run's name where the text has none, as an owner's `config.toml`; None: it must.
+    """
     plain = {key: value for key, value in _toml(text, source).items() if key not in _SAVED_BY_SERVER}
+    if run_id is not None:
+        plain.setdefault("run_id", run_id)
     problems: list[str] = []
     try:
         run_file = RunFile.model_validate(plain)
@@ -94,9 +100,9 @@ def parse_run_file(text: str, *, source: str) -> RunFile:
     return run_file
 
 
-def load_run_file(path: Path) -> RunFile:
+def load_run_file(path: Path, *, run_id: str | None = None) -> RunFile:
     """`parse_run_file` of a file. Raises ConfigError, also when it cannot be read."""
-    return parse_run_file(_text(path, "run configuration"), source=str(path))
+    return parse_run_file(_text(path, "run configuration"), source=str(path), run_id=run_id)
 
 
 def parse_data_file(text: str, *, source: str) -> DataFile:
@@ -139,6 +145,7 @@ def _broken_rules(plain: Mapping[str, Any]) -> Iterator[str]:
     progress = _read_alone(ProgressConfig, plain.get("progress", {}))
     if config is not None:
         yield from config_problems(config)
+        yield from unfinished_problems(config)
     if model is not None:
         yield from model_problems(model)
     if progress is not None:

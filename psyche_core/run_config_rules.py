@@ -86,6 +86,19 @@ def config_problems(config: CoordinatorConfig) -> Iterator[str]:
             yield f"config.checkpointers.{place} = {shown(key)}: must be a key that is not in the list yet"
 
 
+def unfinished_problems(config: CoordinatorConfig) -> Iterator[str]:
+    """Sentences for what a run file may not ask for yet, although coordinators know it.
+
+    Not a rule of `check_config`: coordinators, the one on a chain among them, keep to the protocol, and a run that was begun with
+    such a configuration can still be read, paused and changed.
+    """
+    if 0 < config.verification_percent <= 100:
+        yield (
+            f"config.verification_percent = {config.verification_percent}: must be 0: nobody recomputes results yet, and the "
+            "members elected to verify would get no data to train on"
+        )
+
+
 def model_problems(model: ModelConfig) -> Iterator[str]:
     """Sentences for the broken rules of `[model]`, in the reference's order."""
     llm = model.LLM

@@ -1,24 +1,81 @@
-"""Turn pydantic's validation errors into sentences a user can act on: key, value, rule, and a near name for a typing error.
+"""Sentences for people: pydantic's validation errors as key, value and rule, and text of others made safe to show.
 
 Decided: one sentence per problem, `key = value: rule`; an unknown key never shows its value (it may be a secret put in the wrong
-place) but the nearest known key. Refuses nothing itself: it only explains what a model refused.
+place) but the nearest known key. What somebody else wrote (a run's name, a server's refusal, a peer's reason) goes through
+`printable` before it reaches a terminal, a log or a report: whoever writes it must not be able to move the cursor, to colour,
+reorder or hide what we write, nor to add lines of its own.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import logging
 import types
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
+from psyche_core.errors import ConfigError
+
 NESTED = "psyche_nested"
 """Error type of a custom validator that has several problems of its own; `ctx["problems"]` is a list of (path, text)."""
 
 _SHOWN_CHARACTERS = 80
+
+MAX_PRINTABLE = 1000
+"""Most characters that are shown of one text of somebody else's."""
+
+MAX_PRINTABLE_LINES = 1000
+"""Most lines that are shown of a text of several."""
+
+_UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories that draw nothing or change how others are drawn: control, format (bidirectional overrides, zero width,
+tags), halves of pairs, private, unassigned, and separators of lines and paragraphs."""
+
+
+def printable(text: str, *, at_most: int = MAX_PRINTABLE) -> str:
+    r"""Somebody else's text as one line that is safe to show, of at most `at_most` characters.
+
+    A character that is not shown, or changes how others are (escape, line break, bidirectional override, zero width), stands as
+    its number: `\x1b`, `\u202e`. What is cut off is marked with `…`. A text without such characters comes back as it is.
+    """
+    shown_part = text[: at_most + 1]  # each character is at least one of the result
+    result = shown_part if shown_part.isascii() and shown_part.isprintable() else "".join(map(_visible, shown_part))
+    return result if len(result) <= at_most else f"{result[: max(0, at_most - 1)]}…"
+
+
+def printable_lines(text: str, *, at_most: int = 10 * MAX_PRINTABLE) -> str:
+    """The same for a text of several lines that are our own: its line feeds stay. at_most: characters of a line."""
+    lines = text.split("\n")
+    cut = [*lines[:MAX_PRINTABLE_LINES], "…"] if len(lines) > MAX_PRINTABLE_LINES else lines
+    return "\n".join(printable(line, at_most=at_most) for line in cut)
+
+
+def _visible(character: str) -> str:
+    if character == " " or unicodedata.category(character) not in _UNSHOWN:
+        return character
+
+    number = ord(character)
+    if number < 0x100:
+        return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character, f"\\x{number:02x}")
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+class PrintableFormatter(logging.Formatter):
+    """A log formatter whose records are one printable line each, whoever's text they carry; tracebacks keep their lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        """The line of a record; a line break in its message cannot pretend to be another record."""
+        record.message = printable(record.message, at_most=10 * MAX_PRINTABLE)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
+        """The traceback, each line printable."""
+        return printable_lines(super().formatException(ei))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -48,7 +105,7 @@ def shown(value: Any) -> str:
             continue
     else:
         text = f"({type(value).__name__})"
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return printable(text, at_most=_SHOWN_CHARACTERS + 1)
 
 
 def _as_json(value: Any) -> str:
@@ -91,9 +148,25 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[tuple[st
     return found
 
 
+def validated(model: type[BaseModel], given: Mapping[str, Any], *, where: str) -> BaseModel:
+    """A table read by its model; unknown keys are refused also where the model would ignore or keep them.
+
+    where: dotted key of the table. Raises ConfigError with one sentence per problem.
+    """
+    known = {name for key, field in model.model_fields.items() for name in (key, field.alias) if name}
+    unknown = [key for key in given if key not in known] if model.model_config.get("extra") != "forbid" else []
+    if unknown:
+        raise ConfigError("\n".join(printable(f"{where}.{key}: unknown key{did_you_mean(key, known)}") for key in unknown))
+
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError("\n".join(sentences(error, model, where=where))) from error
+
+
 def sentences(error: ValidationError, model: type[BaseModel], *, where: str = "") -> list[str]:
     """One sentence per problem. where: dotted key of the table that `model` describes."""
-    return [join_path(where, path) + text for path, text in problems_of(error, model)]
+    return [printable(join_path(where, path) + text) for path, text in problems_of(error, model)]
 
 
 def _rule(message: str) -> str:

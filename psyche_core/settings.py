@@ -11,12 +11,16 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, PlainValidator, ValidationError, field_validator
+from pydantic import BaseModel, Field, JsonValue, PlainValidator, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from psyche_core.errors import ConfigError
+from psyche_core.run_config_schema import RunId
 
 ENVIRONMENT_PREFIX = "PSYCHE_"
+
+_SECONDS: dict[str, JsonValue] = {"unit": "SECONDS"}
+"""What stands for the value in a command's help; `cli.options` reads it. A field of no unit is a plain number there."""
 
 Logs = Literal["auto", "console", "json", "none"]
 _LOGS = "auto: live panel on a terminal, lines elsewhere; console: lines; json: one event per line; none: nothing"
@@ -65,7 +69,7 @@ class _ProgramSettings(BaseSettings):
 class ClientSettings(_ProgramSettings):
     """Everything `psyche client train` can be told."""
 
-    run_id: str = Field(min_length=1, max_length=64, description="Run to take part in; the server must host the same.")
+    run_id: RunId = Field(description="Run to take part in, at most 32 bytes; the server must host the same.")
     server_addr: str | None = Field(
         default=None,
         description=(
@@ -77,13 +81,17 @@ class ClientSettings(_ProgramSettings):
     identity_secret_key_path: Path | None = Field(
         default=None,
         description=(
-            "File with our 32-byte Ed25519 key. Without it: one that follows from our wallet, where the backend has one, else a "
+            "File with our 32-byte Ed25519 key, that only we can read. Without it: one that follows from our wallet, where the "
+            "backend has one, else a "
             "new one, and we are somebody new each time."
         ),
     )
     backend: str = Field(default="tcp", description="Coordinator backend, by plugin name.")
     reconnect_seconds: float = Field(
-        default=300.0, ge=0, description="Seconds to try to come back when the coordinator is lost, before giving up."
+        default=300.0,
+        ge=0,
+        json_schema_extra=_SECONDS,
+        description="Seconds to try to come back when the coordinator is lost, before giving up.",
     )
     transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
     bind_p2p_interface: str = Field(
@@ -105,12 +113,21 @@ class ClientSettings(_ProgramSettings):
     sidecar_secret_file: Path | None = Field(default=None, description=_SIDECAR_FILE)
     torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; as torch likes when not given.")
     checkpoint_dir: Path | None = Field(default=None, description="Folder to save a checkpoint in at each epoch's end.")
+    journal_size: int | None = Field(
+        default=None,
+        ge=1_000_000,
+        description=(
+            "Bytes that the journal of rounds beside the checkpoints may have before a checkpoint is saved early; twice the "
+            "model when not given."
+        ),
+    )
     keep_steps: int = Field(default=3, ge=1, description="Newest checkpoints to keep in that folder.")
     hub_repo: str | None = Field(
         default=None,
         description=(
             "Where to store the model when it is our turn after an epoch: a repository of the Hub (owner/name, made when it does "
-            "not exist; needs HF_TOKEN or a login), or an existing folder that all members can read."
+            "not exist; needs HF_TOKEN or a login), or an existing folder that all members can read; a relative one starts at "
+            "--base."
         ),
     )
     gcs_bucket: str | None = Field(
@@ -142,7 +159,13 @@ class ClientSettings(_ProgramSettings):
     validation_sequences: int = Field(default=64, ge=1, description="Sequences of it to use each time.")
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
-    base: Path = Field(default_factory=Path.cwd, description="Folder that relative paths of the run configuration start from.")
+    base: Path = Field(
+        default_factory=Path.cwd,
+        description=(
+            "Folder that relative paths of the run's configuration (model, data) start from on this machine, in place of the "
+            "folder of the run file, which only its server has; where we are when not given."
+        ),
+    )
 
     @field_validator("server_addr")
     @classmethod
@@ -155,11 +178,11 @@ class ClientSettings(_ProgramSettings):
 
         return value.strip()
 
-    @field_validator("run_id")
+    @field_validator("run_id", mode="before")
     @classmethod
-    def _run_id_without_quotes(cls, value: str) -> str:
+    def _run_id_without_quotes(cls, value: Any) -> Any:
         """Shell-quoted twice (`'"name"'`) is a frequent slip in unit files and compose files."""
-        return value.strip().strip("\"'")
+        return value.strip().strip("\"'") if isinstance(value, str) else value
 
 
 class ServerSettings(_ProgramSettings):
@@ -175,7 +198,8 @@ class ServerSettings(_ProgramSettings):
     identity_secret_key_path: Path | None = Field(
         default=None,
         description=(
-            "File with the server's 32-byte Ed25519 key, whose public half clients are given (`openssl rand 32 > server.key`). "
+            "File with the server's 32-byte Ed25519 key, whose public half clients are given, that only we can read "
+            "(`openssl rand 32 > server.key && chmod 600 server.key`). "
             "Without it: server.key in --save-state-dir, made at the first start; without that a new key at each start."
         ),
     )
@@ -197,7 +221,10 @@ class ServerSettings(_ProgramSettings):
         default=True, description="A client that is lost and does not come back in --reconnect-seconds leaves the epoch."
     )
     reconnect_seconds: float = Field(
-        default=10.0, ge=0, description="Seconds a lost client has to come back; 0: none. After a restart of the server it is 20."
+        default=10.0,
+        ge=0,
+        json_schema_extra=_SECONDS,
+        description="Seconds a lost client has to come back; 0: none. After a restart of the server it is 20.",
     )
     init_warmup_time: int | None = Field(
         default=None,
@@ -237,10 +264,14 @@ class TestnetSettings(_ProgramSettings):
     random_kill_interval: float = Field(
         default=120.0,
         gt=0,
+        json_schema_extra=_SECONDS,
         description="Seconds between kills; longer where too few clients have come back for the run to go on.",
     )
     random_kill_seconds: float | None = Field(
-        default=None, gt=0, description="Seconds after the first step in which clients are killed; to the end when not given."
+        default=None,
+        gt=0,
+        json_schema_extra=_SECONDS,
+        description="Seconds after the first step in which clients are killed; to the end when not given.",
     )
     random_kill_seed: int | None = Field(
         default=None, description="Seed of the choice of victims; drawn and told when not given."
@@ -254,10 +285,17 @@ class TestnetSettings(_ProgramSettings):
         description="After this step, make the first of the ways to the coordinator fail, to see that nothing is lost by it; for "
         "backends with several (solana: RPC providers).",
     )
-    time_limit: float | None = Field(default=None, gt=0, description="Fail when the run takes longer, in seconds.")
+    time_limit: float | None = Field(
+        default=None,
+        gt=0,
+        json_schema_extra=_SECONDS,
+        description="Fail when the run takes longer.",
+    )
     require_steps: int = Field(default=0, ge=0, description="Fail unless this many steps were trained and applied.")
     require_epochs: int = Field(default=0, ge=0, description="Fail unless this many epochs were completed by all.")
-    require_loss_drop: float = Field(default=0.0, ge=0, description="Fail unless validation loss falls by this many nats.")
+    require_loss_drop: float = Field(
+        default=0.0, ge=0, json_schema_extra={"unit": "NATS"}, description="Fail unless validation loss falls by so much."
+    )
     logs: Literal["auto", "console", "none"] = Field(
         default="auto", description="auto: live panel on a terminal, lines elsewhere; console: lines; none: nothing"
     )
@@ -313,7 +351,14 @@ class TrainLocalSettings(_ProgramSettings):
     cache_dir: Path | None = Field(default=None, description="Folder for downloads; the system's cache folder when not given.")
     logs: Logs = Field(default="auto", description=_LOGS)
     events_file: Path | None = Field(default=None, description="File to append every event to, as JSON lines.")
-    base: Path = Field(default_factory=Path.cwd, description="Folder that relative paths of the run file start from.")
+    base: Path | None = Field(
+        default=None, description="Folder that relative paths of the run file start from; its own folder when not given."
+    )
+
+    @property
+    def run_base(self) -> Path:
+        """Where relative paths of the run file start."""
+        return self.state.parent if self.base is None else self.base
 
 
 _Settings = TypeVar("_Settings", bound=BaseModel)

@@ -20,6 +20,7 @@ import transformers
 from psyche_core.builtin.hf.configuration import Configuration, read_configuration
 from psyche_core.builtin.hf.devices import pick_devices
 from psyche_core.builtin.hf.model import HfModel
+from psyche_core.builtin.hf.model_types import MODEL_TYPES
 from psyche_core.builtin.hf.quiet import first_line, quiet
 from psyche_core.builtin.hf.replica import COMPUTE_DTYPES, checkpoint_gradients
 from psyche_core.builtin.hf.weights import load_module, stored_tensors
@@ -37,17 +38,17 @@ _GENERATOR_IN_USE = threading.Lock()  # torch's CPU generator is one per process
 
 def create_llama(context: ModelContext) -> HfModel:
     """Architecture `HfLlama`: config.json must say `"model_type": "llama"`. Raises ModelError."""
-    return _create(context, required_types=("llama",))
+    return _create(context, required_types=MODEL_TYPES["HfLlama"])
 
 
 def create_deepseek(context: ModelContext) -> HfModel:
     """Architecture `HfDeepseek`: model_type `deepseek_v3` or `deepseek_v2`. Raises ModelError."""
-    return _create(context, required_types=("deepseek_v3", "deepseek_v2"))
+    return _create(context, required_types=MODEL_TYPES["HfDeepseek"])
 
 
 def create_auto(context: ModelContext) -> HfModel:
     """Architecture `HfAuto`: any causal language model transformers itself implements. Raises ModelError."""
-    return _create(context, required_types=())
+    return _create(context, required_types=MODEL_TYPES["HfAuto"])
 
 
 def divide(context: ModelContext, *, crew: Crew) -> ShardedModel:

@@ -39,6 +39,12 @@ class LocalSettings(BaseModel):
     shuffle: Shuffle = "DontShuffle"
 
 
+def token_place(location: Path) -> Path:
+    """Where the token files of a location are: its sub-folder of that name where there is one, else itself."""
+    training = location / TRAINING_FOLDER
+    return training if training.is_dir() else location
+
+
 class LocalData(DataProvider):
     """Samples from a token file or a folder of token files; opened on entering.
 
@@ -121,9 +127,8 @@ class LocalData(DataProvider):
         return self._files
 
     def _open(self) -> TokenFiles:
-        training = self._location / TRAINING_FOLDER
         return TokenFiles(
-            training if training.is_dir() else self._location,
+            token_place(self._location),
             sequence_length=self._sequence_length,
             token_size=self._token_size,
             shuffle_seed=self._seed,

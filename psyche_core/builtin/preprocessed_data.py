@@ -46,6 +46,11 @@ class PreprocessedSettings(BaseModel):
     revision: Annotated[str, Field(min_length=1)] | None = None
 
 
+def is_hub_data_set(location: str) -> bool:
+    """Whether a location that is not in the file system can be a data set on the hub."""
+    return _HUB_NAME.fullmatch(location) is not None
+
+
 class PreprocessedData(DataProvider):
     """Samples from the rows of Parquet files; found, and if need be downloaded, on entering.
 
@@ -133,11 +138,15 @@ class PreprocessedData(DataProvider):
             message = f"cannot look for {self._location!r}: {error}; expected a folder or the name of a data set on the hub"
             raise DataError(message) from error
 
-        if not _HUB_NAME.fullmatch(self._location):
+        if not is_hub_data_set(self._location):
             message = f"{place} does not exist, and {self._location!r} is not the name of a data set on the hub (like owner/name)"
             raise DataError(message)
 
-        return downloaded(self._location, revision=self._revision)
+        try:
+            return downloaded(self._location, revision=self._revision)
+        except DataError as error:
+            message = f"{place} does not exist, and {error}"
+            raise DataError(message) from error
 
 
 def downloaded(name: str, *, revision: str | None = None) -> Path:

@@ -101,6 +101,23 @@ def prepare_text(
         raise DataError(message) from error
 
 
+def check_text(data_file: DataFile) -> bool:
+    """Whether the token files of a data.toml, its paths resolved, are there; False where `prepare_text` is going to make them.
+
+    Reads the tokenizer and finds the package, and writes nothing. Raises DataError for what would keep `prepare_text` from it.
+    """
+    if data_file.text is None or _users_own(data_file.dir):
+        return True
+
+    source = _Source.of(data_file, data_file.text)
+    if _already_there(data_file.dir, source) is not None:
+        return True
+
+    _tokenizer(data_file.text, source)
+    _package_folders(data_file.text.package)
+    return False
+
+
 def plain_text(markdown: str) -> str:
     """Text without Markdown's marks: headings, emphasis, escapes, entities, trailing blanks; at most one empty line in a row."""
     text = markdown.replace("\r\n", "\n")
@@ -122,13 +139,8 @@ def package_texts(package: str) -> dict[str, str]:
 
     The package is found without importing it, so that nothing of it runs.
     """
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None or spec.submodule_search_locations is None:
-        message = f"the text package {package!r} is not installed; run `pip install {package}`"
-        raise DataError(message)
-
     texts = {}
-    for root in map(Path, spec.submodule_search_locations):
+    for root in _package_folders(package):
         for path in root.rglob("*"):
             if path.suffix in _SUFFIXES and path.is_file():
                 texts[path.relative_to(root).as_posix()] = plain_text(path.read_text(encoding="utf-8"))
@@ -138,6 +150,15 @@ def package_texts(package: str) -> dict[str, str]:
         raise DataError(message)
 
     return dict(sorted(texts.items()))
+
+
+def _package_folders(package: str) -> list[Path]:
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or spec.submodule_search_locations is None:
+        message = f"the text package {package!r} is not installed; run `pip install {package}`"
+        raise DataError(message)
+
+    return [Path(folder) for folder in spec.submodule_search_locations]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +216,8 @@ def _already_there(folder: Path, source: _Source) -> PreparedText | None:
     return ready if same and found == sizes else None
 
 
-def _write(folder: Path, source: _Source, text: TextSource, progress: Callable[[TextProgress], None] | None) -> PreparedText:
+def _tokenizer(text: TextSource, source: _Source) -> Any:
+    """The tokenizers library's own, if its ids fit into the tokens. Raises DataError."""
     try:
         from tokenizers import Tokenizer  # heavy, and only needed once per machine
     except ModuleNotFoundError as error:
@@ -216,6 +238,11 @@ def _write(folder: Path, source: _Source, text: TextSource, progress: Callable[[
         )
         raise DataError(message)
 
+    return tokenizer
+
+
+def _write(folder: Path, source: _Source, text: TextSource, progress: Callable[[TextProgress], None] | None) -> PreparedText:
+    tokenizer = _tokenizer(text, source)
     texts = package_texts(text.package)
     training, validation = (array(_TOKEN_CODES[source.token_size]) for _ in range(2))
     for number, document in enumerate(texts.values(), start=1):

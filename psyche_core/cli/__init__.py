@@ -2,19 +2,29 @@
 
 Commands are imported when they are used, never before: `psyche --help` imports click and nothing else of weight. Plugins bring
 commands, too (`plugin_commands`). This module is the only place where exceptions become sentences: exit code 2 for what the user
-can mend, 1 for everything else that failed on purpose, 130 for Ctrl-C. Programming errors keep their traceback.
+can mend, 1 for everything else that failed on purpose and for what a plugin's code raised, 130 for Ctrl-C. Our own defects keep
+their traceback; --debug shows all others, too.
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import click
 
 from psyche_core.cli.failures import describe_failure
 from psyche_core.cli.lazy import example
 from psyche_core.cli.plugin_commands import PluginGroup
+
+
+@dataclass(slots=True)
+class Switches:
+    """What was said before the command's name."""
+
+    debug: bool = False
 
 
 @click.group(
@@ -40,8 +50,16 @@ from psyche_core.cli.plugin_commands import PluginGroup
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="psyche-core", message="psyche %(version)s")
-def cli() -> None:
+@click.option(
+    "--debug",
+    is_flag=True,
+    envvar="PSYCHE_DEBUG",
+    help="Show the traceback of every failure, also where a sentence says what is wrong, and detailed log lines.",
+)
+@click.pass_context
+def cli(context: click.Context, *, debug: bool) -> None:
     """Train one language model together with strangers, over the internet."""
+    context.ensure_object(Switches).debug = debug
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,8 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     arguments: what follows the program's name; sys.argv when None.
     """
+    switches = Switches()
     try:
-        result = cli.main(args=arguments, prog_name="psyche", standalone_mode=False)
+        result = cli.main(args=arguments, prog_name="psyche", standalone_mode=False, obj=switches)
     except click.ClickException as error:
         error.show()
         code = error.exit_code
@@ -61,8 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if described is None:
             raise
         sentence, code = described
+        if switches.debug and sentence:
+            traceback.print_exception(error)
         if sentence:
-            click.echo(f"Error: {sentence}", err=True)
+            from psyche_core.sentences import printable_lines  # not before: pydantic has weight
+
+            click.echo(f"Error: {printable_lines(sentence)}", err=True)  # it may carry a server's or a chain's words
     else:
         code = result if isinstance(result, int) else 0
 

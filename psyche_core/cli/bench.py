@@ -50,7 +50,7 @@ def bench() -> None:
     "--torch-threads", type=click.IntRange(1), metavar="N", help="CPU threads for torch; as torch likes when not given."
 )
 @click.option("--out", type=PATH, help="Folder for report.json and convergence.png.  [default: nothing is kept]")
-@click.option("--base", type=PATH, help="Folder that relative paths of the run file start from; where we are.")
+@click.option("--base", type=PATH, help="Folder that relative paths of the run file start from; its own folder when not given.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
 def convergence(**given: Any) -> None:
     """Train one small model with AdamW and with DisTrO's settings, and show loss and bytes of each."""
@@ -78,7 +78,7 @@ async def _convergence(given: dict[str, Any]) -> None:
         steps=given["steps"],
         members=given["members"],
         every=max(1, given["steps"] // 10),
-        base=given["base"] or Path.cwd(),
+        base=given["base"] or given["state"].parent,
         cache=default_folder(),
         device=given["device"],
     )

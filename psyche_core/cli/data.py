@@ -262,6 +262,8 @@ def _show(place: Path, parts: Mapping[str, Inspection], decode: Callable[[list[i
     from rich.table import Table
     from rich.text import Text
 
+    from psyche_core.sentences import printable
+
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     for part, inspection in parts.items():
         rows = inspection.kind == "parquet"
@@ -273,7 +275,8 @@ def _show(place: Path, parts: Mapping[str, Inspection], decode: Callable[[list[i
             count, sequences = (file.rows, _range_text(file.lengths)) if rows else (file.tokens, _number_text(file.sequences))
             low, high = file.ids or (None, None)
             name = str(file.path.relative_to(place)) if file.path != place else file.path.name
-            table.add_row(Text(name), f"{file.size:,}", _number_text(count), sequences, _number_text(low), _number_text(high))
+            figures = (f"{file.size:,}", _number_text(count), sequences, _number_text(low), _number_text(high))
+            table.add_row(Text(printable(name)), *figures)
         console.print(table)
         if len(inspection.files) > SHOWN_FILES:
             console.print(f"… and {len(inspection.files) - SHOWN_FILES} files more")
@@ -283,7 +286,7 @@ def _show(place: Path, parts: Mapping[str, Inspection], decode: Callable[[list[i
             if decode is not None:
                 console.print(Text(_printable(decode(inspection.sample)), style="green"))
         for problem in inspection.problems:
-            console.print(Text(f"problem: {problem}", style="red"))
+            console.print(Text(printable(f"problem: {problem}"), style="red"))
         console.print()
 
 

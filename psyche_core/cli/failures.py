@@ -1,7 +1,8 @@
 """How a program's end becomes one sentence and an exit code.
 
-Knows our exception tree, exception groups (a task group wraps what its tasks raise), stopping signals and missing extras. What
-it does not know it does not touch: an unknown exception is a defect and shows its traceback.
+Knows our exception tree, exception groups (a task group wraps what its tasks raise), stopping signals, missing extras, and what
+came out of a plugin's code: that one is named with its distribution. What it does not know it does not touch: an unknown
+exception is a defect of ours and shows its traceback.
 """
 
 from __future__ import annotations
@@ -47,8 +48,19 @@ def describe_failure(error: BaseException) -> tuple[str, int] | None:
         return _describe_missing_module(error)
     if isinstance(error, BrokenPipeError):
         return "", FAILURE
+    if isinstance(error, Exception):
+        return _describe_plugin_fault(error)
 
     return None
+
+
+def _describe_plugin_fault(error: Exception) -> tuple[str, int] | None:
+    """The sentence about an exception that a plugin's code raised; None for one that came through our code alone."""
+    from psyche_core.plugin_faults import explain_plugin  # after a failure only: finding plugins reads the environment
+    from psyche_core.plugins import PluginRegistry
+
+    sentence = explain_plugin(error, PluginRegistry.discover().places())
+    return None if sentence is None else (f"{sentence}; psyche --debug shows the traceback", FAILURE)
 
 
 def _describe_group(group: BaseExceptionGroup[BaseException]) -> tuple[str, int] | None:

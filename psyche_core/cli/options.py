@@ -32,8 +32,8 @@ SHORT = {"identity_secret_key_path": "-i", "server_port": "-s"}
 def settings_options(cls: type[BaseModel]) -> Callable[[_Command], _Command]:
     """A decorator that adds one option per field of a settings class, in the order of the fields.
 
-    A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, or `{"option": False}` for what belongs on no
-    command line.
+    A field's `json_schema_extra` may say `{"short": "-w"}` for a one-letter form, `{"unit": "SECONDS"}` for what its number
+    counts, or `{"option": False}` for what belongs on no command line.
     """
 
     def decorate(command: _Command) -> _Command:
@@ -107,7 +107,7 @@ def _option(name: str, field: FieldInfo) -> Callable[[_Command], _Command]:
         type=kind,
         default=None,
         show_default=False,
-        metavar=None if kind is bool or isinstance(kind, click.Choice) else _metavar(kind),
+        metavar=None if kind is bool or isinstance(kind, click.Choice) else str(_extra(field).get("unit", _metavar(kind))),
         help=_help(field),
     )
 
@@ -133,7 +133,7 @@ def _metavar(kind: Any) -> str:
     if isinstance(kind, click.Path):
         return "PATH"
 
-    return {str: "TEXT", int: "N", float: "SECONDS"}[kind]
+    return {str: "TEXT", int: "N", float: "X"}[kind]
 
 
 def _help(field: FieldInfo) -> str:

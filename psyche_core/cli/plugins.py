@@ -27,6 +27,7 @@ def list_plugins(as_json: bool, kind: str | None) -> None:
     from dataclasses import asdict
 
     from psyche_core.plugins import PluginRegistry
+    from psyche_core.sentences import printable
 
     records = [record for record in PluginRegistry.discover().inspect_all() if kind in (None, record.kind)]
     if as_json:
@@ -42,8 +43,9 @@ def list_plugins(as_json: bool, kind: str | None) -> None:
         table.add_column(column, overflow="fold", no_wrap=column != "summary")
     for record in records:
         status = Text(record.status, style="green" if record.status == "ok" else "red")
-        text = Text(record.cause or record.summary)
-        table.add_row(record.kind, Text(record.name), record.distribution, record.version, status, text)
+        words = (record.name, record.distribution, record.version)
+        text = Text(printable(record.cause or record.summary))
+        table.add_row(record.kind, *(Text(printable(word)) for word in words), status, text)
     Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES).print(table)
 
 
@@ -53,7 +55,7 @@ def show_plugin(name: str) -> None:
     """Show all that is known of one plugin. NAME is `Name` or `kind.Name`."""
     from psyche_core.errors import PluginError
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.sentences import did_you_mean
+    from psyche_core.sentences import did_you_mean, printable
 
     registry = PluginRegistry.discover()
     found = [record for record in registry.inspect_all() if name in (record.name, record.entry_point)]
@@ -62,7 +64,7 @@ def show_plugin(name: str) -> None:
         raise PluginError(message)
 
     for record in found:
-        click.echo(f"{record.entry_point}: {record.summary or record.cause}")
+        click.echo(printable(f"{record.entry_point}: {record.summary or record.cause}"))
         for label, value in (
             ("status", record.status),
             ("cause", record.cause),
@@ -71,7 +73,7 @@ def show_plugin(name: str) -> None:
             ("plugin API", record.api),
         ):
             if value:
-                click.echo(f"  {label:<13} {value}")
+                click.echo(printable(f"  {label:<13} {value}"))
         if record.status == "ok":
             registration = registry.load(record.kind, record.name)
             settings = getattr(registration, "settings", None)

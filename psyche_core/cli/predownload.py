@@ -25,7 +25,11 @@ from psyche_core.errors import ConfigError
 @click.option("--gcs-bucket", help="Bucket of Google Cloud Storage; s3://NAME for one of S3.")
 @click.option("--gcs-prefix", help="Folder of the checkpoint in that bucket.")
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="Folder for downloads of buckets; the system's cache folder.")
-@click.option("--base", type=click.Path(path_type=Path), help="Folder that a relative local folder starts from; where we are.")
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    help="Folder that a relative path starts from; that of --state FILE, else where we are.",
+)
 def predownload(
     state: Path | None,
     hub_repo: str | None,
@@ -37,6 +41,7 @@ def predownload(
 ) -> None:
     """Get a model now, whole and checked, so that joining its run later starts at once."""
     from psyche_core.run_config import Choice, load_run_file
+    from psyche_core.sentences import printable
     from psyche_core.training import sources
     from psyche_core.training.checkpoint_manifest import read_manifest, total_bytes, verify
     from psyche_core.training.scratch import default_folder
@@ -58,17 +63,16 @@ def predownload(
 
     folder = sources.find(
         checkpoint,
-        base=base or Path.cwd(),
+        base=base or (Path.cwd() if state is None else state.parent),
         cache=cache_dir or default_folder(),
-        tell=lambda sentence: click.echo(sentence, err=True),
+        tell=lambda sentence: click.echo(printable(sentence), err=True),
     )
     manifest = read_manifest(folder)
     if manifest is None:
-        click.echo(f"the model is in {folder}")
+        click.echo(printable(f"the model is in {folder}"))
         return
 
     verify(folder, manifest)
     size = bytes_text(total_bytes(manifest))
-    click.echo(
-        f"the model of step {manifest.step} of run {manifest.run_id} ({size}, every byte as its manifest says) is in {folder}"
-    )
+    what = f"the model of step {manifest.step} of run {printable(manifest.run_id, at_most=64)}"
+    click.echo(f"{what} ({size}, every byte as its manifest says) is in {printable(str(folder))}")

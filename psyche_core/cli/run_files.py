@@ -1,7 +1,7 @@
 """A run's files, loaded and checked together: run file, data file, and the settings of every plugin they name.
 
 Shared by `server run`, `server validate-config` and `testnet start`, so that all refuse the same things with the same words.
-Loads no torch: plugins keep heavy imports inside their factories.
+Loads no torch: plugins keep heavy imports inside their factories. What the files name on disk is `disk_checks`' business.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from pathlib import Path
 from psyche_core.errors import ConfigError
 from psyche_core.plugins import PluginRegistry, check_run_file_plugins
 from psyche_core.run_config import DataFile, RunFile, check_data_file, load_data_file, load_run_file
+from psyche_core.sentences import printable
 
 SERVER_LOCATION = "Server"
 """The data location that means: this run's server also serves the data."""
+
+NAMELESS = "(no run_id)"
+"""Stands for the name in a file that need not have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,37 +33,46 @@ class RunFiles:
     def summary(self) -> Iterator[str]:
         """A few lines for people: who, what, how long."""
         config, llm = self.run.config, self.run.model.LLM
-        yield f"run {self.run.run_id}: {config.total_steps} steps, {config.init_min_clients} or more clients to start"
+        name = printable(self.run.run_id)
+        yield f"run {name}: {config.total_steps} steps, {config.init_min_clients} or more clients to start"
         yield (
             f"model {llm.architecture} ({llm.data_type}), {llm.max_seq_len} tokens a sequence, "
             f"{config.global_batch_size_start} to {config.global_batch_size_end} sequences a round"
         )
         yield f"optimizer {llm.optimizer.name}, data {llm.data_location.name}" + (
-            f" from {self.data.dir}" if self.data is not None else ""
+            f" from {self.data.dir}" if self.data is not None and self.data_port is not None else ""
         )
 
 
-def load_run(state: Path, data_config: Path | None, registry: PluginRegistry, *, prepares_data: bool = False) -> RunFiles:
+def load_run(
+    state: Path,
+    data_config: Path | None,
+    registry: PluginRegistry,
+    *,
+    prepares_data: bool = False,
+    only_looks: bool = False,
+) -> RunFiles:
     """Load and check everything a run's files say. Raises ConfigError with all that is wrong, one sentence a line.
 
-    prepares_data: whoever asks makes the token files of data_config, also where members read them by themselves.
+    prepares_data: whoever asks makes the token files of data_config, also where members read them by themselves. only_looks:
+    nobody is going to host the run now, so the data file may be missing, and the run's name, as in an owner's `config.toml`.
     """
-    run_file = load_run_file(state)
+    run_file = load_run_file(state, run_id=NAMELESS if only_looks else None)
     check_run_file_plugins(run_file, registry)
     location = run_file.model.LLM.data_location
     serves_data = location.name == SERVER_LOCATION
-    if serves_data and data_config is None:
+    port = _port(str((location.settings or {}).get("location", ""))) if serves_data else None
+    if serves_data and data_config is None and not only_looks:
         message = f"{state} has data_location.Server, so this server serves the data; say which with --data-config data.toml"
         raise ConfigError(message)
     if data_config is None:
-        return RunFiles(run_file, None)
+        return RunFiles(run_file, None, port)
     if not serves_data and not prepares_data:
         message = f"{state} takes its data from {location.name}, not from this server; leave --data-config out"
         raise ConfigError(message)
 
     data_file = load_data_file(data_config)
     check_data_file(data_file, run_file.model)
-    port = _port(str((location.settings or {}).get("location", ""))) if serves_data else None
     return RunFiles(run_file, data_file, port)
 
 

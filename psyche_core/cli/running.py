@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
+import click
 
 from psyche_core.cli.failures import Interrupted
 from psyche_core.client.report import Report, Sink, json_lines
 from psyche_core.errors import UserError
+from psyche_core.sentences import PrintableFormatter
 
 _Result = TypeVar("_Result")
 
@@ -50,8 +52,14 @@ async def _until_signal(program: Callable[[], Awaitable[_Result]]) -> _Result:
 
 
 def log_to_stderr() -> None:
-    """Show warnings of every room on stderr, one line each."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    """Show warnings of every room on stderr, one line each; after `psyche --debug` also our rooms' details and tracebacks."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    context = click.get_current_context(silent=True)
+    switches = None if context is None else context.find_root().obj
+    if getattr(switches, "debug", False):
+        logging.getLogger("psyche").setLevel(logging.DEBUG)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.running import log_to_stderr, open_report, run_program
+from psyche_core.errors import ConfigError
 from psyche_core.settings import ServerSettings, load_settings
 
 
@@ -44,15 +45,49 @@ def run(**given: Any) -> int:
     return 0 if ended.success else 1
 
 
-@server.command("validate-config", epilog=example("psyche server validate-config --state state.toml --data-config data.toml"))
+@server.command(
+    "validate-config",
+    epilog=example(
+        "psyche server validate-config --state state.toml --data-config data.toml",
+        "psyche server validate-config --state config.toml --no-disk",
+    ),
+)
 @click.option("--state", required=True, type=click.Path(path_type=Path), help="Run file (state.toml).")
-@click.option("--data-config", type=click.Path(path_type=Path), help="Data file (data.toml).")
-def validate_config(state: Path, data_config: Path | None) -> None:
-    """Check a run's files, down to each plugin's own settings, and say what the run would be."""
-    from psyche_core.cli.run_files import load_run
-    from psyche_core.plugins import PluginRegistry
+@click.option("--data-config", type=click.Path(path_type=Path), help="Data file (data.toml), of a server or a testnet.")
+@click.option(
+    "--disk/--no-disk",
+    default=True,
+    help="Look at the model's folder and the token files, as `psyche testnet start` would use them.  [default: disk]",
+)
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    help="Folder that relative paths of the run file start from; its own when not given.",
+)
+def validate_config(state: Path, data_config: Path | None, disk: bool, base: Path | None) -> None:
+    """Check a run's files, down to each plugin's own settings and what they name on disk, and say what the run would be.
 
-    files = load_run(state, data_config, PluginRegistry.discover())
+    An owner's file without run_id, as `run-manager update-config` takes it, will do. What was not checked is said.
+    """
+    from psyche_core.cli.disk_checks import Problem, look_at_disk
+    from psyche_core.cli.run_files import NAMELESS, load_run
+    from psyche_core.plugins import PluginRegistry
+    from psyche_core.sentences import printable
+
+    files = load_run(state, data_config, PluginRegistry.discover(), prepares_data=True, only_looks=True)
+    found = list(look_at_disk(files, base=base or state.parent)) if disk else []
+    problems = [finding.sentence for finding in found if isinstance(finding, Problem)]
+    if problems:
+        message = "\n".join([*problems, "if model and data lie on other machines only, say --no-disk"])
+        raise ConfigError(message)
+
     for line in files.summary():
         click.echo(line)
+    notes = [finding.sentence for finding in found]
+    if files.run.run_id == NAMELESS:
+        notes.append("without a run_id this configures a run that has its name elsewhere; a server needs one")
+    if not disk:
+        notes.append("model and data were not looked for")
+    for note in notes:
+        click.echo(f"note: {printable(note)}")
     click.echo("OK")

@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,29 +18,43 @@ from psyche_core.errors import UserError
 if TYPE_CHECKING:
     from psyche_core.testing.sim.fleet import Finding, Order, Tally
 
+MOST_RUNS_SHOWN = 1_000
+"""With more runs than this, `--json` prints their figures together only."""
+
+_HELP = """Attack the protocol with faults and lies, in virtual time. Its invariants are checked after every event.
+
+Each seed is one whole run: a real coordinator and real client machines, with a simulated network, clock, disk and model.
+The seed decides everything: the run's shape, which faults befall it, every delay and every lie. A failure is
+printed with the seed that reproduces it and with a fault script made as small as possible."""
+
 HELP_OF_FAULTS = """\b
 Kinds of faults:
-  members   crash restart pause slow skew late leave bit-flip
+  members   crash restart pause slow skew late leave bit-flip all-die
+            empty-results
   network   drop duplicate reorder delay partition asymmetric
-  server    server-restart owner-pause
-  liars     wrong-hash wrong-shape two-results garbage withhold
-            false-statements false-digests silent-witness flood"""
+  server    server-restart owner-pause older-state slow-rpc failing-rpc
+  liars     wrong-hash wrong-shape two-results repeated-payload garbage
+            withhold false-statements false-digests flood stolen-key
+            old-signatures
+  slow down silent-witness never-states all-ones empty-statements
+            never-finished late-finished just-in-time idle-joiners"""
 
 
 @click.command(
+    help=f"{_HELP}\n\n{HELP_OF_FAULTS}",
     epilog=example(
         "psyche sim --seeds 0:1000 --jobs 2             attack a thousand runs with everything",
         "psyche sim --seeds 4711 --trace                tell what happens in one run",
         "psyche sim --seeds random:200 --faults crash,partition",
         "psyche sim --script failure.json --trace       play a script again, as --json printed it",
         note="Exit status 1 when an invariant broke. The same seed and options always give the same run.",
-    )
+    ),
 )
 @click.option(
     "--seeds", "seeds_text", default="0:100", show_default=True, metavar="A:B",
     help="Which runs: A:B (B not included), one seed, a list 3,5,9, or random:N for N fresh ones, which are printed.",
 )  # fmt: skip
-@click.option("--clients", type=click.IntRange(1, 32), default=8, show_default=True, help="Members of each run.")
+@click.option("--clients", type=click.IntRange(1, 64), default=8, show_default=True, help="Members of each run.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=20, show_default=True, help="Steps each run trains.")
 @click.option(
     "--faults", "faults_text", default="all", show_default=True, metavar="KINDS",
@@ -53,6 +68,11 @@ Kinds of faults:
 @click.option("--script", "script_file", type=click.Path(path_type=Path), help="Play this fault script instead of seeds.")
 @click.option("--trace", is_flag=True, help="Print a timeline: who did what and when. For one run.")
 @click.option("--shrink/--no-shrink", default=True, show_default=True, help="Make the script of a failure smaller.")
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Play each run with everybody honest and nothing failing too; --json then prints how much longer runs and steps take.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
 def sim(
     seeds_text: str,
@@ -64,29 +84,30 @@ def sim(
     script_file: Path | None,
     trace: bool,
     shrink: bool,
+    compare: bool,
     as_json: bool,
 ) -> int:
-    """Attack the protocol with faults and lies, in virtual time. Its invariants are checked after every event.
-
-    Each seed is one whole run: a real coordinator and real client machines, with a simulated network, clock, disk and model.
-    The seed decides everything: the run's shape, which faults befall it, every delay and every lie. A failure is
-    printed with the seed that reproduces it and with a fault script made as small as possible.
-    """
+    """See `_HELP`."""
     from psyche_core.testing.sim.fleet import Order
     from psyche_core.testing.sim.shrink import ATTEMPTS
 
     if script_file is not None:
-        return _play_script(_read(script_file), trace=trace, as_json=as_json)
+        return _play_script(_read(script_file), trace=trace, compare=compare, as_json=as_json)
 
     seeds, fresh = parse_seeds(seeds_text)
     order = Order(
-        clients=clients, rounds=rounds, kinds=parse_faults(faults_text), trainer=trainer, shrink=ATTEMPTS if shrink else 0
+        clients=clients,
+        rounds=rounds,
+        kinds=parse_faults(faults_text),
+        trainer=trainer,
+        shrink=ATTEMPTS if shrink else 0,
+        compare=compare,
     )
     if trace:
         if len(seeds) != 1:
             message = f"--trace tells one run; give one seed, not {len(seeds)}"
             raise UserError(message)
-        return _play_script(order.script(seeds[0]), trace=True, as_json=as_json)
+        return _play_script(order.script(seeds[0]), trace=True, compare=compare, as_json=as_json)
 
     if fresh:
         click.echo(f"seeds: {','.join(map(str, seeds))}", err=as_json)
@@ -147,8 +168,8 @@ def _read(path: Path) -> Any:
 # ------------------------------------------------------------------------------------ one run
 
 
-def _play_script(script: Any, *, trace: bool, as_json: bool) -> int:
-    from psyche_core.testing.sim.fleet import Tally, finding
+def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> int:
+    from psyche_core.testing.sim.fleet import Tally, finding, pace
     from psyche_core.testing.sim.world import run_script
 
     timeline: list[tuple[float, str, str]] | None = [] if trace else None
@@ -158,6 +179,8 @@ def _play_script(script: Any, *, trace: bool, as_json: bool) -> int:
     tally = Tally(runs=1, steps=result.steps, events=result.events)
     if result.failure is not None:
         tally.findings.append(finding(result.failure, original=script))
+    else:
+        tally.paces.append(pace(script, result, compare=compare))
     if as_json:
         click.echo(json.dumps(as_figures(tally)))
     else:
@@ -185,7 +208,29 @@ def as_figures(tally: Tally) -> dict[str, Any]:
         }
         for found in tally.findings
     ]
-    return {"runs": tally.runs, "runs_per_minute": round(tally.runs_per_minute, 1), "failures": failures}
+    rate = round(tally.runs_per_minute, 1)
+    return {"runs": tally.runs, "runs_per_minute": rate, **_paces(tally), "failures": failures}
+
+
+def _paces(tally: Tally) -> dict[str, Any]:
+    """Virtual seconds of runs and of their median steps after the first ten, over all and of each run while they are few."""
+    paces = sorted(tally.paces, key=lambda one: one.seed)
+    over_all: dict[str, Any] = {}
+    if paces:
+        over_all["step_seconds"] = round(median(one.step_seconds for one in paces), 3)
+    beside = [one.compared for one in paces if one.compared is not None]
+    if beside:
+        over_all["step_ratio"] = round(median(one.step_ratio for one in beside), 3)
+        over_all["time_ratio"] = round(median(one.time_ratio for one in beside), 3)
+        over_all["most_time_ratio"] = round(max(one.time_ratio for one in beside), 3)
+    each = []
+    for one in paces if len(paces) <= MOST_RUNS_SHOWN else ():
+        shown: dict[str, Any] = {"seed": one.seed, "seconds": round(one.seconds, 3), "step_seconds": round(one.step_seconds, 3)}
+        if one.compared is not None:
+            shown["step_ratio"] = round(one.compared.step_ratio, 3)
+            shown["time_ratio"] = round(one.compared.time_ratio, 3)
+        each.append(shown)
+    return {**over_all, "by_run": each}
 
 
 def _run_seeds(order: Order, seeds: Sequence[int], *, jobs: int, as_json: bool) -> int:

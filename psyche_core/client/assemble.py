@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,12 @@ from pydantic import BaseModel
 
 from psyche_core.client import report
 from psyche_core.client.bench import Bench, ModelStore, Start
-from psyche_core.client.data_source import data_source, first_samples, held_out_place
+from psyche_core.client.data_source import check_announced, data_source, first_samples, held_out_place
 from psyche_core.client.description_exchange import DescriptionExchange
+from psyche_core.client.epoch import masters_due
 from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.client.parallelism import parallelism_of
+from psyche_core.client.restoring import ReplayFailed, Restorer, signed_ends
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.coordinator.schedule import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
 
 _LEAVING = (signal.SIGINT, signal.SIGTERM)
+_ANEW_SECONDS = 1.0
+"""Before a client begins anew: a coordinator that goes back and forth must not keep it busy."""
 
 
 async def train_client(
@@ -60,45 +65,59 @@ async def train_client(
     address = _address_for(backend_kind, settings)
     key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
-    async with AsyncExitStack() as stack:
-        scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
-        stack.callback(scratch.close)
-        backend = await stack.enter_async_context(
-            backend_kind.create(
-                BackendContext(
-                    run_id=settings.run_id,
-                    address=address,
-                    key=key,
-                    settings=backend_settings,
-                    retry_seconds=settings.reconnect_seconds,
+
+    async def take_part() -> tuple[report.Ended, bool]:
+        """One life of the client; whether it is to begin anew."""
+        async with AsyncExitStack() as stack:
+            scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
+            stack.callback(scratch.close)
+            backend = await stack.enter_async_context(
+                backend_kind.create(
+                    BackendContext(
+                        run_id=settings.run_id,
+                        address=address,
+                        key=key,
+                        settings=backend_settings,
+                        retry_seconds=settings.reconnect_seconds,
+                    )
                 )
             )
-        )
-        route = address if backend_kind.route is None else backend_kind.route(backend_settings)
-        interface = settings.bind_p2p_interface
-        if interface == "auto":
-            interface = await anyio.to_thread.run_sync(_interface_towards, route)
-        transport = await stack.enter_async_context(
-            create_transport(TransportContext(run_id=settings.run_id, key=key, interface=interface, port=settings.bind_p2p_port))
-        )
-        runtime = ClientRuntime(
-            run_id=settings.run_id,
-            key=key,
-            backend=backend,
-            transport=transport,
-            build=bench_builder(settings, registry, key=key, stack=stack, latest=lambda: runtime.state, tell=tell),
-            report=tell,
-            exchange=ModelExchange(transport, tell=tell, scratch=scratch, at_once=settings.max_concurrent_parameter_requests),
-            downloads_at_once=settings.max_concurrent_downloads,
-            descriptions=DescriptionExchange(transport, folder=_cache_folder(settings) / "descriptions"),
-            store=_open_store(settings),
-        )
-        tell(report.Started("client", backend.identity.signer.hex(), settings.run_id, route))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_leave_on_signal, runtime)
-            ended = await runtime.run()
-            tasks.cancel_scope.cancel()
-        return ended
+            route = address if backend_kind.route is None else backend_kind.route(backend_settings)
+            interface = settings.bind_p2p_interface
+            if interface == "auto":
+                interface = await anyio.to_thread.run_sync(_interface_towards, route)
+            transport = await stack.enter_async_context(
+                create_transport(
+                    TransportContext(run_id=settings.run_id, key=key, interface=interface, port=settings.bind_p2p_port)
+                )
+            )
+            runtime = ClientRuntime(
+                run_id=settings.run_id,
+                key=key,
+                backend=backend,
+                transport=transport,
+                build=bench_builder(settings, registry, key=key, stack=stack, latest=lambda: runtime.state, tell=tell),
+                report=tell,
+                exchange=ModelExchange(transport, tell=tell, scratch=scratch, at_once=settings.max_concurrent_parameter_requests),
+                downloads_at_once=settings.max_concurrent_downloads,
+                descriptions=DescriptionExchange(transport, folder=_cache_folder(settings) / "descriptions"),
+                store=_open_store(settings),
+                explain=registry.explain,
+            )
+            tell(report.Started("client", backend.identity.signer.hex(), settings.run_id, route))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_leave_on_signal, runtime)
+                ended = await runtime.run()
+                tasks.cancel_scope.cancel()
+            return ended, runtime.begins_anew
+
+    while True:
+        ended, again = await take_part()
+        if not again:
+            return ended
+
+        tell(report.Problem("warning", "starting over from what is on this client's disk"))
+        await anyio.sleep(_ANEW_SECONDS)
 
 
 def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
@@ -159,8 +178,12 @@ def bench_builder(
             await anyio.to_thread.run_sync(close_newest)
 
     stack.push_async_callback(close_at_the_end)
+    restorer = None
+    if settings.checkpoint_dir is not None:
+        restorer = Restorer(settings.checkpoint_dir, settings.journal_size, warn_from_thread)
+        stack.callback(restorer.close)
 
-    def open_trainer(start: Start) -> tuple[Trainer, Origin]:
+    def open_trainer(start: Start, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
         import torch  # heavy: in the worker thread, and not with the command line
 
         from psyche_core.training.build import Compute, build_trainer
@@ -199,7 +222,17 @@ def bench_builder(
                 trainer.load_private(private_path(settings.checkpoint_dir, state.run_id))
             except ModelError as error:
                 warn_from_thread(f"{error}; training goes on without it")
-        return trainer, origin
+        if restorer is None or start.folder is not None:
+            return trainer, origin
+
+        use_journal = use_journal and not start.fresh
+        try:
+            step = restorer.restore(trainer, state, step=origin.step, use_journal=use_journal)
+        except ReplayFailed as error:
+            warn_from_thread(f"{error}; going on from the checkpoint before it")
+            return open_trainer(start, use_journal=False)
+
+        return trainer, replace(origin, step=step)
 
     opened: dict[tuple[Choice, int], DataProvider] = {}
 
@@ -212,7 +245,15 @@ def bench_builder(
                 registry, choice, sequence_length=llm.max_seq_len, key=key, base=settings.base, cache=cache
             )
             known = opened[choice, llm.max_seq_len] = await stack.enter_async_context(source)
+            check_announced(known, sequence_length=llm.max_seq_len, name=registry.label("data", choice.name))
         return known
+
+    async def held_ends(state: CoordinatorState, step: int | None) -> tuple[tuple[int, bytes], ...]:
+        """Signed ends on our disk; looked for where the masters are not what the run is at, for that reads whole checkpoints."""
+        if restorer is None or (step is not None and step >= masters_due(state)):
+            return ()
+
+        return await anyio.to_thread.run_sync(restorer.held, state)
 
     async def build(start: Start) -> Bench:
         llm = start.state.model.LLM
@@ -221,7 +262,7 @@ def bench_builder(
         validation = None
         if settings.validation_data is not None:
             held_out = await provider(held_out_place(settings.validation_data, settings.validation_token_size), llm)
-            validation = await first_samples(held_out, settings.validation_sequences)
+            validation = await first_samples(held_out, settings.validation_sequences, sequence_length=llm.max_seq_len)
         return Bench(
             trainer,
             data,
@@ -230,6 +271,10 @@ def bench_builder(
             keep_checkpoints=_keeper(settings, start.state.run_id),
             step=origin.step,
             stored_step=origin.stored_step,
+            journal=None if restorer is None else restorer.journal,
+            held=await held_ends(start.state, origin.step),
+            optimizer_name=registry.label("optimizer", llm.optimizer.name),
+            data_name=registry.label("data", llm.data_location.name),
         )
 
     return build
@@ -253,9 +298,11 @@ def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str]
         base=settings.base,
         cache=_cache_folder(settings),
         own=settings.checkpoint_dir,
-        at_most=start.state.progress.step - 1,
+        at_most=masters_due(start.state),
         fresh=start.fresh,
-        from_checkpoint=True,  # every member takes the stored model, where there is one
+        generation=start.state.generation,
+        ends=signed_ends(start.state),
+        stored_step=start.state.stored.step,
         tell=tell,
     )
 
@@ -266,6 +313,7 @@ def _cache_folder(settings: ClientSettings) -> Path:
 
 def _open_store(settings: ClientSettings) -> ModelStore | None:
     """Where the user wants models to be stored, when it is our turn. Raises ConfigError."""
+    from psyche_core.training.sources import is_hub_name
     from psyche_core.training.stores import BucketStore, FolderStore, HubStore, Keep
 
     if settings.hub_repo is None and settings.gcs_bucket is None:
@@ -284,6 +332,12 @@ def _open_store(settings: ClientSettings) -> ModelStore | None:
     assert settings.hub_repo is not None
     if (settings.base / settings.hub_repo).is_dir():
         return FolderStore(settings.hub_repo, base=settings.base, keep=keep)
+    if not is_hub_name(settings.hub_repo):
+        message = (
+            f"--hub-repo: there is no folder {settings.base / settings.hub_repo}, where {settings.hub_repo!r} would be (relative "
+            "ones start at --base); a repository of the Hub is written owner/name"
+        )
+        raise ConfigError(message)
     return HubStore(settings.hub_repo)
 
 

@@ -15,6 +15,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
 from psyche_core.run_config import Choice
+from psyche_core.training.journal import Journal
 
 
 class TrainedShare(Protocol):
@@ -55,8 +56,11 @@ class TrainerLike(ModelHolder, Protocol):
     def train(self, step: int, samples: Samples) -> TrainedShare:
         """Train one share at the look-ahead weights."""
 
-    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool) -> None:
-        """Apply a step's accepted payloads to the masters."""
+    def rate_of(self, step: int) -> float:
+        """The learning rate with which the results of a step are applied now."""
+
+    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
+        """Apply a step's accepted payloads to the masters. learning_rate: None for that of `rate_of`."""
 
     def check(self, payload: bytes) -> None:
         """Raise PayloadRejected for a payload that does not fit; callable beside the others."""
@@ -99,7 +103,9 @@ class Bench:
     """What is needed to work on a run. checkpoints: folder that checkpoints go to; None saves nothing.
 
     step: the last one whose results are in the trainer's masters; None for the model the run's checkpoint names. stored_step: the
-    one that this model says it is of, for people.
+    one that this model says it is of. journal: of the rounds since the last checkpoint; None keeps none. held: steps and full
+    digests of the signed epoch ends that lie in `checkpoints`, where the masters are not up to date. optimizer_name, data_name:
+    what their plugins are called in sentences.
     """
 
     trainer: TrainerLike
@@ -109,3 +115,7 @@ class Bench:
     keep_checkpoints: Callable[[Path], None] | None = None
     step: int | None = None
     stored_step: int | None = None
+    journal: Journal | None = None
+    held: tuple[tuple[int, bytes], ...] = ()
+    optimizer_name: str = "the optimizer"
+    data_name: str = "the data provider"

@@ -188,7 +188,9 @@ def _open_round(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
         del notes.records[old]
     oldest = notes.next_to_apply() or record
     if height >= KEPT_ROUNDS:
-        me.do(Expire(notes.tag(min(height - KEPT_ROUNDS, oldest.height))))  # what we have yet to apply stays
+        before = notes.tag(min(height - KEPT_ROUNDS, oldest.height))  # what we have yet to apply stays
+        notes.inbox.expire(before)
+        me.do(Expire(before))
     share = record.shares.get(notes.slot) if notes.slot is not None else None
     if share and me.model_ready and height > notes.opened_at:
         me.do(Prefetch(share))

@@ -53,9 +53,9 @@ class EpochNotes:
     slot: ours, None when we are not a member. since: when we first saw the epoch. opened_at: the newest height at that moment, -1
     before the first round: what an earlier process of ours may have trained already is not trained again, since two results for
     one share are proof of equivocation (F7). saved: its end is a checkpoint of ours; passed_on: when we last said that we cannot
-    store it. judge: something was said or decided that digests are to be compared about. finishing, deliveries: how long we
-    may still wait for each slot to finish its rounds and to deliver its results.    in this epoch longer than for most others, or in vain. reloaded: we looked on our disk for the model this epoch starts with;
-    lacking_said: when we last told the coordinator that we cannot get it.
+    store it. judge: something was said or decided that digests are to be compared about. finishing, deliveries: how long we may
+    still wait for each slot to finish its rounds and to deliver its results. reloaded: we looked on our disk for the model this
+    epoch starts with; lacking_said: when we last told the coordinator that we cannot get it.
     """
 
     key: tuple[int, int]

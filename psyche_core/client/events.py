@@ -1,7 +1,7 @@
 """What the client machine is told (events) and what it asks for (actions). Values only.
 
 The runtime turns I/O into events and actions into I/O; the simulator does the same without I/O. One piece of trainer work is
-outstanding at a time: a `Work` action is answered by exactly one of the events named in its docstring.
+outstanding at a time: a `Work` action is answered by exactly one of the events named in its docstring, or by WorkFailed.
 """
 
 from __future__ import annotations
@@ -50,10 +50,19 @@ class BandwidthSeen:
 
 @dataclass(frozen=True, slots=True)
 class PayloadChecked:
-    """A fetched payload matched its hash; valid: whether it fits our parameter table."""
+    """A fetched payload matched its hash; valid: whether it fits our parameter table. tag: of the fetch, it is kept as long."""
 
     payload_hash: bytes
     valid: bool
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadUnjudged:
+    """A fetched payload matched its hash, and our own check of it failed, which says nothing about it. reason: one sentence."""
+
+    payload_hash: bytes
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,14 @@ class TrainFailed:
 
     height: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadsLost:
+    """A round was not applied, for these payloads are not here any more; the masters are as they were."""
+
+    height: int
+    payload_hashes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +202,17 @@ class ModelFetchFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkFailed:
+    """A piece of work ended in an error that no other answer stands for. What it left of the masters is unknown.
+
+    reason: one sentence. The client's shell has logged the traceback.
+    """
+
+    work: Work
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommandAnswered:
     """A command was taken (code None) or refused."""
 
@@ -209,6 +237,23 @@ class TimePassed:
     """Nothing happened for a moment."""
 
 
+WorkDone = (
+    ModelReady
+    | SourceMissing
+    | Trained
+    | TrainFailed
+    | Applied
+    | PayloadsLost
+    | Digested
+    | EpochClosed
+    | SnapshotTaken
+    | SnapshotFailed
+    | ModelFetched
+    | ModelFetchFailed
+    | WorkFailed
+)
+"""Answers to a piece of `Work`."""
+
 Event = (
     StateSeen
     | MessageSeen
@@ -216,19 +261,10 @@ Event = (
     | BandwidthSeen
     | PayloadChecked
     | PayloadMissing
-    | ModelReady
-    | SourceMissing
-    | Trained
-    | TrainFailed
-    | Applied
-    | Digested
-    | EpochClosed
+    | PayloadUnjudged
+    | WorkDone
     | ModelStored
     | StoreFailed
-    | SnapshotTaken
-    | SnapshotFailed
-    | ModelFetched
-    | ModelFetchFailed
     | CommandAnswered
     | LeaveAsked
     | Reminded
@@ -267,7 +303,10 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class FetchPayload:
-    """Get a payload and check it; answered by PayloadChecked or PayloadMissing. sources: p2p keys, best first."""
+    """Get a payload and check it, keep it until `tag` expires. sources: p2p keys, best first.
+
+    Answered by PayloadChecked, PayloadMissing or PayloadUnjudged.
+    """
 
     payload_hash: bytes
     sources: tuple[bytes, ...]
@@ -351,10 +390,11 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Work: apply these payloads, all fetched and checked; answered by Applied. The order carries no meaning.
+    """Work: apply these payloads, all fetched and checked; answered by Applied or PayloadsLost. The order carries no meaning.
 
-    The rest is for the journal: commitments: of the payloads, in their order; statements: digest of the statements that accepted
-    them; data_index: first sample that was never yet assigned; generation: of the run.
+    Equal bytes that several slots sent are named, and applied, as often. The rest is for the journal: commitments: of the
+    payloads, in their order; statements: digest of the statements that accepted them; data_index: first sample that was never yet
+    assigned; generation: of the run.
     """
 
     height: int

@@ -6,6 +6,8 @@ bounded. Refuses to act on what it hears beyond asking for payloads and reportin
 
 from __future__ import annotations
 
+from psyche_core.client import report
+from psyche_core.client.events import PayloadUnjudged
 from psyche_core.client.inbox import ABOUT_A_ROUND
 from psyche_core.client.standing import Standing
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
@@ -46,10 +48,10 @@ def hear_early(me: Standing, epoch: int, height: int | None) -> None:
         hear(me, origin, message)
 
 
-def payload_checked(me: Standing, payload_hash: bytes, *, valid: bool) -> None:
-    """A payload is here; valid: it fits our parameter table."""
+def payload_checked(me: Standing, payload_hash: bytes, *, valid: bool, tag: int) -> None:
+    """A payload is here until its tag expires; valid: it fits our parameter table."""
     if me.notes is not None:
-        me.notes.inbox.checked(payload_hash, valid=valid)
+        me.notes.inbox.checked(payload_hash, valid=valid, tag=tag)
         for record in me.notes.records.values():
             record.payload_arrived(payload_hash, me.notes.inbox.valid, now=me.now)
 
@@ -58,6 +60,17 @@ def payload_missing(me: Standing, payload_hash: bytes) -> None:
     """Nobody asked had a payload in time; it may be asked for again."""
     if me.notes is not None:
         me.notes.inbox.fetch_failed(payload_hash)
+
+
+def payload_unjudged(me: Standing, event: PayloadUnjudged) -> None:
+    """Our check failed on a payload. That is no verdict: we do not attest to it, and do not leave out what others accept.
+
+    Where every member's check fails alike nobody attests, and the share is trained again. Where only ours does, the others
+    accept the payload, and we get the masters from them as we do when we cannot have a payload.
+    """
+    if me.notes is not None:
+        me.notes.inbox.check_failed(event.payload_hash)
+        me.tell(report.Problem("error", event.reason))
 
 
 def ask_again(me: Standing) -> None:

@@ -6,42 +6,89 @@ after a start, all live messages of the last rounds may come before the first st
 
 from __future__ import annotations
 
+from collections import Counter
+
 from psyche_core.wire.messages import Finished, Message, Result
 
 MAX_EARLY_PER_SENDER = 24
 MAX_EARLY_SENDERS = 512
+
+MAX_CHECKS = 3
+"""Checks of one payload that may come to no verdict before it is left alone."""
 
 ABOUT_A_ROUND = (Result, Finished)
 """Messages that belong to a round; the others belong to an epoch."""
 
 
 class Inbox:
-    """One epoch's payload bookkeeping."""
+    """One epoch's payload bookkeeping.
+
+    valid: payloads that fit and whose bytes are kept, with the newest tag they are kept under. invalid: those that do not fit;
+    equal bytes never will.
+
+    Equal bytes may be announced in several rounds and by several slots: two honest results of zeros are equal. Each announcement
+    keeps them until its own round's tag expires, so bytes live as long as anything that may still apply them.
+    """
 
     def __init__(self) -> None:
-        self.valid: set[bytes] = set()
+        self.valid: dict[bytes, int] = {}
         self.invalid: set[bytes] = set()
-        self._asked: set[bytes] = set()
+        self._asked: dict[bytes, int] = {}
+        self._unjudged: Counter[bytes] = Counter()
+        self._expired_before = -1
 
     def __len__(self) -> int:
-        return len(self.valid) + len(self.invalid) + len(self._asked)
+        return len(self.valid) + len(self.invalid) + len(self._asked) + len(self._unjudged)
 
-    def wants(self, payload_hash: bytes) -> bool:
-        """True once per payload until its fetch fails: the caller then fetches it."""
-        if payload_hash in self._asked or payload_hash in self.valid or payload_hash in self.invalid:
+    def live(self, tag: int) -> int:
+        """The tag to keep something under that belongs to `tag`: that one, or the lowest that has not expired."""
+        return max(tag, self._expired_before)
+
+    def holds(self, payload_hash: bytes, *, tag: int) -> bool:
+        """Whether a payload is here, fits, and stays until `tag` expires."""
+        return self.valid.get(payload_hash, -1) >= self.live(tag)
+
+    def wants(self, payload_hash: bytes, *, tag: int) -> bool:
+        """True once per payload and tag until that fetch fails: the caller then fetches it under that tag.
+
+        Also for a payload that is here but expires before `tag`: fetching it again, from our own store, keeps it longer.
+        """
+        if payload_hash in self.invalid or self._unjudged[payload_hash] >= MAX_CHECKS or self.holds(payload_hash, tag=tag):
+            return False
+        if self._asked.get(payload_hash, -1) >= tag:
             return False
 
-        self._asked.add(payload_hash)
+        self._asked[payload_hash] = tag
         return True
 
     def fetch_failed(self, payload_hash: bytes) -> None:
         """Allow the payload to be asked for again."""
-        self._asked.discard(payload_hash)
+        self._asked.pop(payload_hash, None)
 
-    def checked(self, payload_hash: bytes, *, valid: bool) -> None:
-        """A payload arrived and was checked."""
-        self._asked.discard(payload_hash)
-        (self.valid if valid else self.invalid).add(payload_hash)
+    def check_failed(self, payload_hash: bytes) -> None:
+        """Our check of a payload came to no verdict: it may be asked for again, a few times."""
+        self._asked.pop(payload_hash, None)
+        self._unjudged[payload_hash] += 1
+
+    def lost(self, payload_hash: bytes) -> None:
+        """The bytes of a payload are not here after all; it may be asked for again."""
+        self._asked.pop(payload_hash, None)
+        self.valid.pop(payload_hash, None)
+
+    def checked(self, payload_hash: bytes, *, valid: bool, tag: int) -> None:
+        """A payload arrived and was checked. tag: it is kept until that expires."""
+        if self._asked.get(payload_hash, -1) <= tag:
+            self._asked.pop(payload_hash, None)
+        self._unjudged.pop(payload_hash, None)
+        if not valid:
+            self.invalid.add(payload_hash)
+        elif tag >= self._expired_before:
+            self.valid[payload_hash] = max(tag, self.valid.get(payload_hash, -1))
+
+    def expire(self, before: int) -> None:
+        """Payloads with older tags are gone."""
+        self._expired_before = max(self._expired_before, before)
+        self.valid = {payload_hash: tag for payload_hash, tag in self.valid.items() if tag >= before}
 
 
 class EarlyMessages:

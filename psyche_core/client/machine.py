@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import assert_never
 
 from psyche_core.client import agenda, course, hearing, outcomes, recovery, speech, storage
 from psyche_core.client import events as ev
@@ -114,7 +115,9 @@ class ClientMachine:
             case ev.StateSeen():
                 course.see_state(me, event.state)
             case ev.PayloadChecked():
-                hearing.payload_checked(me, event.payload_hash, valid=event.valid)
+                hearing.payload_checked(me, event.payload_hash, valid=event.valid, tag=event.tag)
+            case ev.PayloadUnjudged():
+                hearing.payload_unjudged(me, event)
             case ev.TimePassed():
                 hearing.ask_again(me)
                 if me.state is not None:
@@ -135,8 +138,14 @@ class ClientMachine:
                 course.leave(me)
             case ev.Reminded():
                 outcomes.reminded(me, event)
-            case _:
+            case ev.ModelReady() | ev.SourceMissing() | ev.Trained() | ev.TrainFailed() | ev.Applied() | ev.PayloadsLost():
                 outcomes.work_done(me, event, sign=self._sign)
+            case ev.Digested() | ev.EpochClosed() | ev.SnapshotTaken() | ev.SnapshotFailed():
+                outcomes.work_done(me, event, sign=self._sign)
+            case ev.ModelFetched() | ev.ModelFetchFailed() | ev.WorkFailed():
+                outcomes.work_done(me, event, sign=self._sign)
+            case _:
+                assert_never(event)
 
 
 def _advance(me: Standing, state: CoordinatorState) -> None:
@@ -239,7 +248,7 @@ def _apply(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
         if result is not None and result.payload_hash in notes.inbox.invalid:
             continue  # refused by everybody's parameter table alike
 
-        if result is not None and result.payload_hash in notes.inbox.valid:
+        if result is not None and notes.inbox.holds(result.payload_hash, tag=notes.tag(record.height)):
             payloads.append(result.payload_hash)
             commitments.append(result.commitment)
             if record.verified.get(slot) != result.commitment:

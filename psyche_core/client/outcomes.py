@@ -5,8 +5,10 @@ Also answers to our commands. Refuses to choose what comes next (`agenda`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import assert_never
 
 from psyche_core.client import course, recovery, report, storage
 from psyche_core.client import events as ev
@@ -16,7 +18,7 @@ from psyche_core.coordinator.commands import Checkpoint, EpochDigest, Equivocati
 from psyche_core.wire.messages import ModelDigest, ModelOffer, Result
 
 
-def work_done(me: Standing, event: ev.Event, *, sign: Callable[[bytes], bytes]) -> None:
+def work_done(me: Standing, event: ev.WorkDone, *, sign: Callable[[bytes], bytes]) -> None:
     """Take in the answer to our piece of work. sign: signs a commitment with our p2p key."""
     me.work = None
     match event:
@@ -41,6 +43,14 @@ def work_done(me: Standing, event: ev.Event, *, sign: Callable[[bytes], bytes]) 
             recovery.model_fetched(me, event)
         case ev.ModelFetchFailed():
             recovery.model_fetch_failed(me, event)
+        case ev.PayloadsLost():
+            _payloads_lost(me, event)
+        case ev.WorkFailed():
+            _work_failed(me, event)
+        case ev.SnapshotFailed():
+            pass  # told already, and nobody waits for it
+        case _:
+            assert_never(event)
 
 
 def command_answered(me: Standing, event: ev.CommandAnswered) -> None:
@@ -71,6 +81,7 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
     me.model_digest = event.digest
     me.masters_at = me.digest_at = event.step
     me.held |= dict(event.held)
+    me.doubtful = False
     me.results.max_payload_bytes = event.max_payload_bytes
     if me.notes is None or me.state is None:
         return
@@ -89,7 +100,8 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
 
 def _trained(me: Standing, event: ev.Trained, *, sign: Callable[[bytes], bytes]) -> None:
     speed = event.tokens / event.seconds if event.seconds > 0 else 0.0
-    me.figures = replace(me.figures, loss=event.loss, tokens_per_second=speed)
+    loss = event.loss if math.isfinite(event.loss) else 0.0  # no other number goes into a statement
+    me.figures = replace(me.figures, loss=loss, tokens_per_second=speed)
     notes = me.notes
     record = notes.records.get(event.height) if notes is not None else None
     if notes is None or record is None or notes.slot is None:
@@ -102,7 +114,7 @@ def _trained(me: Standing, event: ev.Trained, *, sign: Callable[[bytes], bytes])
     commitment = me.results.commitment(record, share=share, trainer=me.identity.signer, payload_hash=event.payload_hash)
     result = Result(notes.number, event.height, step, share, event.payload_hash, size, commitment, sign(commitment))
     record.add(notes.slot, result)
-    payload_checked(me, event.payload_hash, valid=True)
+    payload_checked(me, event.payload_hash, valid=True, tag=notes.tag(event.height))
     me.do(ev.Broadcast(result, notes.tag(event.height)))
 
 
@@ -112,6 +124,28 @@ def reminded(me: Standing, event: ev.Reminded) -> None:
         record = me.notes.records.get(me.work.height)
         if record is not None:
             record.nearly_done = True
+
+
+def _payloads_lost(me: Standing, event: ev.PayloadsLost) -> None:
+    """They are asked for again; should nobody have them any more, we get the masters."""
+    if me.notes is not None:
+        for payload_hash in event.payload_hashes:
+            me.notes.inbox.lost(payload_hash)
+
+
+def _work_failed(me: Standing, event: ev.WorkFailed) -> None:
+    """What only reads the masters failed for this time; after anything else they cannot be relied on any more."""
+    work = event.work
+    if isinstance(work, ev.Train):
+        _train_failed(me, ev.TrainFailed(work.height, event.reason))
+    elif isinstance(work, ev.TakeSnapshot):
+        me.tell(report.Problem("error", event.reason))
+    elif isinstance(work, ev.Load):
+        me.give_up(event.reason)  # nothing can go on without a model
+    else:
+        if me.notes is not None and me.notes.repair.reason is not None:
+            me.tell(report.Problem("warning", event.reason))  # it is known already why we need the others' masters
+        recovery.masters_doubtful(me, event.reason)
 
 
 def _train_failed(me: Standing, event: ev.TrainFailed) -> None:

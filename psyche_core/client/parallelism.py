@@ -6,7 +6,7 @@ anything is loaded.
 
 from __future__ import annotations
 
-from psyche_core.errors import ConfigError
+from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.hookspecs import Parallelism
 from psyche_core.settings import ClientSettings, TrainLocalSettings
 
@@ -30,7 +30,7 @@ def parallelism_of(settings: ClientSettings | TrainLocalSettings) -> Parallelism
 
         try:
             secret = read_secret(settings.sidecar_secret_file)
-        except (OSError, ValueError) as error:
+        except (IdentityError, ValueError) as error:
             message = f"--sidecar-secret-file cannot be used: {error}"
             raise ConfigError(message) from error
 

@@ -101,6 +101,7 @@ def model_fetched(me: Standing, event: ModelFetched) -> None:
     """Our masters are the others' now."""
     notes = me.notes
     me.masters_at = me.digest_at = event.step
+    me.doubtful = False
     me.model_digest = event.digest
     if notes is None:
         return
@@ -136,6 +137,23 @@ def model_fetch_failed(me: Standing, event: ModelFetchFailed) -> None:
     me.tell(report.Problem("warning", event.reason))
     if me.notes is not None:
         me.notes.repair.could_not_be_had(me.now, rest=me.patience.answer)
+
+
+def masters_doubtful(me: Standing, reason: str) -> None:
+    """Work on our masters failed, so nobody knows what they are now: get the others', as who is astray does.
+
+    The attempts of an epoch are bounded as always: who fails at every one of them gives up with this reason.
+    """
+    me.masters_at = me.digest_at = None
+    me.doubtful = True
+    if me.notes is None:
+        me.give_up(reason)
+        return
+
+    if me.notes.repair.taken is not None:
+        me.notes.repair.could_not_be_had(me.now, rest=me.patience.answer)
+        me.notes.repair.taken = None  # it may be right: it is not refused for what failed here
+    _lacks(me, me.notes, reason, astray=True)
 
 
 def _judge_digests(me: Standing, notes: EpochNotes) -> None:

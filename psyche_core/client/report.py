@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TextIO
 
 logger = logging.getLogger("psyche.report")
@@ -215,17 +216,24 @@ Sink = Callable[[Event], None]
 
 
 def to_json(event: Event) -> str:
-    """One line: `{"event": "step_trained", "time": <unix seconds>, ...fields}`."""
-    return json.dumps({"event": _NAMES[type(event)], "time": round(time.time(), 3), **asdict(event)}, allow_nan=False)
+    """One line: `{"event": "step_trained", "time": <unix seconds>, ...fields}`. A number that is not finite becomes null."""
+    told = {name: _finite(value) for name, value in asdict(event).items()}
+    return json.dumps({"event": _NAMES[type(event)], "time": round(time.time(), 3), **told}, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The value, None for a loss or figure that JSON has no number for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_json(line: str) -> tuple[float, Event] | None:
-    """Read such a line back as (time, event); None for anything else."""
+    """Read such a line back as (time, event), null for a float as NaN; None for anything else."""
     try:
-        fields = json.loads(line)
-        cls = _BY_NAME[fields.pop("event")]
-        moment = float(fields.pop("time"))
-        event: Event = cls(**fields)
+        told = json.loads(line)
+        cls = _BY_NAME[told.pop("event")]
+        moment = float(told.pop("time"))
+        unknown = {field.name: math.nan for field in fields(cls) if field.type == "float" and told.get(field.name, 0.0) is None}
+        event: Event = cls(**{**told, **unknown})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -3,6 +3,11 @@
 Decided here: an announcement must be for the share the coordinator dealt to that slot, carry the commitment that follows from it
 (F7) and its trainer's signature, before anything is fetched; only the first one of a slot is fetched unasked; two of one slot are
 proof of equivocation and go to the coordinator. Refuses to look into payloads.
+
+Decided here, too: a result is not refused for a payload whose bytes are known, be it the same trainer's of an earlier round or
+another slot's. Two honest results of zeros have equal bytes, and refusing the later one would go by the order of arrival, which
+differs between honest witnesses. A commitment names round, share and trainer, so equal bytes are different results; they are
+applied as often as the statements say. Whether somebody copied them is a question for verification.
 """
 
 from __future__ import annotations
@@ -108,15 +113,19 @@ class ResultDesk:
         return actions
 
     def fetch(self, notes: EpochNotes, record: RoundRecord, result: Result, source: bytes) -> list[Action]:
-        """Ask for a payload that is neither here nor on its way. source: p2p key of who should have it."""
+        """Ask for a payload that is neither here for this round nor on its way. source: p2p key of who should have it.
+
+        One that an earlier round brought is asked for again, so that we and our transport keep it for this round, too.
+        """
         if self.max_payload_bytes is None:
             return []
 
-        if notes.inbox.wants(result.payload_hash):
-            return [FetchPayload(result.payload_hash, (source,), notes.tag(record.height))]
+        tag = notes.inbox.live(notes.tag(record.height))
+        if notes.inbox.wants(result.payload_hash, tag=tag):
+            return [FetchPayload(result.payload_hash, (source,), tag)]
 
-        if result.payload_hash in notes.inbox.valid:
-            record.payload_arrived(result.payload_hash, notes.inbox.valid)
+        if notes.inbox.holds(result.payload_hash, tag=tag):
+            record.payload_arrived(result.payload_hash, notes.inbox.valid, now=record.opened_at)
         return []
 
     def fetch_missing(self, notes: EpochNotes) -> list[Action]:

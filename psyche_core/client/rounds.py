@@ -7,7 +7,7 @@ applied: that is the coordinator's statements' business (`verdict`), evaluated t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,11 +41,12 @@ class RoundRecord:
     """Mutable notes of one round of the epoch being played.
 
     candidates: results by slot and commitment; announced: commitments by payload hash and slot; verified: commitment by slot of
-    the first payload that arrived and fits. arrived: when the verified result of each slot did; kept: slots whose verified result is in our journal. finished: slots that said
-    Finished, with when we heard it; own_done_at: when our share was trained; opened_at: when we first saw the round. evidence: by slot of who signed two results.
-    settled_by: the state in which everything about the round has been said; lost: we missed it. all_said: nothing is left for us
-    to say in this round. nearly_done: our training is expected to end by the time the next round can begin. digest: of our
-    masters during the round, taken once its applies are done.
+    the first payload that arrived and fits. arrived: when the verified result of each slot did; kept: slots whose verified result
+    is in our journal. finished: slots that said Finished, with when we heard it; own_done_at: when our share was trained;
+    opened_at: when we first saw the round. evidence: by slot of who signed two results. settled_by: the state in which everything
+    about the round has been said; lost: we missed it. all_said: nothing is left for us to say in this round. nearly_done: our
+    training is expected to end by the time the next round can begin. digest: of our masters during the round, taken once its
+    applies are done.
     """
 
     epoch: int
@@ -110,7 +111,7 @@ class RoundRecord:
         self.announced.setdefault(result.payload_hash, {})[slot] = result.commitment
         return True
 
-    def payload_arrived(self, payload_hash: bytes, valid_hashes: set[bytes], *, now: float) -> None:
+    def payload_arrived(self, payload_hash: bytes, valid_hashes: Collection[bytes], *, now: float) -> None:
         """Note a verified payload: the first one of each slot is the one a witness attests to."""
         if payload_hash in valid_hashes:
             for slot, commitment in self.announced.get(payload_hash, {}).items():

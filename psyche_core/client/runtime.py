@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import assert_never
 
 import anyio
 from anyio.abc import TaskGroup
@@ -26,10 +27,10 @@ from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.machine import ClientMachine, Patience
 from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.client.turns import Turns
-from psyche_core.client.workshop import Workshop
+from psyche_core.client.workshop import Workshop, plainly
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendError, BlobRejected, CommandRefused, PsycheError, TransportError, WireError
+from psyche_core.errors import BackendError, BlobRejected, CommandRefused, ModelError, PsycheError, TransportError, WireError
 from psyche_core.interfaces import Backend, Transport
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import seal, sign_commitment, unseal
@@ -56,7 +57,8 @@ class ClientRuntime:
 
     build: opens model, optimizer and data for the run (see Workshop). report: where events for people go. store: where we put the
     model when it is our turn; None when we have no such place. exchange: how whole models are handed over; one with its defaults
-    when not given. downloads_at_once: payloads fetched at the same time.
+    when not given. downloads_at_once: payloads fetched at the same time. explain: one sentence about an exception that nobody
+    foresaw, with the plugin it came from.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class ClientRuntime:
         exchange: ModelExchange | None = None,
         descriptions: DescriptionExchange | None = None,
         downloads_at_once: int = DOWNLOADS_AT_ONCE,
+        explain: Callable[[BaseException], str] = plainly,
     ) -> None:
         self._run_id = run_id
         self._key = key
@@ -80,8 +83,15 @@ class ClientRuntime:
         self._transport = transport
         self._report = report
         self._workshop = Workshop(
-            build, transport=transport, tell=report, store=store, exchange=exchange, descriptions=descriptions
+            build,
+            transport=transport,
+            tell=report,
+            store=store,
+            exchange=exchange,
+            descriptions=descriptions,
+            explain=explain,
         )
+        self._explain = explain
         self._downloads = Turns(downloads_at_once, seconds=DOWNLOAD_TURN)
         self._machine = ClientMachine(
             backend.identity,
@@ -100,6 +110,11 @@ class ClientRuntime:
         self._withdrawn: anyio.Event | None = None
 
     @property
+    def begins_anew(self) -> bool:
+        """Whether the client ended to start over from its disk, with new connections: the coordinator knows less than it did."""
+        return self._machine.stopped is not None and self._machine.stopped.again
+
+    @property
     def state(self) -> CoordinatorState:
         """The newest coordinator state. Raises RuntimeError before the first."""
         if self._machine.state is None:
@@ -115,8 +130,25 @@ class ClientRuntime:
 
     async def run(self) -> report.Ended:
         """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot go on."""
+        try:
+            stop = await self._take_part()
+        except Exception as error:  # out of a plugin that we call ourselves, or a defect: who reads events learns of it
+            self._report(report.Ended(self._explain(error), success=False))
+            raise
+
+        if stop is None and self._failure is not None:
+            self._report(report.Ended(str(self._failure), success=False))
+            raise self._failure
+
+        ended = report.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
+        self._report(self._totals())
+        self._report(ended)
+        return ended
+
+    async def _take_part(self) -> ev.Stop | None:
+        """Until the machine stops us, or None when something failed."""
         stop: ev.Stop | None = None
-        async with contextlib.aclosing(self._workshop), anyio.create_task_group() as tasks:
+        async with contextlib.aclosing(self._workshop), self._events, self._inbox, anyio.create_task_group() as tasks:
             for watch in (self._watch_states, self._watch_messages, self._watch_time):
                 tasks.start_soon(watch)
             async for event in self._inbox:
@@ -133,15 +165,7 @@ class ClientRuntime:
                 with anyio.move_on_after(WITHDRAW_TIMEOUT):
                     await self._withdrawn.wait()
             tasks.cancel_scope.cancel()
-        self._events.close()
-        if stop is None and self._failure is not None:
-            self._report(report.Ended(str(self._failure), success=False))
-            raise self._failure
-
-        ended = report.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
-        self._report(self._totals())
-        self._report(ended)
-        return ended
+        return stop
 
     async def _put(self, event: ev.Event) -> None:
         """Hand an event to the machine, when there is room for it."""
@@ -239,6 +263,8 @@ class ClientRuntime:
                 case ev.Expire():
                     tasks.start_soon(self._workshop.expire, action.before)
                     tasks.start_soon(self._transport.expire, action.before)
+                case ev.KeepResults():
+                    await self._workshop.keep(action)
                 case ev.Prefetch():
                     tasks.start_soon(self._workshop.prefetch, action.share)
                 case ev.Remind():
@@ -247,8 +273,10 @@ class ClientRuntime:
                     tasks.start_soon(self._store, action)
                 case ev.Tell():
                     self._report(action.event)
-                case _:
+                case ev.Load() | ev.Train() | ev.Apply() | ev.Digest() | ev.CloseEpoch() | ev.TakeSnapshot() | ev.FetchModel():
                     tasks.start_soon(self._work, action)
+                case _:
+                    assert_never(action)
         return None
 
     async def _set_peers(self) -> None:
@@ -276,7 +304,14 @@ class ClientRuntime:
 
         self._joining = True
         try:
-            await self._workshop.prepare(self.state)
+            try:
+                await self._workshop.prepare(self.state)
+            except PsycheError:
+                raise
+            except Exception as error:
+                logger.debug("opening model and data failed", exc_info=error)
+                message = f"the model and its data could not be opened: {self._explain(error)}"
+                raise ModelError(message) from error
             while True:
                 try:
                     await self._backend.join(self._transport.address, timeout=COMMAND_TIMEOUT)
@@ -302,6 +337,8 @@ class ClientRuntime:
 
     async def _send(self, command: Command) -> None:
         """Send a command; a time-out is tried again twice, since a lost statement costs the whole round its speed."""
+        if isinstance(command, Witness):
+            await self._workshop.sync()  # what we attest to outlasts us
         for _ in range(3):
             try:
                 await self._backend.send(command, timeout=COMMAND_TIMEOUT)
@@ -333,6 +370,12 @@ class ClientRuntime:
         except (TransportError, TimeoutError) as error:
             logger.info("payload %s: %s", action.payload_hash[:4].hex(), error)
             await self._put(ev.PayloadMissing(action.payload_hash))
+        except Exception as error:
+            logger.debug("fetching a payload failed", exc_info=error)
+            logger.warning("payload %s: %s", action.payload_hash[:4].hex(), self._explain(error))
+            await self._put(ev.PayloadMissing(action.payload_hash))
         else:
-            valid = await self._workshop.receive(action.payload_hash, payload, tag=action.tag)
-            await self._put(ev.PayloadChecked(action.payload_hash, valid))
+            try:
+                await self._put(await self._workshop.receive(action.payload_hash, payload, tag=action.tag))
+            except PsycheError as error:  # ranks are lost
+                self._fail(error)

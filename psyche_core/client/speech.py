@@ -86,7 +86,12 @@ def in_round(
     said: list[Action] = []
     before = notes.records.get(record.height - 1)
     trained = record.own_done or record.nearly_done or notes.slot not in record.shares
-    if not record.finished_sent and trained and record.digest != NO_DIGEST and _holds_results(before, record, notes, healthy=healthy, now=now):
+    if (
+        not record.finished_sent
+        and trained
+        and record.digest != NO_DIGEST
+        and _holds_results(before, record, notes, healthy=healthy, now=now)
+    ):
         record.finished_sent = True
         record.finished.setdefault(notes.slot, now)
         said += keep_verified(before, notes)

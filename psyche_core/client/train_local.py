@@ -19,7 +19,7 @@ import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.client import report
-from psyche_core.client.data_source import READ_TIMEOUT, data_source, first_samples, held_out_place
+from psyche_core.client.data_source import data_source, first_samples, held_out_place, read_samples
 from psyche_core.client.parallelism import parallelism_of
 from psyche_core.coordinator.schedule import batch_size
 from psyche_core.errors import ConfigError, UserError
@@ -57,14 +57,14 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
         stack.push_async_callback(_close, first)
         length = run.model.LLM.max_seq_len
         open_data = functools.partial(
-            data_source, registry, sequence_length=length, key=SecretKey.generate(), base=settings.base, cache=cache / "data"
+            data_source, registry, sequence_length=length, key=SecretKey.generate(), base=settings.run_base, cache=cache / "data"
         )
         data = await stack.enter_async_context(await open_data(location))
         held_out = None
         if settings.validation_data is not None:
             place = held_out_place(settings.validation_data, settings.validation_token_size)
             provider = await stack.enter_async_context(await open_data(place))
-            held_out = await first_samples(provider, settings.validation_sequences)
+            held_out = await first_samples(provider, settings.validation_sequences, sequence_length=length)
 
         async def validate() -> None:
             if held_out is not None:
@@ -73,7 +73,10 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
         await validate()
         next_sample = 0
         for step, batches in rounds(run, steps, settings.members):
-            shares: list[Samples] = [await data.read([batch], timeout=READ_TIMEOUT) for batch in batches]
+            shares: list[Samples] = [
+                await read_samples(data, [batch], sequence_length=length, name=registry.label("data", location.name))
+                for batch in batches
+            ]
             next_sample = batches[-1].last + 1
             done = await anyio.to_thread.run_sync(local.train, step, shares)
             tell(report.StepTrained(0, step, done.loss, done.tokens, done.seconds, done.payload_bytes))
@@ -126,7 +129,7 @@ def _trainers(
     started = perf_counter()
     if settings.torch_threads is not None:
         torch.set_num_threads(settings.torch_threads)
-    folder = sources.find(run.model.LLM.checkpoint, base=settings.base, cache=cache, tell=warn)
+    folder = sources.find(run.model.LLM.checkpoint, base=settings.run_base, cache=cache, tell=warn)
     trainers = [
         build_trainer(
             registry_load=registry.load,

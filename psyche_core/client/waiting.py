@@ -1,10 +1,11 @@
 """Whom a member waits for: waiting is earned (protocol F16).
 
-A round lasts until its slowest trainer is done, so one that is slow on purpose, or keeps its result back, would set everybody's pace.
-Each slot has a budget of seconds in an epoch by which it may hold the others up. Behind all trainers but one it may be TWICE the
-round's usual time and then SINGLE of the epoch's time so far: that is what one liar can cost. Where several are slow together, each
-is held against two thirds of the trainers, with SEVERAL in place of SINGLE: members may differ in speed. Who has no budget left is not
-waited for: its result counts if it comes before the next round's witnesses speak. Budgets grow with time, so a bad moment is forgiven.
+A round lasts until its slowest trainer is done, so one that is slow on purpose, or keeps its result back, would set everybody's
+pace. Each slot has a budget of seconds in an epoch by which it may hold the others up. Behind all trainers but one it may be
+TWICE the round's usual time and then SINGLE of the epoch's time so far: that is what one liar can cost. Where several are slow
+together, each is held against two thirds of the trainers, with SEVERAL in place of SINGLE: members may differ in speed. Who has
+no budget left is not waited for: its result counts if it comes before the next round's witnesses speak. Budgets grow with time,
+so a bad moment is forgiven.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from psyche_core.coordinator.witness import quorum
 
 TWICE = 2.0
 """Times of a round that any slot may be late by in an epoch."""
+
+LEAST = 1.0
+"""Seconds that this is at least: rounds may be shorter than what a busy machine takes to look up."""
 
 SINGLE = 0.15
 """Share of the epoch's time by which one slot may be later than all others but itself."""
@@ -57,4 +61,4 @@ class WaitingBudget:
 
     def _allowed(self, measure: int, usual: float, *, now: float) -> float:
         elapsed = 0.0 if self.began is None else now - self.began
-        return TWICE * max(usual, 0.0) + (SINGLE, SEVERAL)[measure] * elapsed
+        return max(TWICE * usual, LEAST) + (SINGLE, SEVERAL)[measure] * elapsed

@@ -2,12 +2,15 @@
 
 Decided here: one trainer thread at a time (the machine never asks for two pieces of work), payload checks beside it, samples of
 the next share read while the trainer is busy with something else; model and data are opened before the run is joined, so that a
-model that does not fit keeps nobody waiting. Refuses to decide anything: it does one `Work` and says what happened.
+model that does not fit keeps nobody waiting. An error of any work but Load is an event, never an exception, unless nothing can
+go on after it: our own result that nobody could use, ranks that are lost, what the user has to mend. Refuses to decide anything:
+it does one `Work` and says what happened.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from time import perf_counter
@@ -18,6 +21,7 @@ import anyio.to_thread
 from psyche_core.client import report
 from psyche_core.client.agenda import starts_from_members
 from psyche_core.client.bench import Bench, ModelStore, Start
+from psyche_core.client.checkpointing import Checkpointer
 from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.events import (
     Applied,
@@ -26,13 +30,16 @@ from psyche_core.client.events import (
     Digest,
     Digested,
     EpochClosed,
-    Event,
     FetchModel,
+    KeepResults,
     Load,
     ModelFetched,
     ModelFetchFailed,
     ModelReady,
     ModelStored,
+    PayloadChecked,
+    PayloadsLost,
+    PayloadUnjudged,
     SnapshotFailed,
     SnapshotTaken,
     StoreFailed,
@@ -42,30 +49,40 @@ from psyche_core.client.events import (
     Trained,
     TrainFailed,
     Work,
+    WorkDone,
+    WorkFailed,
 )
 from psyche_core.client.events import SourceMissing as SourceMissingEvent
 from psyche_core.client.model_exchange import ModelExchange
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.client.payloads import PayloadShelf, check_own
+from psyche_core.client.read_ahead import ReadAhead
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import (
     DataError,
     ModelError,
     NonFiniteError,
     PayloadRejected,
+    PluginFailed,
+    PsycheError,
     RanksLost,
-    StoreError,
-    TransportError,
-    WireError,
+    UserError,
 )
 from psyche_core.interfaces import Transport
-from psyche_core.interfaces.data import Samples
+from psyche_core.plugin_faults import brief
 from psyche_core.run_config import ModelConfig
-from psyche_core.training.checkpoint import checkpoint_path, save_checkpoint
-from psyche_core.training.checkpoint_manifest import Facts
+from psyche_core.training.checkpoint import checkpoint_path
 from psyche_core.training.origin import SourceMissing
-from psyche_core.training.private_state import private_path
 from psyche_core.types import BatchId
 
-DATA_TIMEOUT = 120.0
+logger = logging.getLogger("psyche.client")
+
+ENDS_THE_CLIENT = (UserError, RanksLost, PluginFailed)
+"""What no other member can help with."""
+
+
+def plainly(error: BaseException) -> str:
+    """One sentence about an exception, for who has no plugins to blame."""
+    return str(error) if isinstance(error, PsycheError) else brief(error)
 
 
 class Workshop:
@@ -73,6 +90,7 @@ class Workshop:
 
     build: opens everything for a run, called for each Load, may take long; raises SourceMissing when nothing on this machine says
     how the run's model is built. store: where models of epochs' ends go. exchange, descriptions: how models go to others.
+    explain: one sentence about an exception that nobody foresaw.
     """
 
     def __init__(
@@ -84,8 +102,10 @@ class Workshop:
         store: ModelStore | None = None,
         exchange: ModelExchange | None = None,
         descriptions: DescriptionExchange | None = None,
+        explain: Callable[[BaseException], str] = plainly,
     ) -> None:
         self._build = build
+        self._explain = explain
         self._transport = transport
         self._tell = tell
         self._model_store = store
@@ -95,8 +115,10 @@ class Workshop:
         self._prepared: tuple[ModelConfig, Bench] | None = None
         self._opening = anyio.Lock()
         self._run_id = ""
-        self._payloads: dict[bytes, tuple[int, bytes]] = {}
-        self._reading: dict[tuple[BatchId, ...], _Reading] = {}
+        self._sequence_length = 0
+        self._payloads = PayloadShelf()
+        self._checkpoints = Checkpointer(tell, explain=explain)
+        self._reading = ReadAhead(explain=explain)
 
     @property
     def bench(self) -> Bench:
@@ -107,8 +129,26 @@ class Workshop:
 
         return self._bench
 
-    async def do(self, work: Work) -> Event:
-        """Carry out one piece of work. ModelError and DataError while loading propagate: nothing can go on then."""
+    async def do(self, work: Work) -> WorkDone:
+        """Carry out one piece of work.
+
+        Raises PsycheError where nothing can go on: for Load whatever prevents it, for other work what ENDS_THE_CLIENT names.
+        """
+        try:
+            return await self._do(work)
+        except ENDS_THE_CLIENT:
+            raise
+        except Exception as error:
+            logger.debug("%s failed", type(work).__name__, exc_info=error)
+            if not isinstance(work, Load):
+                return WorkFailed(work, f"{_not_done(work)}: {self._explain(error)}")
+            if isinstance(error, PsycheError):
+                raise
+
+            message = f"the model and its data could not be opened: {self._explain(error)}"
+            raise ModelError(message) from error
+
+    async def _do(self, work: Work) -> WorkDone:
         match work:
             case Load():
                 return await self._load(work)
@@ -123,7 +163,10 @@ class Workshop:
             case TakeSnapshot():
                 return await self._offer(work)
             case FetchModel(build=None):
-                return await self._exchange.fetch(self.bench.trainer, work, run_id=self._run_id)
+                done = await self._exchange.fetch(self.bench.trainer, work, run_id=self._run_id)
+                if isinstance(done, ModelFetched):
+                    await self._checkpoints.fetched(work)
+                return done
             case FetchModel():
                 return await self._build_and_fetch(work)
 
@@ -163,7 +206,7 @@ class Workshop:
         self._tell(report.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started, step))
         return bench
 
-    async def _load(self, work: Load) -> Event:
+    async def _load(self, work: Load) -> WorkDone:
         async with self._opening:  # who comes back while still a member has both to do: to join and to load
             prepared = None if work.fresh else self._take_prepared(work.state)
             self._prepared = None  # a second model in memory would be one too many
@@ -174,11 +217,19 @@ class Workshop:
 
             self._bench = bench
         self._exchange.loaded_anew()
-        self._run_id = work.state.run_id
+        self._take_run(work.state)
+        self._checkpoints.use(bench, run_id=self._run_id)
         digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
         if work.state.progress.step == 1:  # later these weights are a starting point that the run has left behind
             await self._validate(0)
-        return ModelReady(digest, bench.trainer.max_payload_bytes, bench.step)
+        step = bench.step if bench.step is not None else _step_of_stored(work.state, bench.stored_step, digest)
+        held = bench.held
+        if step is None:  # what the run's store holds may be an earlier end
+            held += tuple((end.step, digest) for end in work.state.ends if (end.step, end.digest) == (bench.stored_step, digest))
+        return ModelReady(digest, bench.trainer.max_payload_bytes, step, held)
+
+    def _take_run(self, state: CoordinatorState) -> None:
+        self._run_id, self._sequence_length = state.run_id, state.model.LLM.max_seq_len
 
     async def _offer(self, work: TakeSnapshot) -> SnapshotTaken | SnapshotFailed:
         """Offer the masters, and how the model is built; a model that cannot be described is offered to those who know it."""
@@ -204,113 +255,118 @@ class Workshop:
             try:
                 folder = await self._descriptions.fetch(blob_hash, size, sources=work.sources, tag=work.tag)
                 bench = await self._build(Start(work.build, folder=folder))
-            except RanksLost:
+            except ENDS_THE_CLIENT:
                 raise  # not the description's fault
-            except (TransportError, WireError, ModelError, TimeoutError) as error:
-                reason = str(error) or "a time-out"
+            except Exception as error:  # a description is somebody else's: the next may be better
+                logger.debug("a description could not be used", exc_info=error)
+                reason = self._explain(error)
                 continue
 
             done = await self._exchange.fetch(bench.trainer, work, run_id=work.build.run_id)
             if isinstance(done, ModelFetched):
-                self._bench, self._run_id = bench, work.build.run_id
+                self._bench = bench
+                self._take_run(work.build)
                 self._exchange.loaded_anew()
+                self._checkpoints.use(bench, run_id=self._run_id)
+                await self._checkpoints.fetched(work)
                 return ModelReady(done.digest, bench.trainer.max_payload_bytes, work.step)
             reason = done.reason
         return ModelFetchFailed(work.step, f"the model of the run could not be built: {reason}")
 
     async def prefetch(self, share: tuple[BatchId, ...]) -> None:
         """Read a share's samples ahead of its Train work."""
-        if share in self._reading or self._bench is None:
-            return
+        if self._bench is not None:
+            await self._reading.begin(self._bench, share, sequence_length=self._sequence_length)
 
-        for stale in [known for known, reading in self._reading.items() if reading.done.is_set()]:
-            del self._reading[stale]
-        reading = self._reading[share] = _Reading()
-        try:
-            reading.samples = await self.bench.data.read(share, timeout=DATA_TIMEOUT)
-        except (DataError, TimeoutError) as error:
-            reading.error = error
-        finally:
-            reading.done.set()
-
-    async def _samples(self, share: tuple[BatchId, ...]) -> Samples:
-        reading = self._reading.get(share)
-        if reading is None:
-            return await self.bench.data.read(share, timeout=DATA_TIMEOUT)
-
-        await reading.done.wait()
-        self._reading.pop(share, None)
-        if reading.samples is None:
-            raise DataError(str(reading.error) or "reading samples was cancelled") from reading.error
-
-        return reading.samples
-
-    async def _train(self, work: Train) -> Event:
+    async def _train(self, work: Train) -> WorkDone:
         try:
             self._exchange.check_usable()
-            samples = await self._samples(work.share)
+            samples = await self._reading.samples(self.bench, work.share, sequence_length=self._sequence_length)
             done = await anyio.to_thread.run_sync(self.bench.trainer.train, work.step, samples)
         except RanksLost:
             raise  # no later step can be trained either
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
-            return TrainFailed(work.height, f"step {work.step} was not trained: {str(error) or type(error).__name__}")
+            return TrainFailed(work.height, f"{_not_done(work)}: {str(error) or type(error).__name__}")
 
+        loss = float(done.loss)
+        await check_own(self.bench, work.step, done.payload)
         payload_hash = await self._transport.publish(done.payload, tag=work.tag)
-        self._payloads[payload_hash] = (work.tag, done.payload)
-        return Trained(work.height, done.loss, done.tokens, done.seconds, payload_hash, len(done.payload))
+        self._payloads.put(payload_hash, done.payload, tag=work.tag)
+        return Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
 
-    async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> bool:
-        """Keep a fetched payload if it fits our parameter table; says whether it does."""
+    async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> PayloadChecked | PayloadUnjudged:
+        """Keep a fetched payload if it fits our parameter table; says whether it does. Raises RanksLost.
+
+        A check that raises something else than PayloadRejected has come to no verdict.
+        """
         try:
             await anyio.to_thread.run_sync(self.bench.trainer.check, payload)
         except PayloadRejected as error:
             self._tell(report.Problem("warning", f"a peer's result was refused: {error}"))
-            return False
+            return PayloadChecked(payload_hash, False, tag)
+        except RanksLost:
+            raise
+        except Exception as error:
+            logger.debug("a payload's check failed", exc_info=error)
+            return PayloadUnjudged(payload_hash, f"a peer's result could not be checked: {self._explain(error)}")
 
-        self._payloads[payload_hash] = (tag, payload)
-        return True
+        self._payloads.put(payload_hash, payload, tag=tag)
+        return PayloadChecked(payload_hash, True, tag)
+
+    async def keep(self, action: KeepResults) -> None:
+        """Put verified results into the journal, if there is one."""
+        await self._checkpoints.keep(action, self._payloads)
+
+    async def sync(self) -> None:
+        """Bring the journal to the disk: to be awaited before a statement leaves."""
+        await self._checkpoints.sync()
 
     async def aclose(self) -> None:
         """Remove what was kept on disk for others. Idempotent."""
         await self._exchange.aclose()
         with anyio.CancelScope(shield=True):
+            await self._checkpoints.sync()
+        with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._descriptions.close)
 
     async def expire(self, before: int) -> None:
         """Drop payloads and snapshots with older tags."""
-        for payload_hash in [known for known, (tag, _) in self._payloads.items() if tag < before]:
-            del self._payloads[payload_hash]
-        await self._exchange.expire(before)
+        self._payloads.expire(before)
+        try:
+            await self._exchange.expire(before)
+        except Exception as error:  # files that stay behind must not stop us
+            logger.debug("removing old snapshots failed", exc_info=error)
+            self._tell(report.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
 
-    async def _apply(self, work: Apply) -> Event:
+    async def _apply(self, work: Apply) -> WorkDone:
         self._exchange.check_usable()
-        payloads = [self._payloads[payload_hash][1] for payload_hash in work.payload_hashes]
+        lost = self._payloads.lacking(work.payload_hashes)
+        if lost:
+            return PayloadsLost(work.height, lost)
+
+        payloads = self._payloads.all(work.payload_hashes)
         started = perf_counter()
 
-        def apply() -> None:
-            self.bench.trainer.apply(work.step, payloads, own_accepted=work.own_accepted)
+        def apply() -> float:
+            rate = self.bench.trainer.rate_of(work.step)
+            self.bench.trainer.apply(work.step, payloads, own_accepted=work.own_accepted, learning_rate=rate)
+            return rate
 
-        await anyio.to_thread.run_sync(apply)
+        rate = await anyio.to_thread.run_sync(apply)
+        await self._checkpoints.applied(work, learning_rate=rate)
         return Applied(work.height, perf_counter() - started)
 
-    async def _close(self, work: CloseEpoch) -> Event:
+    async def _close(self, work: CloseEpoch) -> WorkDone:
         self._exchange.check_usable()
         digest = await anyio.to_thread.run_sync(self.bench.trainer.full_digest)
-        await self._validate(work.step)
-        bench, saved = self.bench, False
-        if bench.checkpoints is not None:
-            directory = checkpoint_path(bench.checkpoints, self._run_id, work.step)
-            try:
-                facts = Facts(run_id=self._run_id, step=work.step, epoch=work.epoch, data_index=work.data_index)
-                await anyio.to_thread.run_sync(lambda: save_checkpoint(directory, facts, write=bench.trainer.save))
-                await anyio.to_thread.run_sync(bench.trainer.save_private, private_path(bench.checkpoints, self._run_id))
-                if bench.keep_checkpoints is not None:
-                    await anyio.to_thread.run_sync(bench.keep_checkpoints, directory)
-            except (ModelError, OSError) as error:
-                self._tell(report.Problem("error", f"the checkpoint of step {work.step} was not saved: {error}"))
-            else:
-                saved = True
-                self._tell(report.CheckpointSaved(work.step, str(directory)))
+        try:
+            await self._validate(work.step)
+        except RanksLost:
+            raise
+        except Exception as error:  # a figure for people
+            logger.debug("validation failed", exc_info=error)
+            self._tell(report.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}"))
+        saved = await self._checkpoints.close_epoch(work, digest)
         return EpochClosed(digest, saved)
 
     async def store(self, action: StoreModel) -> ModelStored | StoreFailed:
@@ -322,8 +378,9 @@ class Workshop:
         directory = checkpoint_path(checkpoints, self._run_id, action.step)
         try:
             location = await self._model_store.put(directory, run_id=self._run_id, step=action.step)
-        except StoreError as error:
-            return StoreFailed(action.step, f"the model of step {action.step} was not stored: {error}")
+        except Exception as error:  # StoreError, and whatever a store does not expect
+            logger.debug("storing a model failed", exc_info=error)
+            return StoreFailed(action.step, f"the model of step {action.step} was not stored: {self._explain(error)}")
 
         return ModelStored(action.step, location)
 
@@ -334,10 +391,28 @@ class Workshop:
             self._tell(report.Validated(step, loss))
 
 
-class _Reading:
-    """Samples on their way."""
+def _not_done(work: Work) -> str:
+    """What failed, as the first half of a sentence."""
+    match work:
+        case Load():
+            return "the model was not loaded"
+        case Train():
+            return f"step {work.step} was not trained"
+        case Apply():
+            return f"the results of step {work.step} were not applied"
+        case Digest():
+            return f"the digest of the model in round {work.height} was not taken"
+        case CloseEpoch():
+            return f"the end of epoch {work.epoch} was not worked off"
+        case TakeSnapshot():
+            return f"the model after step {work.step} cannot be offered to others"
+        case FetchModel():
+            return f"the model after step {work.step} could not be had from others"
 
-    def __init__(self) -> None:
-        self.done = anyio.Event()
-        self.samples: Samples | None = None
-        self.error: Exception | None = None
+
+def _step_of_stored(state: CoordinatorState, step: int | None, digest: bytes) -> int | None:
+    """The step of a stored model, if the run can go on from it: the coordinator knows it, and its digest where that is signed."""
+    if step is None or state.from_checkpoint or step != state.stored.step:
+        return None
+
+    return step if state.stored.digest in (NO_DIGEST, digest) else None

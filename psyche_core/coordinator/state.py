@@ -73,7 +73,8 @@ class Client:
 
     exited_height: round in which it last stopped being healthy, 0 before; kept when it comes back. accepted_rounds: in this epoch
     (F12). rejoins: how often it came back in this epoch, at most MAX_REJOINS. missed: score of the duties as a witness that it
-    missed in this epoch (F16), at most MOST_MISSED. end_digest: full digest (32 bytes) of its masters at this epoch's end (F18), NO_DIGEST before it said so.
+    missed in this epoch (F16), at most MOST_MISSED. end_digest: full digest (32 bytes) of its masters at this epoch's end (F18),
+    NO_DIGEST before it said so.
     """
 
     id: NodeIdentity

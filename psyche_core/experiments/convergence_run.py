@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from psyche_core.client.data_source import READ_TIMEOUT, data_source, first_samples, held_out_place
+from psyche_core.client.data_source import data_source, first_samples, held_out_place, read_samples
 from psyche_core.client.train_local import rounds
 from psyche_core.experiments.convergence import (
     PLAIN_ADAMW,
@@ -73,7 +73,7 @@ async def outcomes(
         return await data_source(registry, place, sequence_length=length, key=key, base=experiment.base, cache=cache)
 
     async with await provider(held_out_place(experiment.validation_data, experiment.token_size)) as held_out:
-        validation = await first_samples(held_out, experiment.validation_sequences)
+        validation = await first_samples(held_out, experiment.validation_sequences, sequence_length=length)
     folder = await anyio.to_thread.run_sync(
         lambda: sources.find(experiment.run.model.LLM.checkpoint, base=experiment.base, cache=experiment.cache)
     )
@@ -82,7 +82,7 @@ async def outcomes(
         shuffled = Choice(place.name, {**(place.settings or {}), "shuffle": {"Seeded": [seed % 256] * 32}})
         async with await provider(shuffled) as data:
             shares = [
-                [await data.read([batch], timeout=READ_TIMEOUT) for batch in batches]
+                [await read_samples(data, [batch], sequence_length=length) for batch in batches]
                 for _, batches in rounds(experiment.run, experiment.steps, experiment.members)
             ]
         task = Task(shares, validation, experiment.every, experiment.micro_batch_size)

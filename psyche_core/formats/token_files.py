@@ -132,12 +132,7 @@ class TokenFiles:
         key = {"kind": "tokens", "sequence_length": sequence_length, "token_size": token_size}
         index = dataset_index(self.files, self._examined, key=key, seed=shuffle_seed, cache=cache)
         if not any(index.counts):
-            longest = max(file.size for file in self.files)
-            message = (
-                f"{location} has {len(self.files)} token files but not one whole sequence of {sequence_length} tokens "
-                f"({self._sequence_bytes} bytes); the longest has {longest} bytes; use a shorter max_seq_len or more text"
-            )
-            raise DataError(message)
+            raise DataError(_too_short(location, self.files, sequence_length=sequence_length, token_size=token_size))
 
         self._index = SequenceIndex(index.counts, order=index.order)
         # Where sequence 0 of all would be, if each file began that far before its own first sequence.
@@ -175,19 +170,45 @@ class TokenFiles:
         return tokens
 
     def _examined(self, file: FileStamp) -> FileContents:
-        try:
-            with file.path.open("rb") as stream:
-                head = stream.read(MAX_NPY_HEADER) if file.path.suffix == ".npy" else b""
-        except OSError as error:
-            message = f"cannot read the token file {file.path}: {error.strerror}"
-            raise DataError(message) from error
+        return _examined(file, sequence_length=self.sequence_length, token_size=self.token_size)
 
-        start = npy_data_start(head, token_size=self.token_size, name=str(file.path), size=file.size)
-        over = (file.size - start) % self.token_size
-        if over:
-            text = "%s ends with %d bytes that are no whole token of %d bytes; was it cut, or is the token size another?"
-            logger.warning(text, file.path, over, self.token_size)
-        return FileContents(start, (max(0, file.size - start) // self._sequence_bytes,))
+
+def count_sequences(location: Path, *, sequence_length: int, token_size: int) -> int:
+    """Whole sequences of a token file or a folder's token files, counted from their sizes; writes nothing. Blocking.
+
+    Raises DataError when there is nothing to read, a file is malformed, or there is not one whole sequence.
+    """
+    files = [FileStamp.of(path) for path in token_paths(location)]
+    read = (_examined(file, sequence_length=sequence_length, token_size=token_size) for file in files)
+    counted = sum(count for contents in read for count in contents.counts)
+    if not counted:
+        raise DataError(_too_short(location, files, sequence_length=sequence_length, token_size=token_size))
+
+    return counted
+
+
+def _examined(file: FileStamp, *, sequence_length: int, token_size: int) -> FileContents:
+    try:
+        with file.path.open("rb") as stream:
+            head = stream.read(MAX_NPY_HEADER) if file.path.suffix == ".npy" else b""
+    except OSError as error:
+        message = f"cannot read the token file {file.path}: {error.strerror}"
+        raise DataError(message) from error
+
+    start = npy_data_start(head, token_size=token_size, name=str(file.path), size=file.size)
+    over = (file.size - start) % token_size
+    if over:
+        text = "%s ends with %d bytes that are no whole token of %d bytes; was it cut, or is the token size another?"
+        logger.warning(text, file.path, over, token_size)
+    return FileContents(start, (max(0, file.size - start) // (sequence_length * token_size),))
+
+
+def _too_short(location: Path, files: Sequence[FileStamp], *, sequence_length: int, token_size: int) -> str:
+    longest = max(file.size for file in files)
+    return (
+        f"{location} has {len(files)} token files but not one whole sequence of {sequence_length} tokens "
+        f"({sequence_length * token_size} bytes); the longest has {longest} bytes; use a shorter max_seq_len or more text"
+    )
 
 
 def token_paths(location: Path) -> list[Path]:

@@ -89,7 +89,8 @@ class DataProvider(ABC):
     """Reads samples by number. An async context manager: entering opens files or connections.
 
     Guaranteed: the same number gives the same tokens to everybody; a batch that cannot be read raises DataError and is never
-    shortened or skipped. Not guaranteed: speed of the first read, or that two reads may run at once (callers serialise).
+    shortened or skipped. The client compares what it reads with what it asked for, and trains on nothing else. Not guaranteed:
+    speed of the first read, or that two reads may run at once (callers serialise).
     """
 
     @property

@@ -57,7 +57,12 @@ class Optimizer(ABC):
 
     @abstractmethod
     def check(self, payload: bytes) -> None:
-        """Validate a peer's payload against our own parameter table. Raises PayloadRejected, never anything else."""
+        """Validate a payload against our own parameter table. Raises PayloadRejected, never anything else.
+
+        A payload that is refused is refused by every member alike, and left out by all. What raises something else has come to no
+        verdict: the member attests to nothing, and gets the model from the others where they accept the payload. Our own payloads
+        are checked before they are sent; a client whose optimizer refuses its own stops.
+        """
 
     @abstractmethod
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:
@@ -65,7 +70,8 @@ class Optimizer(ABC):
 
         Steps ascend from call to call; results we sent for older steps count as not accepted. own_accepted: whether our own
         payload of that step (if we sent one) is among them; what was sent and not accepted is kept to be sent again, unless the
-        optimizer documents that it drops it. Every payload must have passed `check`. learning_rate: dimensionless step size, > 0.
+        optimizer documents that it drops it. Every payload must have passed `check`. Equal payloads are as many results as there
+        are: members may send equal bytes. learning_rate: dimensionless step size, > 0.
         """
 
     @abstractmethod

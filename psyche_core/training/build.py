@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from psyche_core.coordinator.schedule import cold_start_factor, learning_rate
 from psyche_core.errors import ConfigError, ModelError
 from psyche_core.hookspecs import (
@@ -27,7 +25,7 @@ from psyche_core.hookspecs import (
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.run_config import Choice, LLMConfig, ModelConfig
-from psyche_core.sentences import sentences
+from psyche_core.sentences import validated
 from psyche_core.training.micro_batch import Notice, find_micro_batch_size
 from psyche_core.training.trainer import Trainer
 
@@ -132,12 +130,7 @@ def _build_optimizer(registry_load: RegistryLoad, choice: Choice, model: Model) 
         message = f"registry_load('optimizer', …) must give an OptimizerRegistration, got {type(registration).__name__}"
         raise TypeError(message)
 
-    try:
-        settings = registration.settings.model_validate(choice.settings or {})
-    except ValidationError as error:
-        where = f"model.LLM.optimizer.{choice.name}"
-        raise ConfigError("\n".join(sentences(error, registration.settings, where=where))) from error
-
+    settings = validated(registration.settings, choice.settings or {}, where=f"model.LLM.optimizer.{choice.name}")
     return registration.create(settings, model)
 
 

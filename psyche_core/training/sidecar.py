@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from psyche_core.errors import IdentityError
+from psyche_core.sentences import printable_lines
 from psyche_core.training.secret import read_secret
 
 EXAMPLE: Final = """\
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"ranks {given.start_rank} and {given.local_ranks - 1} more do not fit into a world of {given.world_size}")
     try:
         secret = _secret(given)
-    except (OSError, ValueError) as error:
+    except (IdentityError, OSError, ValueError) as error:
         return _refuse(f"the secret cannot be read: {error}")
     if given.local_ranks > 1:
         return _start_all(given, secret)
@@ -71,7 +73,7 @@ def _serve(given: argparse.Namespace, secret: bytes) -> int:
             engines=lambda name: registry.load("sharding", name).create,
         )
     except PsycheError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"Error: {printable_lines(str(error))}\n")
         return _USER_ERROR if isinstance(error, UserError) else 1
     return 0
 
@@ -100,7 +102,7 @@ def _start_all(given: argparse.Namespace, secret: bytes) -> int:
         ranks.kill()
         return 130
     ranks.kill()
-    sys.stderr.write(f"Error: {problem}\n")
+    sys.stderr.write(f"Error: {printable_lines(str(problem))}\n")
     return 1
 
 

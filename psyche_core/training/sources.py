@@ -1,21 +1,24 @@
 """From a checkpoint's location to a folder on this machine: the Hub, a bucket, a folder, or what was downloaded before.
 
-Decided here: a local folder of the repository's name comes first, as transformers does it; what was downloaded once is not
-downloaded again, and works without a network; what was interrupted goes on where it was; a bucket's checkpoint lies in the cache
-only when every byte of it was compared with its manifest, where it has one. Only safetensors and JSON are fetched, never code or
-pickle. The *description* of a model is its checkpoint without the weights: who gets the weights from other members needs no more.
-Everything blocks: call it in a worker thread. Refuses kinds that name no place.
+Decided here: a local folder of the repository's name comes first, as transformers does it; only `owner/name` is a name on the
+Hub, everything else is a path, so that a mistyped path never asks the network; what was downloaded once is not downloaded again,
+and works without a network; what was interrupted goes on where it was; a bucket's checkpoint lies in the cache only when every
+byte of it was compared with its manifest, where it has one. Only safetensors and JSON are fetched, never code or pickle. The
+*description* of a model is its checkpoint without the weights: who gets the weights from other members needs no more. Everything
+blocks: call it in a worker thread. Refuses kinds that name no place.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from psyche_core.errors import ModelError, StoreError
 from psyche_core.run_config import Choice
+from psyche_core.sentences import printable
 from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest, verify
 from psyche_core.training.folders import resumed_folder, whole_folder
 from psyche_core.training.object_store import ObjectStore, open_bucket
@@ -23,6 +26,7 @@ from psyche_core.training.object_store import ObjectStore, open_bucket
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
 DESCRIPTION_PATTERNS = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
 _NO_WEIGHTS = ("*.safetensors.index.json",)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _HUB_EXTRA = "a model on the Hub needs huggingface_hub: pip install 'psyche-core[train]'"
 
 Tell = Callable[[str], None]
@@ -54,6 +58,11 @@ def _silence(sentence: str) -> None:
     """Nobody listens."""
 
 
+def is_hub_name(text: str) -> bool:
+    """Whether a checkpoint's `repo_id` can be a repository of the Hub, `owner/name`, and not only a path."""
+    return _HUB_NAME.fullmatch(text) is not None
+
+
 def local_folder(checkpoint: Choice, *, base: Path) -> Path | None:
     """The local folder that a checkpoint names, None when there is none. Raises ModelError for one with a revision."""
     settings = checkpoint.settings or {}
@@ -78,6 +87,12 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
         return folder
 
     repo, revision = settings["repo_id"], settings.get("revision")
+    if not is_hub_name(repo):
+        message = (
+            f"there is no folder {base / repo}: the checkpoint {printable(repo)!r} is a path, which starts at {base} "
+            "(say --base for another start); a repository of the Hub is written owner/name"
+        )
+        raise ModelError(message)
     try:
         import huggingface_hub as hub
         from huggingface_hub import errors
@@ -90,7 +105,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
         tell(f"looking for {repo} on the Hub")
         found = hub.snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored)
     except errors.HFValidationError as error:
-        message = f"the checkpoint {repo!r} is no folder under {base} and no name of a repository either: {_first_line(error)}"
+        message = f"there is no folder {base / repo}, and {repo!r} is no name of a repository either: {_first_line(error)}"
         raise ModelError(message) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.GatedRepoError) as error:
         at = f" at revision {revision}" if revision else ""
@@ -106,7 +121,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
             )
         except Exception:  # as above
             message = (
-                f"the checkpoint {repo} is no folder under {base}, it is not in the Hub's cache, and the Hub cannot be reached: "
+                f"there is no folder {base / repo}, {repo} is not in the Hub's cache, and the Hub cannot be reached: "
                 f"{_first_line(error)}; download it where there is a network (`psyche predownload`), or name a folder"
             )
             raise ModelError(message) from error

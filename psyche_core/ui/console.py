@@ -27,11 +27,16 @@ from psyche_core.client.report import (
     Validated,
     WitnessSent,
 )
+from psyche_core.sentences import printable
 from psyche_core.ui.figures import bytes_text, count_text
 
 
 def describe(event: Event) -> str:
-    """One sentence without a time stamp."""
+    """One line without a time stamp, safe to show whoever's words are in it."""
+    return printable(_sentence(event))
+
+
+def _sentence(event: Event) -> str:
     match event:
         case Started(role="server"):
             return f"serving run {event.run_id} at {event.address}"

@@ -31,6 +31,7 @@ from psyche_core.client.report import (
     Started,
     Validated,
 )
+from psyche_core.sentences import printable
 from psyche_core.ui.console import describe
 from psyche_core.ui.figures import bytes_text, count_text, duration_text, sparkline
 from psyche_core.ui.ledger import RunLedger
@@ -122,8 +123,8 @@ def dashboard(ledger: RunLedger, *, now: float, width: int = 100) -> RenderableT
         validation = f"  validation {ledger.validation[-1][1]:.3f}" if ledger.validation else ""
         parts.append(Text.assemble(("loss ", "bold"), f"{losses[-1]:.3f} ", (curve, "cyan"), validation))
     parts.append(_clients_table(ledger))
-    parts.extend(Text(violation, style="bold red") for violation in ledger.violations)
-    return Panel(Group(*parts), title=f"psyche · {ledger.run_id}", title_align="left")
+    parts.extend(Text(printable(violation), style="bold red") for violation in ledger.violations)
+    return Panel(Group(*parts), title=Text(f"psyche · {printable(ledger.run_id, at_most=64)}"), title_align="left")
 
 
 def figures_line(ledger: RunLedger, *, now: float) -> str:
@@ -131,7 +132,7 @@ def figures_line(ledger: RunLedger, *, now: float) -> str:
     assert ledger.phase is not None, "nothing to say before the first phase"
     pages = list(ledger.clients.values())
     mean = ledger.mean_losses
-    figures = [f"epoch {ledger.phase.epoch} {ledger.phase.phase}", f"step {_step_text(ledger)}"]
+    figures = [f"epoch {ledger.phase.epoch} {printable(ledger.phase.phase)}", f"step {_step_text(ledger)}"]
     if mean:
         figures.append(f"loss {mean[-1][1]:.3f}")
     figures += [
@@ -154,7 +155,7 @@ def _headline(ledger: RunLedger) -> Text:
 
     phase = ledger.phase
     return Text.assemble(
-        (phase.phase, "bold green"),
+        (printable(phase.phase), "bold green"),
         f"  epoch {phase.epoch}  step {_step_text(ledger)}  {phase.clients} clients",
         f"  {_faults(ledger)}" if ledger.kills else "",
     )
@@ -187,8 +188,8 @@ def _clients_table(ledger: RunLedger) -> Table:
     for page in ledger.clients.values():
         step, loss = page.losses[-1] if page.losses else (None, None)
         table.add_row(
-            page.name,
-            page.id[:8],
+            Text(printable(page.name)),
+            Text(printable(page.id[:8])),
             "" if step is None else str(step),
             "" if loss is None else f"{loss:.3f}",
             count_text(page.tokens_per_second),
@@ -207,6 +208,5 @@ def _digest(ledger: RunLedger, page: ClientPage) -> Text:
 
     epoch = max(page.digests)
     given = {other.digests[epoch] for other in ledger.clients.values() if epoch in other.digests}
-    return Text(
-        f"{epoch}: {page.digests[epoch][:8]} {'=' if len(given) == 1 else '≠'}", style="green" if len(given) == 1 else "red"
-    )
+    sign, style = ("=", "green") if len(given) == 1 else ("≠", "red")
+    return Text(f"{epoch}: {printable(page.digests[epoch][:8])} {sign}", style=style)

@@ -5,8 +5,11 @@ Needs matplotlib (extra `plot`), imported when called; draws off screen whatever
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
+
+from psyche_core.sentences import printable
 
 SMOOTHING_STEPS = 9
 """Width of the moving average, in steps."""
@@ -36,9 +39,10 @@ def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int
     axes = figure.add_subplot()
     by_step: dict[int, list[float]] = {}
     for number, client in enumerate(report["clients"], start=1):
-        axes.plot(*_columns(client["losses"]), linewidth=0.8, alpha=0.45, label=f"client {number} ({client['id'][:8]})")
+        name = f"client {number} ({printable(client['id'][:8])})"
+        axes.plot(*_columns(client["losses"]), linewidth=0.8, alpha=0.45, label=name)
         for step, loss in client["losses"]:
-            by_step.setdefault(step, []).append(loss)
+            by_step.setdefault(step, []).append(_number(loss))
     mean = smoothed([(step, sum(losses) / len(losses)) for step, losses in sorted(by_step.items())])
     if mean:
         axes.plot(*_columns(mean), color="black", linewidth=1.8, label=f"mean, smoothed over {SMOOTHING_STEPS} steps")
@@ -48,7 +52,8 @@ def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int
         axes.axvline(step, color="grey", linewidth=0.8, linestyle=":", label="end of an epoch" if number == 0 else None)
 
     identical = "replicas identical" if report["identical"] else "replicas NOT identical"
-    axes.set_title(f"{report['run_id']}: {len(report['clients'])} clients, {report['steps']} steps, {identical}")
+    title = f"{printable(report['run_id'], at_most=64)}: {len(report['clients'])} clients, {report['steps']} steps, {identical}"
+    axes.set_title(title, parse_math=False)  # a run's name is no formula
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
     axes.grid(visible=True, alpha=0.2)
@@ -58,4 +63,9 @@ def plot_losses(path: Path, report: dict[str, Any], *, epoch_ends: dict[int, int
 
 
 def _columns(points: list[Any]) -> tuple[list[int], list[float]]:
-    return [step for step, _ in points], [value for _, value in points]
+    return [step for step, _ in points], [_number(value) for _, value in points]
+
+
+def _number(loss: float | None) -> float:
+    """A loss as matplotlib takes it, which leaves a gap at what was not finite."""
+    return math.nan if loss is None else loss

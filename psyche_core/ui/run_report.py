@@ -7,6 +7,7 @@ kept beside it.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,10 @@ from psyche_core.ui.ledger import RunLedger
 
 
 def make_report(ledger: RunLedger, *, wall_seconds: float) -> dict[str, Any]:
-    """run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds. Losses in nats per token.
+    """run_id, steps, epochs, clients, validation, identical, wall_seconds, train_seconds.
 
-    Where clients were killed also `faults`: kills, resyncs, and shares that were not accepted and were handed out again.
+    Losses in nats per token, None for one that was not finite. Where clients were killed also `faults`: kills, resyncs, and
+    shares that were not accepted and were handed out again.
     """
     faults = {"kills": ledger.kills, "resyncs": ledger.resyncs, "requeued_shares": sum(ledger.requeued.values())}
     report = {
@@ -28,18 +30,22 @@ def make_report(ledger: RunLedger, *, wall_seconds: float) -> dict[str, Any]:
         "clients": [
             {
                 "id": page.id,
-                "losses": [[step, loss] for step, loss in page.losses],
+                "losses": [[step, _finite(loss)] for step, loss in page.losses],
                 "param_sha256": {str(epoch): digest for epoch, digest in sorted(page.digests.items())},
                 "payload_bytes": list(page.payload_bytes),
             }
             for page in ledger.clients.values()
         ],
-        "validation": [[step, loss] for step, loss in ledger.validation],
+        "validation": [[step, _finite(loss)] for step, loss in ledger.validation],
         "identical": ledger.identical,
         "wall_seconds": round(wall_seconds, 3),
         "train_seconds": round(ledger.train_seconds, 3),
     }
     return report | {"faults": faults} if ledger.kills else report
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
 
 
 def unmet(report: dict[str, Any], *, steps: int, epochs: int, loss_drop: float) -> Iterator[str]:
@@ -56,6 +62,8 @@ def unmet(report: dict[str, Any], *, steps: int, epochs: int, loss_drop: float) 
     losses = [loss for _, loss in report["validation"]]
     if len(losses) < 2:
         yield f"validation loss was measured {len(losses)} times, so a fall by {loss_drop} nats cannot be shown"
+    elif losses[0] is None or losses[-1] is None:
+        yield f"validation loss was not a finite number at the first or last measurement, so no fall by {loss_drop} nats is shown"
     elif losses[0] - losses[-1] < loss_drop:
         yield (
             f"validation loss fell by {losses[0] - losses[-1]:.3f} nats ({losses[0]:.3f} to {losses[-1]:.3f}), "

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from psyche_core.sentences import printable
 from psyche_core.ui.figures import bytes_text, duration_text
 from psyche_core.ui.ledger import RunLedger
 
@@ -19,7 +20,7 @@ def summary(ledger: RunLedger, report: dict[str, Any], *, files: list[Path]) -> 
     figures = Table.grid(padding=(0, 2))
     figures.add_column(style="bold")
     figures.add_column()
-    figures.add_row("run", ledger.run_id)
+    figures.add_row("run", Text(printable(ledger.run_id, at_most=64)))
     figures.add_row("steps", f"{report['steps']} in {report['epochs']} epochs")
     figures.add_row("replicas", "identical, bit for bit" if report["identical"] else "NOT shown to be identical")
     faults = report.get("faults")
@@ -38,8 +39,8 @@ def summary(ledger: RunLedger, report: dict[str, Any], *, files: list[Path]) -> 
         clients.add_column(column, justify="left" if column in ("client", "id") else "right", no_wrap=True)
     for page in ledger.clients.values():
         clients.add_row(
-            page.name,
-            page.id[:8],
+            Text(printable(page.name)),
+            Text(printable(page.id[:8])),
             str(len(page.losses)),
             f"{page.losses[0][1]:.3f}" if page.losses else "",
             f"{page.losses[-1][1]:.3f}" if page.losses else "",
@@ -48,4 +49,4 @@ def summary(ledger: RunLedger, report: dict[str, Any], *, files: list[Path]) -> 
             bytes_text(page.network.bytes_received),
         )
 
-    return Group(figures, Text(), clients, Text(), *(Text(f"→ {path}") for path in files))
+    return Group(figures, Text(), clients, Text(), *(Text(printable(f"→ {path}")) for path in files))

@@ -30,6 +30,7 @@ from psyche_core.coordinator import witness
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
 from psyche_core.run_config import DataFile, RunFile
+from psyche_core.sentences import printable_lines
 from psyche_core.settings import TestnetSettings
 from psyche_core.ui.kills import RandomKills
 from psyche_core.ui.ledger import RunLedger
@@ -125,7 +126,7 @@ async def run_testnet(
     if settings.logs != "none":
         console.print(summary(ledger, report, files=list(_results(out, ledger))))
     for failure in dict.fromkeys(failures):
-        print(f"Error: {failure}", file=sys.stderr)
+        print(f"Error: {printable_lines(failure)}", file=sys.stderr)
     return 1 if failures else 0
 
 
@@ -373,7 +374,7 @@ class _Testnet:
             *("--device", settings.device, "--torch-threads", str(settings.torch_threads)),
             *("--micro-batch-size", str(settings.micro_batch_size), "--compute-dtype", settings.compute_dtype),
             *("--attention", settings.attention, *(["--gradient-checkpointing"] if settings.gradient_checkpointing else [])),
-            *("--cache-dir", str(self._out / "cache")),
+            *("--cache-dir", str(self._out / "cache"), "--base", str(settings.config_path.absolute())),
             *("--logs", "json", "--events-file", str(self._out / "events" / f"{name}.jsonl"), *more),
         ]
 

@@ -16,6 +16,7 @@ from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
 
 from psyche_core.errors import IdentityError
+from psyche_core.wire.key_files import MAX_KEY_BYTES, read_key_file
 
 _PREFIX = b"psyche/1"
 
@@ -54,13 +55,9 @@ class SecretKey:
 
     @classmethod
     def load(cls, path: Path) -> SecretKey:
-        """Read a key file: 32 raw bytes, or the same as 64 hex digits. Raises IdentityError."""
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            message = f"cannot read the identity key {path}: {error.strerror}; make one with `openssl rand 32 > {path}`"
-            raise IdentityError(message) from error
-
+        """Read a key file: 32 raw bytes, or the same as 64 hex digits, that only its owner can read. Raises IdentityError."""
+        remedy = "make one with `openssl rand 32 > me.key && chmod 600 me.key`"
+        content = read_key_file(path, what="identity key", remedy=remedy)
         length = len(content)
         if length != 32:
             try:
@@ -68,9 +65,10 @@ class SecretKey:
             except ValueError:
                 content = b""
         if len(content) != 32:
+            got = f"got {length} bytes" if length < MAX_KEY_BYTES else f"got {MAX_KEY_BYTES} bytes or more"
             message = (
-                f"the identity key {path} must hold 32 raw bytes or 64 hex digits, got {length} bytes; "
-                "make another with `openssl rand 32 > me.key`"
+                f"the identity key {path} must hold 32 raw bytes or 64 hex digits, {got}; "
+                "make another with `openssl rand 32 > me.key && chmod 600 me.key`"
             )
             raise IdentityError(message)
 

@@ -77,8 +77,10 @@ class LiveRun:
         key = self.folder / f"{name}.key"
         SecretKey.generate().save(key)
         address = self.told("server", Started)[-1].address
-        train = ("client", "train", "--run-id", RUN_ID, "--server-addr", address, "-i", key, "--torch-threads", 1)
-        self._start(name, (*train, "--checkpoint-dir", self.folder / f"{name}-checkpoints", *options), inside=inside)
+        train = ("client", "train", "--run-id", RUN_ID, "--server-addr", address, "-i", key, "--base", self.config)
+        self._start(
+            name, (*train, "--torch-threads", 1, "--checkpoint-dir", self.folder / f"{name}-checkpoints", *options), inside=inside
+        )
 
     def start_again(self, name: str) -> None:
         """Start a member that has ended with the very command it had."""

@@ -104,11 +104,32 @@ def test_a_wrong_run_id(client, server_address: str) -> None:
     assert "another-run" in sentence or "local-testnet" in sentence
 
 
-@pytest.mark.parametrize(("content", "said"), [(None, "No such file"), (b"too short", "must hold 32 raw bytes")])
-def test_a_wrong_key_file(client, tmp_path: Path, content: bytes | None, said: str) -> None:
+def no_key(path: Path) -> None:
+    """There is none."""
+
+
+def short_key(path: Path) -> None:
+    path.write_bytes(b"too short")
+    path.chmod(0o600)
+
+
+def open_key(path: Path) -> None:
+    path.write_bytes(b"k" * 32)
+    path.chmod(0o644)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (no_key, "No such file"),
+        (short_key, "must hold 32 raw bytes"),
+        (open_key, "(mode 644); take that away with `chmod 600 "),
+        (os.mkfifo, "is a named pipe, expected a regular file"),
+    ],
+)
+def test_a_wrong_key_file(client, tmp_path: Path, make: Callable[[Path], None], said: str) -> None:
     key = tmp_path / "me.key"
-    if content is not None:
-        key.write_bytes(content)
+    make(key)
     assert said in the_sentence(client(server_addr="127.0.0.1:1", identity_secret_key_path=key), code=2)
 
 

@@ -100,14 +100,14 @@ def test_a_restarted_client_goes_on_from_its_own_checkpoint(live_run: StartRun) 
 def test_when_all_members_are_gone_the_next_epoch_begins_with_the_stored_model(live_run: StartRun) -> None:
     """Killed in a cooldown, so that nothing trained is lost: who comes next has nothing but the place the run refers to."""
     run = live_run(total_steps=18, cooldown_time=6, server=("--reconnect-seconds", 1))
-    (run.folder / "models").mkdir()
+    (run.config / "models").mkdir()  # where members say that relative paths start
     for name in THREE:
         run.start_client(name, "--hub-repo", "models")
     stored = run.wait(lambda: [event for name in THREE for event in run.told(name, CheckpointStored)])[-1]
     run.wait(lambda: all(run.told(name, EpochDigest) for name in THREE))
     ended = run.told("client-1", EpochDigest)[-1]
     run.kill(*THREE)
-    (place,) = (run.folder / "models").iterdir()
+    (place,) = (run.config / "models").iterdir()
     assert stored.step == ended.step == 6
     assert place.name == f"{RUN_ID}-step6"
 

@@ -53,7 +53,18 @@ def test_members_of_a_run_on_a_chain_are_paid_though_an_rpc_provider_dies_midway
     wallets = {name: chain.wallet(name) for name in MEMBERS}
     for name, wallet in wallets.items():
         where = ("--backend", "solana", "--rpc", chain.doors[0], "--rpc-2", chain.doors[1], "-w", wallet)
-        how = ("--bind-p2p-interface", "127.0.0.1", "--device", "cpu", "--torch-threads", 1, "--micro-batch-size", 4)
+        how = (
+            "--bind-p2p-interface",
+            "127.0.0.1",
+            "--device",
+            "cpu",
+            "--torch-threads",
+            1,
+            "--micro-batch-size",
+            4,
+            "--base",
+            config.parent,
+        )
         log = ("--logs", "none", "--events-file", chain.folder / f"{name}.jsonl", "--cache-dir", chain.folder / f"{name}-cache")
         chain.start(name, "client", "train", "--run-id", RUN, *where, *how, *log)
 

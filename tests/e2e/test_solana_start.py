@@ -51,7 +51,7 @@ def test_start_mode_takes_part_with_a_real_client_until_the_run_asks_for_another
 
     env_file = chain.folder / "run.env"
     env_file.write_text(f"WALLET_PRIVATE_KEY_PATH={wallet}\nRPC={chain.doors[0]}\nMICRO_BATCH_SIZE=2\n")
-    client = ("--bind-p2p-interface=127.0.0.1", "--device=cpu", "--torch-threads=1", "--logs=none")
+    client = ("--bind-p2p-interface=127.0.0.1", "--device=cpu", "--torch-threads=1", "--logs=none", f"--base={config.parent}")
     files = (f"--events-file={chain.folder / MEMBER}.jsonl", f"--cache-dir={chain.folder / 'cache'}")
     chain.start(MEMBER, "run-manager", "--env-file", env_file, "--version-interval", 0.5, "--", *client, *files)
     manager = chain.processes[MEMBER]
@@ -63,7 +63,7 @@ def test_start_mode_takes_part_with_a_real_client_until_the_run_asks_for_another
     assert mine()["state"] == "Healthy"
     assert address in {row["address"] for row in chain.ask("run-manager", "json-dump-run", "-r", RUN)["clients"]}
 
-    chain.ask("run-manager", "update-config", *words, "--client-version", "99.0")
+    chain.ask("run-manager", "update-config", *words, "--client-version", "99.0", "--allow-later-version")
     del chain.processes[MEMBER]  # it may end now
     assert manager.wait(timeout=60) == 2
     said = (chain.folder / f"{MEMBER}.log").read_text()

@@ -10,6 +10,7 @@ from psyche_core.errors import PayloadRejected
 from psyche_optim_distro import codec
 from psyche_optim_distro.compiled import can_compile
 from psyche_optim_distro.layout import build_layout
+from psyche_optim_distro.normalised import UNIT, normalised
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.values import Values
 from tests.fuzz.mutation import change_bytes
@@ -18,6 +19,7 @@ if can_compile():
     from psyche_optim_distro.compiled.mover import CompiledMover
 
 _HEADER_BYTES = 22
+_MOST_OF_A_CHUNK = 5
 _SHAPES = {"embed": (20, 12), "norm": (12,), "stack": (2, 4, 6)}
 
 MEMORY = (150, 65_536)  # a byte of the unary table is 8 bits, each an int64 position
@@ -27,7 +29,7 @@ class Payloads:
     """Payloads for one small table with chunks of several sizes. seeds: full, sparse and empty ones."""
 
     def __init__(self, values: Values) -> None:
-        self.layout = build_layout(_SHAPES, chunk=6, topk=5)
+        self.layout = build_layout(_SHAPES, chunk=6, topk=_MOST_OF_A_CHUNK)
         self.values = values
         self._mover = CompiledMover(self.layout) if values is Values.SIGNS and can_compile() else None
         self.max_bytes = codec.max_payload_bytes(self.layout, values=values)
@@ -62,6 +64,9 @@ class Payloads:
         assert bool(np.isfinite(selection.values).all())
         assert bool((selection.values != 0).all())
         assert float(np.abs(selection.values).max(initial=0)) <= (1.0 if self.values is Values.SIGNS else codec.MAX_VALUE)
+        amounts = normalised(selection)
+        assert bool((amounts * np.sign(selection.values) >= 0).all())
+        assert float(np.abs(amounts).max(initial=0)) <= 1.001 * UNIT * _MOST_OF_A_CHUNK**0.5
         slots = self.layout.slots(selection.chunks, selection.indices)
         assert np.unique(slots).size == size
         assert size == 0 or (int(slots.min()) >= 0 and int(slots.max()) < self.layout.total)

@@ -81,8 +81,8 @@ class Trained(Trainer):
         self.spoilt = spoilt
         super().__init__(model=model, optimizer=self.optimizer, learning_rate=lambda _: 0.01, micro_batch_size=4)
 
-    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool) -> None:
-        super().apply(step, payloads, own_accepted=own_accepted)
+    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
+        super().apply(step, payloads, own_accepted=own_accepted, learning_rate=learning_rate)
         if step == self.spoil_at:
             self.spoil_at = None
             for name in self.spoilt:

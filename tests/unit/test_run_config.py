@@ -18,6 +18,7 @@ from psyche_core.run_config import (
     CoordinatorConfig,
     ModelConfig,
     RunFile,
+    check_config,
     check_model,
     from_plain,
     load_run_file,
@@ -159,6 +160,24 @@ def test_a_first_sample_near_the_end_of_the_numbers_is_refused() -> None:
 
     assert sentence.startswith(f"progress.epoch_start_data_index = {2**62 + 1}: must be at most 2**62")
     assert parse_run_file(GOOD + f"[progress]\nepoch_start_data_index = {2**62}\n", source="s").progress.step == 1
+
+
+def test_nobody_verifies_yet_so_a_run_file_asks_nobody_to() -> None:
+    """The coordinator itself knows verifiers, as on a chain; a run that had some would leave half of its members without data."""
+    (sentence,) = refusal(changed(("verification_percent = 0", "verification_percent = 1")))
+
+    assert sentence.startswith("config.verification_percent = 1: must be 0: nobody recomputes results yet")
+    config = parse_run_file(GOOD, source="s").config
+    check_config(config.model_copy(update={"verification_percent": 1}))
+
+
+def test_an_owners_file_needs_no_name_of_the_run() -> None:
+    text = changed(('run_id = "test"\n', ""))
+
+    assert parse_run_file(text, source="config.toml", run_id="mine").run_id == "mine"
+    assert parse_run_file(GOOD, source="state.toml", run_id="mine").run_id == "test"
+    (sentence,) = refusal(text)
+    assert sentence == "run_id: missing; this key is required"
 
 
 def test_what_the_reference_server_saves_is_ignored() -> None:

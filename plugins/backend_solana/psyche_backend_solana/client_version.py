@@ -14,6 +14,8 @@ UNVERSIONED = ("", "test")
 _NUMBER = r"[0-9]{1,20}"
 _VERSION = re.compile(rf"v?({_NUMBER}(?:\.{_NUMBER})*)(?:(a|b|rc)({_NUMBER}))?(?:\.post({_NUMBER}))?(?:\.dev({_NUMBER}))?")
 
+_RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
+
 
 def canonical_version(text: str) -> str | None:
     """A version as PEP 440 writes it, without zeros that mean nothing; None for what is none.
@@ -31,6 +33,13 @@ def canonical_version(text: str) -> str | None:
     written += f"{found[2]}{int(found[3])}" if found[2] else ""
     written += f".post{int(found[4])}" if found[4] else ""
     return written + (f".dev{int(found[5])}" if found[5] else "")
+
+
+def is_later(version: str, *, than: str) -> bool:
+    """Whether a version's release comes after another's. Both as `canonical_version` writes them; beginnings such as rc aside."""
+    one, other = ([int(part) for part in _RELEASE.match(text)[0].split(".")] for text in (version, than))  # type: ignore[index]
+    length = max(len(one), len(other))
+    return one + [0] * (length - len(one)) > other + [0] * (length - len(other))
 
 
 def asks_for_another(text: str, *, ours: str) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from psyche_core.errors import IdentityError
+from psyche_core.wire.key_files import read_key_file
 from psyche_core.wire.signing import SecretKey
 
 P2P_DOMAIN = b"psyche/solana/p2p-key/2"
@@ -91,21 +91,9 @@ class Wallet:
     @classmethod
     def load(cls, path: Path, *, allow_readable_by_others: bool = False) -> Wallet:
         """A wallet file as `solana-keygen` writes it. Raises IdentityError."""
-        try:
-            with path.expanduser().open("rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                content = file.read(4096)
-        except OSError as error:
-            message = f"cannot read the wallet {path}: {error.strerror}; {_HOW}"
-            raise IdentityError(message) from error
-
-        if not allow_readable_by_others and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            message = (
-                f"the wallet {path} can be read by other users of this machine (mode {stat.S_IMODE(mode):o}); "
-                f"take that away with `chmod 600 {path}`"
-            )
-            raise IdentityError(message)
-
+        content = read_key_file(
+            path.expanduser(), what="wallet", remedy=_HOW, any_owner=True, others_may_read=allow_readable_by_others
+        )
         return cls.parse(content.decode("utf-8", "replace"), source=f"the file {path}")
 
     @classmethod

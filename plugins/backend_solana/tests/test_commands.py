@@ -149,17 +149,31 @@ def shell(tmp_path_factory: pytest.TempPathFactory, portal: anyio.from_thread.Bl
 def run(shell: Shell, request: pytest.FixtureRequest) -> str:
     """A run made and configured by `owner`, waiting for members."""
     name = request.node.name.removeprefix("test_")[:32]
-    shell("create-run", "-r", name, "-c", "v1", wallet="owner")
+    shell("create-run", "-r", name, "-c", "0.1.0", wallet="owner")
     shell("update-config", "-r", name, "--config-path", str(shell.config), wallet="owner")
     shell("set-paused", "-r", name, "--resume", wallet="owner")
     return name
 
 
+def test_names_of_others_cannot_write_to_the_terminal(shell: Shell) -> None:
+    """Anybody may name a run so that a raw terminal would be cleared, coloured or given a line that is not there."""
+    evil = "\x1b[2J\x1b]0;x\x07\n\u202elist"
+    shell("create-run", "-r", evil, wallet="owner")
+    shell("update-config", "-r", evil, "--name", f"n{evil}", wallet="owner")
+    listed = shell("list-runs", "--all")
+    (line,) = [line for line in listed.splitlines() if "\\x1b[2J" in line]
+    assert line.isprintable()
+    assert line.count("\\u202elist") == 2
+    said = shell("can-join", "-r", "no\x1b[2J", "--address", EVERYBODY, code=1)
+    assert said.isprintable()
+    assert shell.json("list-runs", "--all")["runs"], "JSON escapes by itself"
+
+
 def test_a_runs_life(shell: Shell) -> None:
-    said = shell("create-run", "-r", "life", "-c", "v1", wallet="owner")
+    said = shell("create-run", "-r", "life", "-c", "0.1.0", wallet="owner")
     assert "the run 'life' is made" in said
     dump = shell.json("json-dump-run", "-r", "life")
-    assert (dump["run_state"], dump["client_version"]) == ("Uninitialized", "v1")
+    assert (dump["run_state"], dump["client_version"]) == ("Uninitialized", "0.1.0")
     assert dump["main_authority"] == str(shell.wallet("owner").pubkey)
 
     words = ("--config-path", str(shell.config), "--name", "First light", "--num-parameters", "135000000")
@@ -216,6 +230,27 @@ def test_switching_to_the_hub(shell: Shell, run: str) -> None:
     shell("set-paused", "-r", run, wallet="owner")
     assert "has new model" in shell("update-config", "-r", run, "--switch-to-hub", wallet="owner")
     assert "Hub" in shell.json("json-dump-run", "-r", run)["model"]["LLM"]["checkpoint"]
+
+
+def test_no_client_has_that_version_so_it_is_refused_before_anything_is_sent(shell: Shell, run: str) -> None:
+    for words in (("create-run", "-r", "another"), ("update-config", "-r", run)):
+        for text in ("latest", "v1"):
+            said = shell(*words, "--client-version", text, wallet="owner", code=2)
+            assert f"--client-version: got '{text}'" in said
+    assert "there is no run 'another'" in shell("json-dump-run", "-r", "another", code=1)
+    assert shell.json("json-dump-run", "-r", run)["client_version"] == "0.1.0"
+    shell("update-config", "-r", run, "--client-version", "v1", "--allow-later-version", wallet="owner")
+
+
+def test_what_cannot_work_on_a_chain_is_refused(shell: Shell, run: str, tmp_path: Path) -> None:
+    shell("set-paused", "-r", run, wallet="owner")
+    for old, new, said in (
+        ('data_location = "Dummy"', 'data_location = { Server = "127.0.0.1:20001" }', "a run on a chain has no server"),
+        ("verification_percent = 0", "verification_percent = 10", "config.verification_percent = 10: must be 0"),
+    ):
+        (tmp_path / "config.toml").write_text(CONFIG.replace(old, new))
+        path = str(tmp_path / "config.toml")
+        assert said in shell("update-config", "-r", run, "--config-path", path, wallet="owner", code=2)
 
 
 def test_rates(shell: Shell, run: str) -> None:

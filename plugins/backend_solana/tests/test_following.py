@@ -116,7 +116,8 @@ class Play:
         self.random = Random(seed)
         self.chain = chain
         self.drawn = RandomCommands(self.random, members)
-        fresh = CoordinatorState(run_id="test-run", config=self.drawn.config, model=self.drawn.model)
+        instance = bytes(RUN.account)
+        fresh = CoordinatorState(run_id="test-run", instance=instance, config=self.drawn.config, model=self.drawn.model)
         self.state = runs.midway(self.random, fresh, [member(place).signer for place in range(members)])
         self.now = NOW
         self.phases: Counter[RunState] = Counter()

@@ -15,6 +15,7 @@ from psyche_backend_solana.commands.client_plan import (
     PipEnvironment,
     ThisInstallation,
     Trust,
+    check_asked,
     plan,
     read_image,
     read_repository,
@@ -126,6 +127,27 @@ def test_what_fits_nowhere_is_refused_in_one_line_that_can_be_printed(text: str)
     with pytest.raises(UserError, match=r"neither a version .* nor an image") as refused:
         plan(text, ours=OURS, trust=OPEN)
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_an_owner_cannot_ask_for_what_no_client_can_be(text: str) -> None:
+    with pytest.raises(ConfigError, match="which no client can be: expected a version") as refused:
+        check_asked(text, ours=OURS, later=True)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["v1", "1", "0.2", "0.1.0.1", "0.1.1rc1", "99.0"])
+def test_an_owner_asks_for_a_later_version_on_purpose_only(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"later than 0\.1\.0 which is installed here"):
+        check_asked(text, ours=OURS, later=False)
+    check_asked(text, ours=OURS, later=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "test", "0.1.0", "v0.1", "0.0.9", "0.1.0rc1", "a/b:latest", f"ghcr.io/a/b@{DIGEST}", DIGEST]
+)
+def test_what_an_owner_may_ask_for(text: str) -> None:
+    check_asked(text, ours=OURS, later=False)
 
 
 def test_a_member_that_wants_any_version_runs_its_own() -> None:

@@ -34,6 +34,7 @@ from psyche_core.coordinator.commands import Command, Withdraw
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused, WireError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
+from psyche_core.sentences import printable
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import sign_join
 
@@ -187,7 +188,7 @@ class TcpBackend(Backend):
         if request.answer is None:
             raise BackendClosed(self._reason)
         if request.answer.code:
-            raise CommandRefused(request.answer.code, request.answer.sentence)
+            raise CommandRefused(printable(request.answer.code), printable(request.answer.sentence))
 
     @property
     def _reason(self) -> str:
@@ -309,7 +310,7 @@ class TcpBackend(Backend):
                 return _Lost(str(error))
 
             if received.bye is not None:
-                return _Lost(received.bye.sentence, final=received.bye.code in _FINAL)
+                return _Lost(printable(received.bye.sentence), final=received.bye.code in _FINAL)
 
             self._take_in(received, replies)
 
@@ -324,7 +325,7 @@ class TcpBackend(Backend):
                 request.answer = received.answer
                 request.done.set()
             elif received.answer.code:
-                logger.warning("the coordinator refused a request nobody waits for: %s", received.answer.sentence)
+                logger.warning("the coordinator refused a request nobody waits for: %s", printable(received.answer.sentence))
 
         if received.update is not None and received.update != self._update:
             self._update = received.update

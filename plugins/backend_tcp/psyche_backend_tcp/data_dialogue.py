@@ -21,6 +21,7 @@ from psyche_backend_tcp.data_protocol import (
     encode_client,
 )
 from psyche_core.errors import WireError
+from psyche_core.sentences import printable
 from psyche_core.types import BatchId, total_samples
 
 
@@ -104,7 +105,7 @@ class Dialogue:
             return
 
         if isinstance(message, DataBye):
-            raise RequestRefused(message.code, message.sentence)
+            raise RequestRefused(printable(message.code), printable(message.sentence))
 
         arrival = self._open.get(message.number)
         if arrival is None:
@@ -119,6 +120,6 @@ class Dialogue:
             case SamplesChunk(_, chunk):
                 arrival.add(chunk)
             case SamplesRefusal(_, code, sentence):
-                arrival.refusal = RequestRefused(code, sentence)
+                arrival.refusal = RequestRefused(printable(code), printable(sentence))
         if arrival.over:
             del self._open[message.number]

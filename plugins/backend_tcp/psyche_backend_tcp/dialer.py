@@ -15,6 +15,7 @@ from psyche_backend_tcp.login import NONCE_BYTES, Hello, Login, LoginRefused, ch
 from psyche_backend_tcp.protocol import Bye, Welcome, decode_server
 from psyche_backend_tcp.tls import WrongServer, open_tls
 from psyche_core.errors import BackendError, CommandRefused, WireError
+from psyche_core.sentences import printable
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
@@ -72,6 +73,6 @@ async def shake_hands(
             frames.set_receive_limit(SERVER_FRAME)
             return Link(frames, hello, ping_seconds, server_key)
         case Bye(code, sentence):
-            raise LoginRefused(code, sentence)
+            raise LoginRefused(printable(code), printable(sentence))
         case _:
             raise LoginRefused("NotPsyche", "the server neither welcomed nor refused us")

@@ -20,6 +20,7 @@ from typing import Any
 from psyche_backend_tcp.limits import LOGIN_FRAME
 from psyche_backend_tcp.protocol import VERSION, Bye, decode_server
 from psyche_core.errors import WireError
+from psyche_core.sentences import printable
 from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.signing import SecretKey, verify
 
@@ -83,7 +84,7 @@ def decode_hello(payload: bytes, *, service: str) -> Hello:
         case [4, str(), str()]:
             bye = decode_server(payload)
             assert isinstance(bye, Bye)
-            raise LoginRefused(bye.code, bye.sentence)
+            raise LoginRefused(printable(bye.code), printable(bye.sentence))
         case _:
             raise LoginRefused("NotPsyche", "the other side is not a Psyche server; check host and port")
 

@@ -125,6 +125,27 @@ async def test_b25_a_login_relayed_by_somebody_in_between_is_refused(serving: An
         assert server.connected == 0
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["in place of hello", "after the login"])
+async def test_a_servers_words_cannot_write_to_the_terminal(keys: list[SecretKey], first: bool) -> None:
+    context = await impostor_context()
+    evil = "\x1b[2J\nError: nothing is wrong \u202e"
+
+    async def handle(stream: ByteStream) -> None:
+        async with stream:
+            frames = FramedStream(await accept_tls(stream, context), receive_limit=SERVER_FRAME, send_limit=SERVER_FRAME)
+            if not first:
+                await frames.send(encode_hello(Hello(COORDINATOR, "conformance", bytes(32))))
+                await frames.receive()
+            await frames.send(encode_server(Bye(f"Code{evil}", evil)))
+
+    async with listening(handle) as port:
+        with anyio.fail_after(TIMEOUT), pytest.raises(CommandRefused) as refused:
+            async with backend(format_address("127.0.0.1", port, IMPOSTOR.public), keys[0]):
+                pass
+    assert str(refused.value).isprintable()
+    assert "\\x1b[2J" in refused.value.message
+
+
 async def test_a_server_that_cannot_sign_the_login_is_refused(keys: list[SecretKey]) -> None:
     """It holds the TLS key it shows, but its welcome is of another connection."""
     context = await impostor_context()

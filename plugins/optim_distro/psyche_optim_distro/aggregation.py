@@ -3,7 +3,8 @@
 Per slot, the mean over that slot's senders (votes of ±1, or values) becomes an integer |v| <= V = 2**b of at most 8 significant
 bits, which the inverse transform (`integer_inverse`, with the proof) takes exactly. Votes: c senders and a sum s, |s| <= c <= 256
 give v = round(V s / c), half away from zero, then to 8 significant bits, half to even; looked up in a table of exact integers.
-Values are scaled per chunk by a power of two and rounded so.
+Values: each sender's are brought to the same root mean square in every chunk, as integers (`normalised`), so that one sender
+weighs what one voter does; means are rounded half away from zero, and scaled per chunk by a power of two and rounded as above.
 """
 
 from __future__ import annotations
@@ -22,11 +23,9 @@ from torch import Tensor
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_distro.integer_inverse import MAX_OPERAND_BITS, IntegerInverse, operand_bits
 from psyche_optim_distro.layout import Group, IntArray, Layout
+from psyche_optim_distro.normalised import normalised
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.strips import Workspace, strips_of
-
-OUTLIER_FACTOR = 8.0
-"""In value mode a payload's values are cut at this many times the (lower) median of the payloads' largest magnitudes."""
 
 _WORTH_CLEARING = 32
 """Elements that are cleared in a row in the time of one by its place."""
@@ -83,7 +82,7 @@ class Aggregator:
 
     @property
     def fixed_point(self) -> int:
-        """V: the integer that stands for a mean of 1 (votes), or for the power of two over a chunk's largest value."""
+        """V: the integer that stands for a mean of 1 (votes), or for the power of two over a chunk's largest mean (values)."""
         return 1 << self._bits
 
     def direction(self, selections: Sequence[Selection], *, one_bit: bool) -> Tensor:
@@ -117,18 +116,18 @@ class Aggregator:
         return self._decoded(fill)
 
     def averaged(self, selections: Sequence[Selection]) -> Iterator[tuple[Group, Tensor]]:
-        """The same of at least one payload's values, which are summed in the order given."""
+        """The same of at least one payload's values, in any order."""
         _check_count(len(selections))
-        limit = _value_limit(selections)
         bounds = [self._bounds(part) for part in selections]
-        every = [self._places(*part) for part in zip(selections, bounds, strict=True)]
+        every = [
+            (self._places(part, own), normalised(part), part.chunks, own.tolist())
+            for part, own in zip(selections, bounds, strict=True)
+        ]
 
         def fill(number: int, coefficients: Tensor) -> Tensor:
-            own = [slice(*ends[number]) for ends in bounds]
-            places = [place[part] for place, part in zip(every, own, strict=True)]
-            values = [selection.values[part] for selection, part in zip(selections, own, strict=True)]
-            chunks = [selection.chunks[part] for selection, part in zip(selections, own, strict=True)]
-            return self._mean_values(self._strips[number], places, values, chunks, limit, coefficients)
+            own = [[whole[slice(*ends[number])] for whole in arrays] for *arrays, ends in every]
+            places, amounts, chunks = (np.concatenate(parts) for parts in zip(*own, strict=True))
+            return self._mean_values(self._strips[number], places, amounts, chunks, coefficients)
 
         return self._decoded(fill)
 
@@ -174,30 +173,28 @@ class Aggregator:
     def _mean_values(
         self,
         strip: Group,
-        places: Sequence[NDArray[np.signedinteger[Any]]],
-        values: Sequence[NDArray[np.float32]],
-        chunks: Sequence[IntArray],
-        limit: float,
+        places: NDArray[np.signedinteger[Any]],
+        amounts: NDArray[np.int32],
+        chunks: IntArray,
         coefficients: Tensor,
     ) -> Tensor:
         """Put the mean of every place, scaled per chunk by a power of two to magnitude <= V and rounded, into `coefficients`.
 
-        Returns the places. Values are cut at `limit`, then summed in float64 in the order given.
+        Returns the places. places, amounts, chunks: of all payloads; amounts: `normalised` values, 256 of which fit into int32.
         """
-        sums = torch.zeros(coefficients.numel(), dtype=torch.float64, device=self._device)
+        every = self._tensor(places).to(torch.int64)
+        sums = torch.zeros(coefficients.numel(), dtype=torch.int32, device=self._device)
         counts = torch.zeros_like(sums)
-        for place, value in zip(places, values, strict=True):
-            slot = self._tensor(place).to(torch.int64)
-            sums.scatter_add_(0, slot, self._tensor(value).to(torch.float64).clamp(-limit, limit))  # a slot once: no race
-            counts.scatter_add_(0, slot, torch.ones(slot.numel(), dtype=torch.float64, device=self._device))
+        sums.scatter_add_(0, every, self._tensor(amounts))
+        counts.scatter_add_(0, every, torch.ones_like(every, dtype=torch.int32))
 
-        every = self._tensor(np.concatenate(places)).to(torch.int64)
-        chunk = self._tensor(np.concatenate(chunks) - strip.first_chunk)
-        means = sums[every] / counts[every]
-        peaks = torch.zeros(strip.chunk_count, dtype=torch.float64, device=self._device)
+        total, count = sums[every].to(torch.int64), counts[every].to(torch.int64)
+        means = total.sign() * torch.div(2 * total.abs() + count, 2 * count, rounding_mode="floor")
+        chunk = self._tensor(chunks - strip.first_chunk)
+        peaks = torch.ones(strip.chunk_count, dtype=torch.int64, device=self._device)
         peaks.scatter_reduce_(0, chunk, means.abs(), reduce="amax")
-        # 2**(bits - e) where 2**(e - 1) <= peak < 2**e, made from the exponent field; peaks under 2**-223 count as that.
-        exponent = (peaks.view(torch.int64) >> 52).clamp(min=800)
+        # 2**(bits - e) where 2**(e - 1) <= peak < 2**e, made from the exponent field.
+        exponent = peaks.to(torch.float64).view(torch.int64) >> 52
         scale = ((self._bits + 1022 + 1023 - exponent) << 52).view(torch.float64)
         coefficients[every] = torch.round(means * scale[chunk]).to(torch.float32).to(torch.bfloat16)
         return every
@@ -229,9 +226,3 @@ def _check_count(payloads: int) -> None:
     if payloads > MAX_CLIENTS:
         message = f"at most {MAX_CLIENTS} payloads can be aggregated exactly, got {payloads}"
         raise ValueError(message)
-
-
-def _value_limit(selections: Sequence[Selection]) -> float:
-    """What values are cut at: OUTLIER_FACTOR times the (lower) median of the payloads' largest."""
-    largest = sorted(float(np.abs(part.values).max()) for part in selections if part.values.size)
-    return OUTLIER_FACTOR * largest[(len(largest) - 1) // 2] if largest else 0.0

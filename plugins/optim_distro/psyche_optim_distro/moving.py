@@ -1,7 +1,7 @@
 """From accepted payloads to moved masters: what `apply` does with them, in plain torch or compiled.
 
 Guaranteed by each: masters <- masters keep - rate direction, two roundings per element, where the direction is -1, 0 or +1, and
-for signs the same on every replica, whichever of these moved it. Not guaranteed: that what one has read can be used by another.
+the same on every replica, whichever of these moved it. Not guaranteed: that what one has read can be used by another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Mover(Protocol, Generic[Read]):
         """Decode against our table; any thread. Raises PayloadRejected, never anything else."""
 
     def move(self, masters: Tensor, read: Sequence[Read], *, keep: float, rate: float) -> None:
-        """masters: float32 [layout.total], moved in place. read: of at least one payload, in any order for signs.
+        """masters: float32 [layout.total], moved in place. read: of at least one payload, in any order.
 
         Raises ValueError for too many payloads.
         """
@@ -65,7 +65,7 @@ class VoteMover(Mover[Votes]):
 
 
 class ValueMover(Mover[Selection]):
-    """Values, by torch on any device; they are summed in the order given, which must be the same on every replica."""
+    """Values, by torch on any device."""
 
     def __init__(self, layout: Layout, aggregator: Aggregator, values: Values) -> None:
         self._layout = layout

@@ -178,8 +178,7 @@ class DistroOptimizer(Optimizer):
 
         Raises PayloadRejected, changing nothing, for a payload that `check` refuses.
         """
-        # Sorted by content: float64 sums of values then have one order on every replica.
-        read = [self._checked.take(payload) or self._mover.read(payload) for payload in sorted(payloads)]
+        read = [self._checked.take(payload) or self._mover.read(payload) for payload in payloads]
         self._settle(step, accepted=own_accepted)
         if read:
             keep = 1 - learning_rate * (self._settings.weight_decay or 0.0)

@@ -36,7 +36,7 @@ class DistroSettings(BaseModel):
     """Target chunk side in elements; a dimension is cut by its largest divisor that is not above it."""
 
     quantize_1bit: bool = False
-    """Send signs (1 bit) instead of values."""
+    """Send signs (1 bit) instead of values. Of values only the proportions within a chunk count, so both bound a sender alike."""
 
     value_bits: Literal[16, 32] = 16
     """Bits of a value where values are sent: bfloat16 or float32. Ours: the reference sends what its parameters are in."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from psyche_optim_distro import integer_inverse
@@ -22,6 +24,7 @@ from psyche_optim_distro.integer_inverse import (
     rescale,
 )
 from psyche_optim_distro.layout import Layout, build_layout
+from psyche_optim_distro.normalised import normalised
 from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import MAX_CHUNK
 from psyche_optim_distro.transform import blocks_of, dct_basis, decode
@@ -55,14 +58,21 @@ def random_votes(layout: Layout, senders: int, *, seed: int, one_bit: bool = Tru
     return selections
 
 
-def mean_coefficients(layout: Layout, selections: Sequence[Selection]) -> Tensor:
-    """Per-slot mean over that slot's senders, float64 [total]."""
+def mean_coefficients(layout: Layout, selections: Sequence[Selection], *, as_votes: bool = False) -> Tensor:
+    """Per-slot mean over that slot's senders, float64 [total]. as_votes: of values with the root mean square 1 in each chunk."""
     total, count = np.zeros(layout.total), np.zeros(layout.total)
     for part in selections:
         slots = layout.slots(part.chunks, part.indices)
-        total[slots] += part.values
+        total[slots] += in_votes(part) if as_votes else part.values
         count[slots] += 1
     return torch.from_numpy(total / np.maximum(count, 1))
+
+
+def in_votes(part: Selection) -> NDArray[np.float64]:
+    """Values by their root mean square in their chunk, in ordinary arithmetic."""
+    values = part.values.astype(np.float64)
+    squares, counts = np.bincount(part.chunks, values * values), np.bincount(part.chunks)
+    return values / np.sqrt(squares[part.chunks] / counts[part.chunks])
 
 
 def exact_decode(layout: Layout, coefficients: Tensor) -> Tensor:
@@ -87,7 +97,35 @@ def int64_direction(layout: Layout, selections: Sequence[Selection], fixed_point
     safe = np.maximum(count, 1)
     means = np.sign(total) * ((2 * fixed_point * np.abs(total) + safe) // (2 * safe))
     rounded = {mean: eight_bits(mean) for mean in np.unique(means).tolist()}
-    votes = np.array([rounded[mean] for mean in means.tolist()])
+    return _int64_signs(layout, np.array([rounded[mean] for mean in means.tolist()]))
+
+
+def int64_direction_of_values(layout: Layout, selections: Sequence[Selection], bits: int) -> Tensor:
+    """The same of values, each mean in Python's integers."""
+    amounts: dict[int, dict[int, list[int]]] = {}
+    for part in selections:
+        slots = layout.slots(part.chunks, part.indices).tolist()
+        for chunk, slot, amount in zip(part.chunks.tolist(), slots, normalised(part).tolist(), strict=True):
+            amounts.setdefault(chunk, {}).setdefault(slot, []).append(amount)
+    coefficients = np.zeros(layout.total, np.int64)
+    for slots_of_chunk in amounts.values():
+        sums = {slot: (sum(all_), len(all_)) for slot, all_ in slots_of_chunk.items()}
+        means = {
+            slot: int(math.copysign((2 * abs(total) + count) // (2 * count), total)) for slot, (total, count) in sums.items()
+        }
+        shift = bits - max(1, *map(abs, means.values())).bit_length()
+        for slot, mean in means.items():
+            coefficients[slot] = eight_bits(round(Fraction(mean) * Fraction(2) ** shift))
+    return _int64_signs(layout, coefficients)
+
+
+def _rounded(total: int, count: int) -> int:
+    """total / count, half away from zero."""
+    return (1 if total > 0 else -1) * ((2 * abs(total) + count) // (2 * count))
+
+
+def _int64_signs(layout: Layout, votes: NDArray[np.int64]) -> Tensor:
+    """The signs of the inverse of integer coefficients [total]."""
     direction = torch.empty(layout.total)
     for group in layout.groups:
         natural = torch.from_numpy(votes[group.start : group.stop]).view(group.row_blocks, group.height, group.columns)
@@ -174,6 +212,15 @@ def test_float_paths_equal_int64_path(senders: int, products: torch.dtype) -> No
     assert torch.equal(aggregator.direction(votes, one_bit=True), int64_direction(LAYOUT, votes, aggregator.fixed_point))
 
 
+@pytest.mark.parametrize("products", PRODUCTS)
+@pytest.mark.parametrize("senders", [1, 3, 8])
+def test_values_equal_the_int64_path(senders: int, products: torch.dtype) -> None:
+    parts = random_votes(LAYOUT, senders, seed=senders, one_bit=False)
+    aggregator = Aggregator(LAYOUT, CPU, products=products)
+    bits = aggregator.fixed_point.bit_length() - 1
+    assert torch.equal(aggregator.direction(parts, one_bit=False), int64_direction_of_values(LAYOUT, parts, bits))
+
+
 @pytest.mark.parametrize("one_bit", [True, False])
 def test_threads_and_order_do_not_matter(one_bit: bool) -> None:
     layout = build_layout({"w": (1024, 768), "norm": (768,)}, chunk=64, topk=8)
@@ -181,8 +228,7 @@ def test_threads_and_order_do_not_matter(one_bit: bool) -> None:
     expected = Aggregator(layout, CPU).direction(votes, one_bit=one_bit)
     torch.set_num_threads(2)
     assert torch.equal(Aggregator(layout, CPU).direction(votes, one_bit=one_bit), expected)
-    if one_bit:
-        assert torch.equal(Aggregator(layout, CPU).direction(votes[::-1], one_bit=True), expected)
+    assert torch.equal(Aggregator(layout, CPU).direction(votes[::-1], one_bit=one_bit), expected)
 
 
 @pytest.mark.gpu
@@ -259,7 +305,7 @@ def test_an_aggregator_keeps_nothing_from_one_call_to_the_next() -> None:
 def test_signs_agree_with_the_exact_decode(senders: int, one_bit: bool) -> None:
     layout = build_layout({"w": (512, 512), "odd": (96, 50)}, chunk=64, topk=8)
     votes = random_votes(layout, senders, seed=9, one_bit=one_bit)
-    exact = exact_decode(layout, mean_coefficients(layout, votes))
+    exact = exact_decode(layout, mean_coefficients(layout, votes, as_votes=not one_bit))
     got = Aggregator(layout, CPU).direction(votes, one_bit=one_bit)
     agreement = float((got == exact.sign()).double().mean())
     print(f"agreement of signs, {senders} senders, one_bit={one_bit}: {agreement:.5f}")
@@ -290,7 +336,7 @@ def test_aggregate_tie_1bit(vectors: dict[str, Any]) -> None:
 
 
 def test_one_huge_value_does_not_decide_for_everybody() -> None:
-    """A payload's values are cut at eight medians (client.md 9.2, number 12: the reference averages them unclipped)."""
+    """Values count by their root mean square (client.md 9.2, number 12: the reference averages them unclipped)."""
     layout = build_layout({"w": (4,)}, chunk=1, topk=1)
     honest = [Selection(np.arange(4), np.zeros(4, np.int64), np.full(4, 1.0, np.float32)) for _ in range(10)]
     liar = Selection(np.arange(4), np.zeros(4, np.int64), np.full(4, -60000.0, np.float32))

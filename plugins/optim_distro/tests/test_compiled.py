@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,13 +198,21 @@ def test_hostile_payloads_are_refused_as_the_plain_code_refuses_them(data: st.Da
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "clip_grad_norm": 1.0}])
-def test_replicas_with_and_without_it_stay_equal(settings: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quantize_1bit": True},
+        {"quantize_1bit": True, "weight_decay": 0.1, "clip_grad_norm": 1.0},
+        {"value_bits": 16},
+        {"value_bits": 32, "weight_decay": 0.1},
+    ],
+)
+def test_replicas_with_and_without_it_stay_equal(settings: dict[str, Any]) -> None:
     models = [ToyModel({"w": (64, 96), "norm": (96,), "odd": (33, 10)}, seed=3) for _ in range(4)]
     replicas = [
         Replica(
             model,
-            DistroOptimizer(DistroSettings(compression_topk=4, quantize_1bit=True, **settings), model, compiled=number % 2 == 0),
+            DistroOptimizer(DistroSettings(compression_topk=4, **settings), model, compiled=number % 2 == 0),
         )
         for number, model in enumerate(models)
     ]

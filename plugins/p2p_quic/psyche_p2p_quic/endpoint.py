@@ -21,6 +21,7 @@ import iroh
 from iroh.iroh_ffi import InternalError
 
 from psyche_core.errors import TransportError
+from psyche_core.sentences import printable
 from psyche_p2p_quic.ffi_copy import mend
 
 ALPN = b"psyche/p2p/1"
@@ -41,10 +42,10 @@ def _as_link_lost(doing: str) -> Iterator[None]:
         yield
     except iroh.IrohError as error:
         lines = error.message().splitlines() or [""]
-        message = f"{doing}: {lines[0][:300]}"
+        message = f"{doing}: {printable(lines[0], at_most=300)}"
         raise LinkLost(message) from error
     except InternalError as error:
-        message = f"{doing}: {error}"
+        message = f"{doing}: {printable(str(error))}"
         raise LinkLost(message) from error
 
 
@@ -132,13 +133,13 @@ class Link:
 
     @property
     def close_reason(self) -> str:
-        """Why it ended, "" while it lives."""
-        return str(self._connection.close_reason() or "")
+        """Why it ended, "" while it lives; the peer's words, safe to show."""
+        return printable(str(self._connection.close_reason() or ""))
 
     @property
     def peer_code(self) -> int | None:
         """The code the peer closed it with, None when it lives or ended otherwise."""
-        found = _PEER_CODE.fullmatch(self.close_reason)
+        found = _PEER_CODE.fullmatch(str(self._connection.close_reason() or ""))
         return int(found[1]) if found else None
 
 

@@ -5,9 +5,12 @@ Each check names its invariant. Where the coordinator computes something, this c
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 from psyche_core.coordinator import commands
+from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.committee import drawn_order, witness_slots
 from psyche_core.coordinator.state import MAX_REJOINS, STORED_ROUNDS, Client, CoordinatorState, Round
 from psyche_core.testing.sim.failure import Broken
@@ -18,12 +21,26 @@ _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
 
 class CoordinatorWatch:
-    """honest: signers of members that never lie. end_reasons: why epochs ended, one after another."""
+    """honest: signers of members that never lie. end_reasons: why epochs ended, one after another.
 
-    def __init__(self, *, honest: frozenset[bytes]) -> None:
+    announced: whether a signer announced a result of the round with this height and step, with its own key. calm: nothing befalls
+    honest members but lies of others, so whatever they do counts.
+    """
+
+    def __init__(
+        self, *, honest: frozenset[bytes], announced: Callable[[bytes, tuple[int, int]], bool], calm: bool = False
+    ) -> None:
         self.ledger = Ledger(honest=honest)
         self.end_reasons: list[str] = []
         self._honest = honest
+        self._announced = announced
+        self._calm = calm
+        self._worked: Counter[int] = Counter()
+
+    def restored(self, state: CoordinatorState, ledger: Ledger) -> None:
+        """The coordinator goes on from an older state: what came after it never was. ledger: of that moment."""
+        self.ledger = ledger.copy()
+        self.ledger.balance(state)
 
     def changed(
         self,
@@ -90,11 +107,24 @@ class CoordinatorWatch:
                 raise Broken("slots-count-soundly", f"slot {slot} went {was} -> {now}")
             if now.state is ClientState.Ejected and now.id.signer in self._honest:
                 raise Broken("no-honest-member-ejected", f"the honest member of slot {slot} was ejected")
+            dropped = now.state is ClientState.Dropped and was.state is not ClientState.Dropped
+            if dropped and self._calm and now.id.signer in self._honest:
+                sentence = f"the honest member of slot {slot} was dropped, and nothing but lies of others befell it"
+                raise Broken("no-honest-member-dropped", sentence)
 
     def _event(self, event: commands.Event, new: CoordinatorState) -> None:
         match event:
             case commands.RoundSettled():
                 self.ledger.settled(event, new)
+                self._credited(event, new)
+            case commands.EpochStarted():
+                self._worked.clear()
+            case commands.EpochEnded() if event.success:
+                self.ledger.epoch_ended(new)
+                if self._calm:
+                    self._paid(new)
+            case commands.WentBack():
+                self.ledger.went_back(new)
             case commands.CooldownStarted():
                 self.end_reasons.append(event.reason)
                 last = new.current_round
@@ -105,6 +135,26 @@ class CoordinatorWatch:
                 if event.steps != new.config.total_steps:
                     sentence = f"the run finished after {event.steps} of {new.config.total_steps} steps"
                     raise Broken("every-step-is-trained", sentence)
+
+    def _credited(self, event: commands.RoundSettled, state: CoordinatorState) -> None:
+        """Only who announced a result with its own key is credited with one."""
+        place = (event.height, event.step)
+        round_ = state.round_at(event.height)
+        clients = state.epoch.clients
+        worked = {slot for slot in shares(state, round_) if self._announced(clients[slot].id.signer, place)} if round_ else set()
+        self._worked.update(worked)
+        unearned = set(event.accepted) - worked
+        if unearned and place not in self.ledger.vetoed:
+            sentence = f"slots {sorted(unearned)} were credited with results of step {event.step} that their keys never signed"
+            raise Broken("points-go-to-who-signed", sentence)
+
+    def _paid(self, state: CoordinatorState) -> None:
+        """Who did its work in an epoch is paid for some of it."""
+        for slot, rounds in self._worked.items():
+            client = state.epoch.clients[slot]
+            if rounds >= 2 and not client.accepted_rounds and client.id.signer in self._honest:
+                sentence = f"the honest member of slot {slot} gave results of {rounds} rounds and is paid for none"
+                raise Broken("honest-work-is-paid", sentence)
 
 
 def _right(old: CoordinatorState, command: commands.Command) -> None:
@@ -130,6 +180,12 @@ def _progress(old: CoordinatorState, new: CoordinatorState, events: tuple[comman
     if after is before:
         return
 
+    said = [event for event in events if isinstance(event, commands.WentBack)]
+    if new.generation != old.generation:
+        _went_back(old, new, said)
+        return
+    if said:
+        raise Broken("training-never-goes-back-unsaid", "the run went back in the same generation")
     if after.data_index < before.data_index or after.step not in (before.step, before.step + 1):
         raise Broken("step-and-data-go-forward-only", f"progress went {before} -> {after}")
     if after.step > before.step:
@@ -138,6 +194,21 @@ def _progress(old: CoordinatorState, new: CoordinatorState, events: tuple[comman
         if old.run_state not in _PLAYING or attested is None or attested.drain or not attested.statements:
             sentence = f"step {before.step} was counted though its round was a drain round or nobody attested in it"
             raise Broken("step-advances-with-trained-rounds-only", sentence)
+
+
+def _went_back(old: CoordinatorState, new: CoordinatorState, said: list[commands.WentBack]) -> None:
+    """Only to an end that was signed, or to the stored checkpoint where that is allowed or the owner said so; all are told."""
+    step = new.progress.step - 1
+    rightly = commands.WentBack(from_step=old.progress.step - 1, to_step=step, from_checkpoint=new.from_checkpoint)
+    if said != [rightly] or new.generation != old.generation + 1:
+        sentence = f"progress went {old.progress} -> {new.progress} in generation {new.generation}, said was {said}"
+        raise Broken("training-never-goes-back-unsaid", sentence)
+
+    ends = [old.stored] if new.from_checkpoint else list(old.ends)
+    if not any((end.step, end.data_index) == (step, new.progress.data_index) for end in ends):
+        raise Broken("runs-go-back-to-known-ends", f"progress went {old.progress} -> {new.progress}, known ends are {ends}")
+    if new.from_checkpoint and not (old.config.restart_from_checkpoint or old.model_lost):
+        raise Broken("runs-go-back-to-known-ends", "the run went back to its stored checkpoint and nobody allowed it")
 
 
 def _rounds(new: CoordinatorState, before: tuple[Round, ...]) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 
-from psyche_core.testing.sim.script import KINDS, LIES, SERVER, Fault, Script, Shape, Trainer
+from psyche_core.testing.sim.script import KINDS, LIES, SERVER, SLOWING_LIES, Fault, Script, Shape, Trainer
+from psyche_core.types import MAX_WITNESSES
 
 MOST_FAULTS = 7
 MOST_KINDS = 5
@@ -18,8 +19,26 @@ MOST_KINDS = 5
 SEALED_EVERY = 200
 """One run in so many sends everything as bytes and signs for real, which costs as much as six others."""
 
+LONE_EVERY = 100
+"""One run in so many is a long one with one liar and nothing else, to see what it costs the others."""
+
+LONE_LIES = SLOWING_LIES
+"""What it does."""
+
+LONE_MEMBERS = 8
+"""Fewest members of such a run."""
+
+LONE_STEPS = 120
+"""Steps of such a run: a liar may cost something when it is met in an epoch, which must be little beside the whole."""
+
 _KILLS = ("crash", "restart", "late", "leave", "bit-flip")
 _FOR_GOOD = ("crash", "leave")
+
+_ONCE = ("all-die", "older-state")
+"""Faults that strike once in a run."""
+
+MOST_LIARS = (MAX_WITNESSES - 1) // 3
+"""So many can be drawn as witnesses together, and the others are a quorum of any draw."""
 
 
 def generate(
@@ -27,12 +46,17 @@ def generate(
 ) -> Script:
     """The script of a seed. kinds: which faults may happen; none gives an undisturbed run."""
     chance = random.Random(f"{seed}/script")
+    lone = [kind for kind in LONE_LIES if kind in kinds]
+    if lone and clients >= LONE_MEMBERS and seed % LONE_EVERY == LONE_EVERY - 1:
+        return lone_liar(chance.choice(lone), members=clients, seed=seed)
+
     chosen = _some_kinds(chance, sorted(kinds))
     members = list(range(clients))
     chance.shuffle(members)
 
     lies = [kind for kind in chosen if kind in LIES]
-    liars = members[: chance.randint(1, max(1, (clients - 1) // 3))] if lies and clients >= 4 else []
+    most = min(max(1, (clients - 1) // 3), MOST_LIARS)
+    liars = members[: chance.randint(1, most)] if lies and clients >= 4 else []
     honest = members[len(liars) :]
     mortal = honest[: (len(honest) - 1) // 2]
     faults = [_lie(chance, node, kind, rounds) for node in liars for kind in _per_liar(chance, lies)]
@@ -47,6 +71,8 @@ def generate(
         if fault is None:
             continue
 
+        if kind in _ONCE and any(known.kind == kind for known in faults):
+            continue
         if kind in _FOR_GOOD:
             if len(lost) >= lost_for_good:
                 continue
@@ -63,6 +89,23 @@ def generate(
         shape=shape,
         faults=tuple(sorted(faults, key=lambda fault: (fault.start, fault.kind, fault.nodes))),
     )
+
+
+def lone_liar(kind: str, *, members: int, seed: int, steps: int = LONE_STEPS) -> Script:
+    """A long run with one member that lies in this way from the beginning to the end: two epochs, long as real ones are."""
+    shape = Shape(
+        min_clients=max(members - 2, 1),
+        init_min_clients=max(members - 1, 1),
+        batch_start=3 * members,
+        batch_end=3 * members,
+        rounds_per_epoch=LONE_STEPS // 2,
+        epoch_time=3600,
+        max_round_train_time=6,
+        round_witness_time=3,
+        train_seconds=0.5,
+    )
+    fault = Fault(kind=kind, start=0.0, nodes=(seed % members,))
+    return Script(seed=seed, clients=members, rounds=steps, shape=shape, faults=(fault,))
 
 
 def _some_kinds(chance: random.Random, kinds: list[str]) -> list[str]:
@@ -95,6 +138,7 @@ def _shape(chance: random.Random, rounds: int, *, floor: int, ceiling: int, liar
         cooldown_time=chance.randint(1, 3),
         extra_time=chance.randint(1, 3),
         withdraw_after=chance.choice((0.0, 0.0, 3.0, 8.0)),
+        restart_from_checkpoint=chance.random() < 0.3,
         train_seconds=chance.choice((0.2, 0.5, 1.0)),
         link_seconds=chance.choice((0.01, 0.03, 0.08)),
     )
@@ -146,6 +190,19 @@ def _fault(chance: random.Random, kind: str, *, members: list[int], mortal: list
             return fault((SERVER, *side) if chance.random() < 0.4 else side, 15.0)
         case "server-restart":
             return fault((SERVER,), 15.0)
+        case "older-state":
+            return fault((SERVER,), 15.0, amount=chance.choice((1.0, 4.0, chance.uniform(1.0, 60.0))))
+        case "slow-rpc":
+            return fault(few, 20.0, amount=chance.uniform(0.5, 6.0))
+        case "failing-rpc":
+            return fault(few, 20.0, amount=chance.uniform(0.1, 0.8))
+        case "empty-results":
+            return fault(
+                tuple(sorted(chance.sample(members, chance.randint(1, len(members))))), 30.0, amount=chance.uniform(0.1, 1.0)
+            )
+        case "all-die":
+            survive = chance.choice((0, 1, 1, 2, len(members)))  # disks: of one at least in most runs
+            return fault(tuple(sorted(chance.sample(members, len(members) - min(survive, len(members))))), 20.0)
         case _:
             return fault((), 15.0)
 

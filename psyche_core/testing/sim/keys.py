@@ -13,13 +13,17 @@ from dataclasses import replace
 from functools import lru_cache
 
 from psyche_core.coordinator.commands import Equivocation, Join, SignedResult
-from psyche_core.types import NodeIdentity
-from psyche_core.wire.messages import Result, sign_commitment, sign_join
+from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.types import BatchId, NodeIdentity
+from psyche_core.wire.messages import Result, commitment_hash, sign_commitment, sign_join
 from psyche_core.wire.signing import SecretKey
 
 RUN_ID = "simulated"
 INSTANCE = hashlib.sha256(b"psyche/simulator").digest()
 """Of every simulated run."""
+
+EARLIER = hashlib.sha256(b"psyche/simulator/earlier").digest()
+"""Of an earlier run of the same name."""
 
 REMEMBERED = 16_384
 """Tokens kept: more than a run makes."""
@@ -45,6 +49,50 @@ def join_of(index: int) -> Join:
     """The member's request to join, with a real proof."""
     identity = identity_of(index)
     return Join(identity, sign_join(key_of(index), INSTANCE, identity.signer))
+
+
+def join_with_stolen_key(index: int, victim: int) -> Join:
+    """A member's request to join with another member's transport key; the proof is its own, since it has no other."""
+    signer = identity_of(index).signer
+    return Join(NodeIdentity(signer, identity_of(victim).p2p), sign_join(key_of(index), INSTANCE, signer))
+
+
+@lru_cache(maxsize=64)
+def _numbers(members: int) -> dict[bytes, int]:
+    return {identity_of(index).signer: index for index in range(members)}
+
+
+def member_with(signer: bytes, members: int) -> int | None:
+    """The number of the member with this signer among so many; None when it is none of them."""
+    return _numbers(members).get(signer)
+
+
+def commitment_of(state: CoordinatorState, result: Result, *, trainer: bytes, payload_hash: bytes) -> bytes:
+    """The commitment to another payload for the share of a result. state: of the coordinator, which knows the round."""
+    played = state.round_at(result.height)
+    return commitment_hash(
+        INSTANCE,
+        epoch=result.epoch,
+        step=result.step,
+        seed=0 if played is None else played.seed,
+        share=result.share,
+        trainer=trainer,
+        payload_hash=payload_hash,
+    )
+
+
+def signed_earlier(index: int, *, epoch: int, played: Round, share: tuple[BatchId, ...], payload_hash: bytes) -> SignedResult:
+    """What the member with this number signed in an earlier run of the same name, in the same place of that run."""
+    commitment = commitment_hash(
+        EARLIER,
+        epoch=epoch,
+        step=played.step,
+        seed=played.seed,
+        share=share,
+        trainer=identity_of(index).signer,
+        payload_hash=payload_hash,
+    )
+    return SignedResult(payload_hash, sign_commitment(key_of(index), EARLIER, commitment))
 
 
 def _token(public: bytes, commitment: bytes) -> bytes:

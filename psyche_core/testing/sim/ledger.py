@@ -40,6 +40,38 @@ class Ledger:
         self._accepted_ever = 0
         self._settled_height = -1
         self._epoch = -1
+        self._at_step: dict[int, int] = {}
+
+    def epoch_ended(self, state: CoordinatorState) -> None:
+        """An epoch has ended: what is accepted by now is what a run that goes back to this end goes on from."""
+        self._at_step[state.progress.step - 1] = self._accepted_ever
+
+    def went_back(self, state: CoordinatorState) -> None:
+        """The run goes on from an earlier epoch end (or its checkpoint): what was accepted since is to be accepted again."""
+        step = state.progress.step - 1
+        self.accepted = {key: known for key, known in self.accepted.items() if key[1] <= step}
+        self._accepted_ever = self._at_step.get(step, 0)
+        self._settled_height = self._epoch = -1
+
+    def copy(self) -> Ledger:
+        """The ledger as it is now, to go on from later."""
+        other = Ledger(honest=self._honest)
+        other.accepted = {key: list(known) for key, known in self.accepted.items()}
+        other.of_liars = dict(self.of_liars)
+        other.last, other.vetoed = set(self.last), set(self.vetoed)
+        other._accepted_ever = self._accepted_ever
+        other._settled_height, other._epoch = self._settled_height, self._epoch
+        other._at_step = dict(self._at_step)
+        return other
+
+    def of_honest_before(self, step: int) -> int:
+        """The samples of honest members that were accepted in steps before this one, where liars had no veto."""
+        found = 0
+        for key, known in self.accepted.items():
+            if key[1] < step and key not in self.vetoed:
+                for samples in known:
+                    found |= samples & ~self.of_liars[key]
+        return found
 
     def settled(self, event: RoundSettled, state: CoordinatorState) -> None:
         """A round is decided. Acceptance is counted again here: two thirds of the elected witnesses (F5, F6)."""

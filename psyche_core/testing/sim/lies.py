@@ -23,11 +23,12 @@ from psyche_core.coordinator.commands import (
     Witness,
 )
 from psyche_core.testing.sim.clock import Clock
-from psyche_core.testing.sim.keys import RUN_ID, signed_by
+from psyche_core.testing.sim.forgeries import Forgeries, with_payload
 from psyche_core.testing.sim.node import Node
 from psyche_core.testing.sim.server import Server
+from psyche_core.testing.sim.slowing import Slowing, is_slowing
 from psyche_core.types import BatchId, WitnessStatement, bitmap
-from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result, commitment_hash
+from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
 CHATTER = {"garbage": 0.7, "flood": 0.6}
 """Mean seconds between two inventions of one liar."""
@@ -44,16 +45,21 @@ class Lies:
         self._server = server
         self._members = members
         self._counts = counts
+        self._slowing = Slowing(clock, server, members=members, counts=counts)
+        self._forgeries = Forgeries(clock, server, members=members, counts=counts)
 
     def begin(self, node: Node, kind: str) -> None:
         """A member begins to lie in this way."""
         node.lies.append(kind)
+        self._slowing.begin(node, kind)
+        self._forgeries.begin(node, kind)
         if kind in CHATTER:
             self._clock.after(node.lying_chance.random() * CHATTER[kind], self._chatter, node, kind)
 
     def end(self, node: Node, kind: str) -> None:
         """It stops."""
         node.lies.remove(kind)
+        self._forgeries.end(node, kind)
 
     # ------------------------------------------------------------------------------------ changed on the way out
 
@@ -64,7 +70,10 @@ class Lies:
             match kind, message:
                 case "wrong-hash", Result():
                     self._count(kind)
-                    message = _with_payload(node, message, chance.randbytes(32), honest_commitment=chance.random() < 0.7)
+                    honest = chance.random() < 0.7
+                    message = with_payload(node, self._server, message, chance.randbytes(32), honest_commitment=honest)
+                case "repeated-payload", Result() if chance.random() < 0.8:
+                    message = self._forgeries.repeated(node, message, tag)
                 case "two-results", Result() if message.payload_hash in node.payloads:
                     self._two_results(node, message, tag)
                     return
@@ -80,8 +89,7 @@ class Lies:
                         message = replace(message, manifest_hash=chance.randbytes(32))
                     else:
                         message = replace(message, description_hash=chance.randbytes(32))
-                case "silent-witness", Finished() if chance.random() < 0.5:
-                    self._count(kind)
+                case _ if is_slowing(kind) and self._slowing.takes(node, kind, message, tag):
                     return
         node.say(message, tag)
 
@@ -99,9 +107,11 @@ class Lies:
                 case "false-digests", WarmupWitness():
                     self._count(kind)
                     command = replace(command, model_digest=chance.randbytes(32))
-                case "silent-witness", Witness() | HealthCheck():
-                    self._count(kind)
-                    return
+                case _ if is_slowing(kind):
+                    changed = self._slowing.changed(kind, command)
+                    if changed is None:
+                        return
+                    command = changed
         self._server.ask(node, command)
 
     def _false_statement(self, chance: random.Random, statement: WitnessStatement) -> WitnessStatement:
@@ -126,7 +136,7 @@ class Lies:
         known = node.payloads[first.payload_hash][1]
         other_hash = chance.randbytes(32)
         node.payloads[other_hash] = (tag, replace(known, hash=other_hash))
-        second = _with_payload(node, first, other_hash)
+        second = with_payload(node, self._server, first, other_hash)
         wait = chance.choice((0.0, 0.2, 1.5))
         half = frozenset(chance.sample(range(self._members), self._members // 2))
         node.say(first, tag, held_back={index: wait for index in range(self._members) if index in half})
@@ -195,7 +205,7 @@ class Lies:
             match count % 4:
                 case 0 if share is not None and current is not None:
                     blank = Result(number, current.height, current.step, share, bytes(32), 32, bytes(32), bytes(64))
-                    node.say(_with_payload(node, blank, chance.randbytes(32)), tag)
+                    node.say(with_payload(node, self._server, blank, chance.randbytes(32)), tag)
                 case 1:
                     node.say(Finished(number + chance.randrange(3), height + chance.randrange(40)), tag)
                 case 2:
@@ -216,16 +226,3 @@ class Lies:
 def _batch(chance: random.Random) -> BatchId:
     first = chance.randrange(1000)
     return BatchId(first, first + chance.randrange(40))
-
-
-def _with_payload(node: Node, result: Result, payload_hash: bytes, *, honest_commitment: bool = True) -> Result:
-    """The same announcement of another payload, signed."""
-    commitment = commitment_hash(
-        RUN_ID,
-        epoch=result.epoch,
-        step=result.step,
-        share=result.share,
-        trainer=node.identity.signer,
-        payload_hash=payload_hash if honest_commitment else bytes(32),
-    )
-    return replace(result, payload_hash=payload_hash, commitment=commitment, signature=signed_by(node.index, commitment))

@@ -276,7 +276,7 @@ class Network:
         valid = node.replica.check(payload)
         if valid and action.tag >= node.expired_before:
             node.payloads[payload.hash] = (action.tag, payload)
-        node.receive(life, PayloadChecked(payload.hash, valid))
+        node.receive(life, PayloadChecked(payload.hash, valid, action.tag))
 
     # ------------------------------------------------------------------------------------ the server's links
 

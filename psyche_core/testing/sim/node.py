@@ -13,14 +13,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, get_args
 
 from psyche_core.client import events as ev
+from psyche_core.client.epoch import masters_due
 from psyche_core.client.machine import ClientMachine, Patience
-from psyche_core.coordinator.commands import Equivocation, Withdraw
+from psyche_core.client.settled_rounds import settled_rounds
+from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
+from psyche_core.testing.sim.disk import Disk, Saved
 from psyche_core.testing.sim.failure import Broken
 from psyche_core.testing.sim.keys import INSTANCE, RUN_ID, identity_of, join_of, key_of, signed_by, verified, with_real_signatures
 from psyche_core.testing.sim.ledger import bits
-from psyche_core.testing.sim.replica import Payload, Replica
+from psyche_core.testing.sim.replica import Payload, Replica, StepOrder
 from psyche_core.testing.sim.replica_watch import check_sizes
-from psyche_core.wire.messages import Message, seal, unseal
+from psyche_core.wire.messages import Message, Result, seal, unseal
 
 if TYPE_CHECKING:
     from psyche_core.testing.sim.network import Letter
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 LOOK = 1.0
 """Seconds between two looks at the clock (TimePassed)."""
+
+EMPTY_RESULT = hashlib.sha256(b"").digest()
+"""The payload of whoever's result is all zeros: the same bytes for everybody, in every round."""
 
 STORE_FAILS = 0.2
 """How often storing a model fails."""
@@ -57,6 +63,12 @@ class Node:
         self.liar = liar
         self.lies: list[str] = []
         self.lying_chance = random.Random()
+        self.joins_with: Join | None = None
+        self.repeats: Payload | None = None
+        self.empty_results: list[float] = []
+        self.rpc_lags: list[float] = []
+        self.rpc_fails: list[float] = []
+        self.lineage = 0
         self.life = 0
         self.running = False
         self.paused = 0
@@ -68,6 +80,7 @@ class Node:
         self.spoiled = False
         self.counts: Counter[str] = world.counts
         self.replica: Replica = world.new_replica()
+        self._order = StepOrder(self.name)
         self.peers: set[int] = set()
         self.out: set[int] = set()
         self.told_peers: frozenset[bytes] = frozenset()
@@ -83,8 +96,7 @@ class Node:
         self._chance = chance
         self._speed = 0.7 + 0.6 * chance.random()
         self._held: list[ev.Event] = []
-        self._disk: tuple[object, int] | None = None
-        self._loads_from: tuple[object, int] | None = None
+        self.disk = Disk()
         self._withheld: dict[bytes, frozenset[int]] = {}
         self._trained = 0
         self._looks = 0
@@ -111,17 +123,22 @@ class Node:
             can_store=self._has_store,
         )
         if not disk:
-            self._disk = None
-        self._loads_from = self._disk
+            self.disk = Disk()
         self.peers, self.out, self.told_peers = set(), set(), frozenset()
-        self.seen, self.letters, self.payloads, self.snapshots = set(), {}, {}, {}
+        self.seen, self.letters, self.snapshots = set(), {}, {}
         self.expired_before = 0
         self.joined = self.state_due = False
         self.version = -1
+        self.lineage = 0
         self._held = []
-        self.trace("starts" + (" with what is on its disk" if self._disk else ""))
+        self.payloads = {}
+        self.trace("starts" + (" with its disk" if disk else ""))
         world.clock.after(self._chance.random() * LOOK, self._look, self.life)
         world.server.reconnect(self)
+
+    def _begin_anew(self, life: int) -> None:
+        if life == self.life and not self.running:
+            self.boot(disk=True)
 
     def crash(self) -> None:
         """The process is gone at once; nobody is told."""
@@ -199,6 +216,13 @@ class Node:
             _CARRY_OUT[action.__class__](self, action)
 
     def _stop(self, action: ev.Stop) -> None:
+        if action.again:
+            self.trace(f"begins anew: {action.reason}")
+            self.counts["began anew"] += 1
+            self.crash()
+            self._world.clock.after(self._chance.random(), self._begin_anew, self.life)
+            return
+
         self.stop = action
         self.running = False
         self.out = set()
@@ -212,7 +236,11 @@ class Node:
 
     def _join(self, action: ev.Join) -> None:  # noqa: ARG002 - carries nothing
         self.joined = True
-        self._world.server.ask(self, join_of(self.index))
+        self._world.server.ask(self, self.join_command())
+
+    def join_command(self) -> Join:
+        """The command with which this member joins."""
+        return self.joins_with or join_of(self.index)
 
     def _send(self, action: ev.Send) -> None:
         command = action.command
@@ -242,6 +270,8 @@ class Node:
             origin, read = unseal(seal(key_of(self.index), INSTANCE, message), run=INSTANCE)
             if (origin, read) != (self.identity.p2p, message):
                 raise Broken("messages-travel-whole", f"{message} was read back as {read}")
+        if message.__class__ is Result:
+            self._world.announced.note(self.index, message)
         if self._world.timeline is not None:
             self.trace(f"says {message.__class__.__name__} {_brief(message)}")
         self._world.network.broadcast(self, message, tag, held_back=held_back)
@@ -280,6 +310,10 @@ class Node:
         """Give a payload to these members only."""
         self._withheld[payload_hash] = served
 
+    def serve_again(self, payload_hash: bytes) -> None:
+        """Give a payload to everybody again."""
+        self._withheld.pop(payload_hash, None)
+
     # ------------------------------------------------------------------------------------ work
 
     def _work(self, work: Any) -> None:
@@ -290,16 +324,17 @@ class Node:
         seconds *= max(self.slowed, default=1.0) * (0.5 + self._chance.random())
         if self._world.timeline is not None and kind is not ev.Digest:
             self.trace(f"begins {kind.__name__} {_brief(work)}")
-        self._world.clock.after(seconds, self._work_done, self.life, work)
+        self._world.clock.after(seconds, self._work_done, self.life, work, self.lineage)
 
-    def _work_done(self, life: int, work: Any) -> None:
+    def _work_done(self, life: int, work: Any, lineage: int) -> None:
+        """lineage: of the state that the machine had seen when it asked for the work."""
         if life != self.life:
             return
         if self.paused:
-            self._world.clock.after(0.2, self._work_done, life, work)
+            self._world.clock.after(0.2, self._work_done, life, work, lineage)
             return
 
-        self.receive(life, _WORK[work.__class__](self, work))
+        self.receive(life, _WORK[work.__class__](self, work, lineage))
 
     @property
     def holds_model(self) -> bool:
@@ -315,27 +350,76 @@ class Node:
         self.spoiled = True
         self.replica.spoil(bit)
 
-    def _load(self, work: ev.Load) -> ev.Event:
-        checkpoint = work.state.model.LLM.checkpoint
-        if checkpoint.name == "P2P" and not self._knows_the_model and self._loads_from is None:
+    def _load(self, work: ev.Load, lineage: int) -> ev.Event:
+        state, checkpoint = work.state, work.state.model.LLM.checkpoint
+        from_members = checkpoint.name == "P2P"
+        begins_anew = state.from_checkpoint and state.progress.step == state.epoch.start_step and not from_members
+        own = None if work.fresh or begins_anew else self.disk.checkpoint(state)
+        if from_members and not self._knows_the_model and own is None:
             return ev.SourceMissing("nothing here says how the model is built")
 
         self.replica = self._world.new_replica()
+        self._order = StepOrder(self.name)
         self.spoiled = False
-        settings = checkpoint.settings or {}
-        stored = self._world.stored.get(settings.get("repo_id", ""))
-        if stored is not None:
-            self.replica.restore(stored[0])
-        step = None
-        if self._loads_from is not None and not getattr(work, "fresh", False):
-            masters, step = self._loads_from
-            self.replica.restore(masters)
-        return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step)
+        stored = None if from_members else self._world.stored.get((checkpoint.settings or {}).get("repo_id", ""))
+        if own is not None and (from_members or stored is None or own.step >= state.stored.step):
+            self.replica.restore(own.masters)
+        else:
+            own = None
+            if stored is not None:
+                self.replica.restore(stored[0])
+        step = self._restored(work, None if own is None else own.step, lineage)
+        if step is None and not from_members and state.stored.digest == self.replica.digest():
+            step = state.stored.step  # the stored model is that of a signed end
+        held = self.disk.held(state) if step is None or step < masters_due(state) else ()
+        return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held)
 
-    def _train(self, work: ev.Train) -> ev.Event:
+    def _restored(self, work: ev.Load, step: int | None, lineage: int) -> int | None:
+        """What the journal and the state add to the masters of a checkpoint; the last step in them then."""
+        state = work.state
+        reached = None if work.fresh else self.disk.replayed(state, step=step, digest=self.replica.digest())
+        if reached is None:
+            base = state.epoch.start_step - 1 if step is None and state.from_checkpoint else step
+            if base is not None:
+                self.disk.begin(self._saved(base, state.generation))
+            return step
+
+        saved, whole = reached
+        self.replica.restore(saved.masters)
+        at = saved.step
+        for settled in settled_rounds(state, self.disk.pending, after=at):  # type: ignore[arg-type] # the fields it looks at
+            if settled.step > masters_due(state) or not whole:
+                break
+            self.counts["settled from the journal"] += 1
+            payloads = {pending.payload_hash: payload for pending, payload in self.disk.pending.items()}
+            hashes = tuple(payload_hash for _, payload_hash in settled.results)
+            before = self.replica.snapshot()
+            self.replica.apply(settled.step, [payloads[item] for item in hashes], own_accepted=False)
+            applied = ev.Apply(settled.height, settled.step, hashes, False, generation=state.generation)
+            self._world.applied(self, applied, payloads, lineage=lineage, before=before)
+            self.disk.applied(self._saved(settled.step, state.generation))
+            at = settled.step
+        return at
+
+    def _saved(self, step: int, generation: int) -> Saved:
+        return Saved(step, generation, self.replica.snapshot(), self.replica.digest())
+
+    def _base(self, step: int, generation: int) -> None:
+        """A checkpoint, from which the journal goes on."""
+        self.disk.save(self._saved(step, generation))
+
+    def _keep_results(self, action: ev.KeepResults) -> None:
+        """Write verified results to the journal."""
+        self.disk.keep({known: self.payloads[known.result.payload_hash][1] for known in action.results})
+
+    def _train(self, work: ev.Train, lineage: int) -> ev.Event:  # noqa: ARG002
         self._trained += 1
+        self._order.trains(work.step)
         salt = b"%d/%d/%d" % (self.index, self.life, self._trained)
         payload_hash, content = self.replica.train(work.step, work.share, salt=salt)
+        if self.empty_results and not content and self._chance.random() < max(self.empty_results):
+            self.counts["empty-results"] += 1
+            payload_hash, content = EMPTY_RESULT, b""
         valid = "wrong-shape" not in self.lies
         payload = Payload(payload_hash, self.index, bits(work.share), valid=valid, content=content, size=len(content) or 32)
         if not valid:
@@ -343,54 +427,57 @@ class Node:
         self.payloads[payload_hash] = (work.tag, payload)
         return ev.Trained(work.height, 2.0, 64 * len(work.share), 0.5, payload_hash, payload.size)
 
-    def _apply(self, work: ev.Apply) -> ev.Event:
+    def _apply(self, work: ev.Apply, lineage: int) -> ev.Event:
         missing = [item for item in work.payload_hashes if item not in self.payloads]
         if missing and not self.liar:
             raise Broken("applies-what-it-holds", f"{self.name} applies step {work.step} without {len(missing)} of the payloads")
 
-        payloads = tuple(self.payloads[item][1] for item in work.payload_hashes if item in self.payloads)
-        self.replica.apply(work.step, payloads, own_accepted=work.own_accepted)
-        if not self.liar and not self.spoiled:
-            self._world.replicas.applied(
-                self.name, height=work.height, step=work.step, payloads=payloads, masters=self.replica.snapshot()
-            )
+        held = {item: self.payloads[item][1] for item in work.payload_hashes if item in self.payloads}
+        before = self.replica.snapshot()
+        self._order.applies(work.step)
+        self.replica.apply(
+            work.step, [held[item] for item in work.payload_hashes if item in held], own_accepted=work.own_accepted
+        )
+        self._world.applied(self, work, held, lineage=lineage, before=before)
+        if not self.spoiled:
+            self.disk.applied(self._saved(work.step, work.generation))
         return ev.Applied(work.height, 0.01)
 
-    def _digest(self, work: ev.Digest) -> ev.Event:
+    def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002
         return ev.Digested(work.height, self.replica.sampled_digest(work.seed))
 
-    def _close_epoch(self, work: ev.CloseEpoch) -> ev.Event:
+    def _close_epoch(self, work: ev.CloseEpoch, lineage: int) -> ev.Event:
         masters = self.replica.snapshot()
         if not self.liar and not self.spoiled:
-            self._world.replicas.closed(self.name, step=work.step, masters=masters)
+            self._world.replicas.closed(self.name, lineage=lineage, step=work.step, masters=masters)
         if not self.spoiled:
-            self._disk = (masters, work.step)
+            self._base(work.step, work.generation)
         return ev.EpochClosed(self.replica.digest(), saved=not self.spoiled)
 
     def _store_model(self, action: ev.StoreModel) -> None:
         """Begin to store the masters of the epoch's end, which training leaves alone: a copy on the disk goes."""
         seconds = SECONDS[ev.StoreModel] * (0.5 + self._chance.random()) * max(self.slowed, default=1.0)
-        self._world.clock.after(seconds, self._stored, self.life, action, self._disk)
+        self._world.clock.after(seconds, self._stored, self.life, action, self.disk.at_end(action.step))
 
-    def _stored(self, life: int, action: ev.StoreModel, disk: tuple[object, int] | None) -> None:
-        if disk is None or disk[1] != action.step or self._chance.random() < STORE_FAILS:
+    def _stored(self, life: int, action: ev.StoreModel, saved: Saved | None) -> None:
+        if saved is None or self._chance.random() < STORE_FAILS:
             self.counts["store failed"] += 1
             self.receive(life, ev.StoreFailed(action.step, "the store is full"))
             return
 
         self.counts["stored"] += 1
         location = {"Hub": {"repo_id": f"{self.name}-step{action.step}"}}
-        self._world.stored[location["Hub"]["repo_id"]] = disk
+        self._world.stored[location["Hub"]["repo_id"]] = (saved.masters, saved.step)
         self.receive(life, ev.ModelStored(action.step, location))
 
-    def _take_snapshot(self, work: ev.TakeSnapshot) -> ev.Event:
+    def _take_snapshot(self, work: ev.TakeSnapshot, lineage: int) -> ev.Event:  # noqa: ARG002
         manifest = hashlib.sha256(b"manifest" + self.replica.digest()).digest()
         self.snapshots[manifest] = (work.tag, work.step, self.replica.snapshot())
         self.counts["snapshots"] += 1
         described = hashlib.sha256(b"description").digest()
         return ev.SnapshotTaken(work.step, manifest, 256, described, 64, digest=self.replica.digest())
 
-    def _fetch_model(self, work: ev.FetchModel) -> ev.Event:
+    def _fetch_model(self, work: ev.FetchModel, lineage: int) -> ev.Event:
         network = self._world.network
         source, _ = network.find(self, work.sources, lambda other: work.manifest_hash in other.snapshots)
         if source is None:
@@ -399,7 +486,7 @@ class Node:
 
         masters = source.snapshots[work.manifest_hash][2]
         if not self.liar:
-            self._world.replicas.fetched(self.name, step=work.step, masters=masters, held=self._world.held)
+            self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=self._world.held)
         if work.build is not None:
             if (hashlib.sha256(b"description").digest(), 64) not in work.descriptions:
                 raise Broken(
@@ -407,8 +494,10 @@ class Node:
                 )
             self.counts["models built from others"] += 1
             self.replica = self._world.new_replica()
+        self._order = StepOrder(self.name)
         self.replica.restore(masters)
         self.spoiled = False
+        self._base(work.step, work.generation)
         self.counts["models fetched"] += 1
         if work.build is not None:
             return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, work.step)
@@ -437,6 +526,7 @@ _CARRY_OUT: dict[type, Any] = {
     ev.Broadcast: Node._broadcast,
     ev.FetchPayload: Node._fetch_payload,
     ev.Expire: Node._expire,
+    ev.KeepResults: Node._keep_results,
     ev.Prefetch: Node._prefetch,
     ev.Remind: Node._remind,
     ev.StoreModel: Node._store_model,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from psyche_core.client.events import Share
+from psyche_core.testing.sim.failure import Broken
 
 PIECES = 4
 """Numbers in the cheap model: the pieces in which two replicas can differ."""
@@ -66,6 +67,33 @@ class Replica(Protocol):
 
     def spoil(self, bit: int) -> None:
         """Flip one bit of the masters, as bad memory does. bit: from the end of the last piece, the first few exist."""
+
+
+class StepOrder:
+    """What optimizers may count on: no step is trained again before it is settled, none is applied after a later one.
+
+    name: of the member.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._sent: set[int] = set()
+        self._applied = 0
+
+    def trains(self, step: int) -> None:
+        """A result of this step is made."""
+        if step in self._sent:
+            raise Broken("optimizers-see-steps-in-order", f"{self._name} trained step {step} again before it was settled")
+
+        self._sent.add(step)
+
+    def applies(self, step: int) -> None:
+        """The results of this step are applied, which settles it and what is older."""
+        if step < self._applied:
+            raise Broken("optimizers-see-steps-in-order", f"{self._name} applied step {step} after step {self._applied}")
+
+        self._applied = step
+        self._sent = {sent for sent in self._sent if sent > step}
 
 
 class HashReplica:

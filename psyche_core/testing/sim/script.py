@@ -17,19 +17,34 @@ SERVER = -1
 
 Trainer = Literal["hash", "torch"]
 
-NODE_FAULTS = ("crash", "restart", "pause", "slow", "skew", "late", "leave", "bit-flip")
+NODE_FAULTS = ("crash", "restart", "pause", "slow", "skew", "late", "leave", "bit-flip", "all-die", "empty-results")
 NETWORK_FAULTS = ("drop", "duplicate", "reorder", "delay", "partition", "asymmetric")
-SERVER_FAULTS = ("server-restart", "owner-pause")
+SERVER_FAULTS = ("server-restart", "owner-pause", "older-state", "slow-rpc", "failing-rpc")
+SLOWING_LIES = (
+    "silent-witness",
+    "never-states",
+    "all-ones",
+    "empty-statements",
+    "never-finished",
+    "late-finished",
+    "just-in-time",
+    "idle-joiners",
+)
+"""Lies that cost the others time."""
+
 LIES = (
     "wrong-hash",
     "wrong-shape",
     "two-results",
+    "repeated-payload",
     "garbage",
     "withhold",
     "false-statements",
     "false-digests",
-    "silent-witness",
     "flood",
+    "stolen-key",
+    "old-signatures",
+    *SLOWING_LIES,
 )
 KINDS = (*NODE_FAULTS, *NETWORK_FAULTS, *SERVER_FAULTS, *LIES)
 """Every fault kind by its name on the command line."""
@@ -41,9 +56,10 @@ class Fault:
 
     nodes: who it befalls; for network faults whose links, none given meaning all; for a partition or an asymmetric cut the
     members of one side (SERVER among them when the server is on that side). amount: how bad, by kind: probability of loss,
-    duplication or reordering; seconds of delay; factor of slowness; rate of a skewed clock; for cuts, 1 when they are between
-    members only and everybody reaches the server. disk: whether a restart keeps what
-    was on disk. A crash is for good; a restart is back after `duration`.
+    duplication or reordering, or of an empty result; seconds of delay, or by which a state is older; factor of slowness; rate
+    of a skewed clock; for cuts, 1 when they are between members only and everybody reaches the server. disk: whether a restart
+    keeps what was on disk. A crash is for good; a restart is back after `duration`. When all die, `nodes` are those that lose
+    their disks as well.
     """
 
     kind: str
@@ -63,7 +79,8 @@ class Fault:
 class Shape:
     """The run's configuration, as in `[config]`, and the speed of its members: seconds to train a share, seconds on a link.
 
-    withdraw_after: seconds after which the server withdraws a member it has lost sight of, 0 for never.
+    withdraw_after: seconds after which the server withdraws a member it has lost sight of, 0 for never. restart_from_checkpoint:
+    as in `[config]`; where it is off, the owner decides that in the end.
     """
 
     min_clients: int = 2
@@ -80,6 +97,7 @@ class Shape:
     cooldown_time: int = 1
     extra_time: int = 1
     withdraw_after: float = 0.0
+    restart_from_checkpoint: bool = False
     train_seconds: float = 0.5
     link_seconds: float = 0.03
 

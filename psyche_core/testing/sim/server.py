@@ -1,13 +1,16 @@
 """The simulated server: the real coordinator, whole seconds, a disk that holds every state, and times when it is down.
 
 What is simulated is the backend around it: commands arrive late, twice or not at all; states go out coalesced, each member
-reading the newest when its turn comes; a member that connects again has its join repeated, as the TCP backend does.
+reading the newest when its turn comes; a member that connects again has its join repeated, as the TCP backend does. A member may
+follow through a provider that lags or fails (`slow-rpc`, `failing-rpc`): it never shows an older state after a newer one, as the
+contract has it. The server may come back with an older state of its own (`older-state`).
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from psyche_core.client.events import CommandAnswered, StateSeen
@@ -19,12 +22,14 @@ from psyche_core.errors import CoordinatorError
 from psyche_core.testing.sim.clock import Clock
 from psyche_core.testing.sim.coordinator_watch import CoordinatorWatch
 from psyche_core.testing.sim.failure import Broken
-from psyche_core.testing.sim.keys import join_of
+from psyche_core.testing.sim.ledger import Ledger
 from psyche_core.testing.sim.network import Network
 from psyche_core.types import RunState
 from psyche_core.wire.codec import decode, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from psyche_core.testing.sim.node import Node
 
 EPOCH_OF_TIME = 1_800_000_000
@@ -35,8 +40,23 @@ ANSWER_TIMEOUT = 10.0
 ATTEMPTS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A state that was there at a moment (virtual seconds), and the ledger of that moment where it is needed."""
+
+    time: float
+    version: int
+    lineage: int
+    seen: StateSeen
+    ledger: Ledger | None
+
+
 class Server:
-    """See the module. withdraw_after: seconds until a lost member is withdrawn, 0 for never."""
+    """See the module. withdraw_after: seconds until a lost member is withdrawn, 0 for never.
+
+    remember: seconds for which older states are kept, 0 for none; with_ledger: to go on from one of them. lineage: a number that
+    grows with each return to an older state or to an older step: what was decided after that is forgotten.
+    """
 
     def __init__(
         self,
@@ -49,7 +69,15 @@ class Server:
         counts: Counter[str],
         sealed: bool,
         withdraw_after: float,
+        remember: float = 0.0,
+        with_ledger: bool = False,
     ) -> None:
+        self.lineage = 0
+        self.went_back: Callable[[int, CoordinatorState], None] | None = None
+        self.changed: Callable[[CoordinatorState, float], None] | None = None
+        self._history: deque[Kept] = deque()
+        self._remember = remember
+        self._with_ledger = with_ledger
         self.state = state
         self.up = True
         self.version = 0
@@ -63,6 +91,7 @@ class Server:
         self._told = (-1, StateSeen(state))
         self._life = 0
         self._lost_since: dict[int, float] = {}
+        self._went_down = 0.0
         clock.after(chance.random(), self._tick, 0)
 
     @property
@@ -75,15 +104,44 @@ class Server:
     def crash(self) -> None:
         """Down; what is on disk stays, and that is every state."""
         self.up = False
+        self._went_down = self._clock.now
         self._life += 1
         self._counts["server-restart"] += 1
 
-    def restart(self) -> None:
-        """Up again with the state on disk; members connect again one by one."""
+    def restart(self, *, older: float = 0.0) -> None:
+        """Up again with the state on disk, or one from `older` seconds before; members connect again one by one."""
+        if older:
+            self._take_older(older)
         self.up = True
         self._clock.after(TICK, self._tick, self._life)
         for node in self._network.nodes:
             self.reconnect(node)
+
+    def _take_older(self, seconds: float) -> None:
+        """Go on from a state of that long before it went down, or the oldest kept; what came after it was never heard of."""
+        wanted = self._went_down - seconds
+        kept = next(
+            (item for item in reversed(self._history) if item.time <= wanted), self._history[0] if self._history else None
+        )
+        if kept is None or kept.ledger is None or kept.seen.state is self.state or self.finished:
+            return
+
+        self._counts["older-state"] += 1
+        self.state = kept.seen.state
+        self.version += 1
+        self.lineage += 1
+        self._watch.restored(self.state, kept.ledger)
+        if self.went_back is not None:
+            self.went_back(self.lineage, self.state)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Keep the state of now, for who is shown older ones."""
+        ledger = self._watch.ledger.copy() if self._with_ledger else None
+        history = self._history
+        history.append(Kept(self._clock.now, self.version, self.lineage, self._seen(), ledger))
+        while len(history) > 2 and history[1].time < self._clock.now - self._remember:
+            history.popleft()
 
     def reconnect(self, node: Node) -> None:
         """A member's connection is back, after a moment: it sees the newest state, and its join is repeated."""
@@ -92,7 +150,7 @@ class Server:
     def _connected(self, node: Node, life: int) -> None:
         if node.life == life and node.running and self.up:
             if node.joined:
-                self.ask(node, join_of(node.index))
+                self.ask(node, node.join_command())
             self.tell(node)
 
     def _tick(self, life: int) -> None:
@@ -118,7 +176,7 @@ class Server:
     def ask(self, node: Node, command: Command, attempt: int = 1) -> None:
         """A node sends a command."""
         seconds = self._network.to_server(node)
-        lost = seconds is None or not self.up or self._network.strikes("drop", node.index, -1)
+        lost = seconds is None or not self.up or self._network.strikes("drop", node.index, -1) or self._fails(node)
         if lost or seconds is None:
             self._clock.after(ANSWER_TIMEOUT, self._ask_again, node, node.life, command, attempt)
             return
@@ -159,6 +217,14 @@ class Server:
             self.state = state
             self.version += 1
             self._watch.changed(before, state, command, events=events, now=self.now)
+            if state.generation != before.generation:
+                self.lineage += 1
+                if self.went_back is not None:
+                    self.went_back(self.lineage, state)
+            if self.changed is not None and (state.progress is not before.progress or state.run_state is not before.run_state):
+                self.changed(state, self._clock.now)
+            if self._remember:
+                self._keep()
             for node in self._network.nodes:
                 self.tell(node)
         return None
@@ -180,9 +246,38 @@ class Server:
             return
 
         node.state_due = False
-        if own_life == self._life and node.version != self.version and not self._network.is_cut(-1, node.index):
-            node.version = self.version
-            node.receive(life, self._seen())
+        if own_life != self._life:
+            self.tell(node)
+            return
+        if node.version == self.version or self._network.is_cut(-1, node.index):
+            return
+
+        lag = max(node.rpc_lags, default=0.0)
+        if lag or self._fails(node):
+            self._shown(node, lag)
+            return
+
+        node.version, node.lineage = self.version, self.lineage
+        node.receive(life, self._seen())
+
+    def _fails(self, node: Node) -> bool:
+        """Whether a call of a member's provider fails."""
+        failing = bool(node.rpc_fails) and self._chance.random() < max(node.rpc_fails)
+        if failing:
+            self._counts["failing-rpc"] += 1
+        return failing
+
+    def _shown(self, node: Node, lag: float) -> None:
+        """A provider shows what it has: nothing, or a state that is behind, never one older than it showed before."""
+        if lag:
+            self._counts["slow-rpc"] += 1
+            wanted = self._clock.now - lag * (0.5 + self._chance.random())
+            kept = next((item for item in reversed(self._history) if item.time <= wanted), None)
+            if kept is not None and kept.version > node.version:
+                node.version, node.lineage = kept.version, kept.lineage
+                node.receive(node.life, kept.seen)
+        node.state_due = True  # it asks again
+        self._clock.after(0.3 + self._chance.random(), self._deliver, node, node.life, self._life)
 
     def _seen(self) -> StateSeen:
         if self._told[0] != self.version:

@@ -9,23 +9,28 @@ from __future__ import annotations
 import random
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from psyche_core.client import events as ev
+from psyche_core.client.epoch import PLAYING, masters_due
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import Pause, Resume, SetFutureEpochRates
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.run_config import Choice, CoordinatorConfig, LLMConfig, ModelConfig
+from psyche_core.testing.sim.announced import Announced
 from psyche_core.testing.sim.clock import Clock
 from psyche_core.testing.sim.coordinator_watch import CoordinatorWatch
 from psyche_core.testing.sim.failure import Broken, SimFailure
-from psyche_core.testing.sim.keys import INSTANCE, RUN_ID, identity_of
+from psyche_core.testing.sim.keys import INSTANCE, RUN_ID, identity_of, member_with
 from psyche_core.testing.sim.lies import Lies
 from psyche_core.testing.sim.network import Network
 from psyche_core.testing.sim.node import Node
-from psyche_core.testing.sim.replica import HashReplica, Replica
+from psyche_core.testing.sim.replica import HashReplica, Payload, Replica
 from psyche_core.testing.sim.replica_watch import ProgressWatch, ReplicaWatch
 from psyche_core.testing.sim.script import LIES, NETWORK_FAULTS, Fault, Script
 from psyche_core.testing.sim.server import EPOCH_OF_TIME, Server
+from psyche_core.testing.sim.times import StepTimes
 
 WATCH = 2.0
 """Virtual seconds between two looks at the run's progress."""
@@ -37,6 +42,12 @@ ENDING = 60.0
 """Virtual seconds after the run's end in which every honest member must have stopped."""
 
 
+OWNER = 8.0
+"""Virtual seconds until the owner of a run that has lost its model decides what to do."""
+
+REMEMBER = 300.0
+"""Virtual seconds for which the server's older states are kept, where they are needed."""
+
 AFTERMATH = 15.0
 """Virtual seconds a member may need to come back after a fault; a run that ends meanwhile may end without it."""
 
@@ -45,7 +56,9 @@ AFTERMATH = 15.0
 class RunResult:
     """What a run was. failure: None when every invariant held. mark: a number that is equal for equal runs.
 
-    seconds: virtual; events: calls of machines; counts: how often each fault struck, each refusal, each repair.
+    seconds: virtual; step_seconds: virtual, median of a step after the first ten; finished_at: virtual seconds at which the
+    coordinator's run ended, 0 if it did not; events: calls of machines; counts: how often each fault struck, each refusal, each
+    repair.
     """
 
     seed: int
@@ -55,6 +68,8 @@ class RunResult:
     steps: int
     epochs: int
     mark: int
+    step_seconds: float = 0.0
+    finished_at: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     end_reasons: tuple[str, ...] = ()
 
@@ -74,8 +89,10 @@ class World:
         self.index_of = {identity_of(index).p2p: index for index in range(script.clients)}
         liars = script.liars
         honest = frozenset(identity_of(index).signer for index in range(script.clients) if index not in liars)
-        self.coordinator = CoordinatorWatch(honest=honest)
-        self.replicas = ReplicaWatch(self.coordinator.ledger, initial=self.new_replica().snapshot())
+        self.announced = Announced()
+        kinds = {fault.kind for fault in script.faults}
+        self.coordinator = CoordinatorWatch(honest=honest, announced=self._has_announced, calm=kinds <= set(LIES))
+        self.replicas = ReplicaWatch(lambda: self.coordinator.ledger, initial=self.new_replica().snapshot())
         self.progress = ProgressWatch(bound=_bound(script), calm_after=script.calm_after)
         self.network = Network(self.clock, self._stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
         state = new_state(RUN_ID, _config(script), _MODEL, now=EPOCH_OF_TIME, instance=INSTANCE)
@@ -88,7 +105,13 @@ class World:
             counts=self.counts,
             sealed=script.sealed,
             withdraw_after=script.shape.withdraw_after,
+            remember=REMEMBER if kinds & {"older-state", "slow-rpc"} else 0.0,
+            with_ledger="older-state" in kinds,
         )
+        self.server.went_back = self._went_back
+        self.times = StepTimes()
+        self.server.changed = self._changed
+        self._owner_decides = False
         self.lies = Lies(self.clock, self.server, members=script.clients, counts=self.counts)
         self.nodes = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
@@ -146,6 +169,8 @@ class World:
             steps=progress.step - 1,
             epochs=progress.epoch,
             mark=self.mark & (2**64 - 1),
+            step_seconds=self.times.median,
+            finished_at=self.times.finished_at,
             counts=dict(self.counts),
             end_reasons=tuple(self.coordinator.end_reasons),
         )
@@ -200,7 +225,8 @@ class World:
 
         ended = self._finished_at if self._finished_at is not None else self.clock.now
         return any(
-            fault.end > ended - AFTERMATH and (not fault.nodes or node.index in fault.nodes or fault.kind in NETWORK_FAULTS)
+            fault.end > ended - AFTERMATH
+            and (not fault.nodes or node.index in fault.nodes or fault.kind in (*NETWORK_FAULTS, "all-die", "older-state"))
             for fault in self.script.faults
             if fault.kind not in LIES and fault.start <= self.clock.now
         )
@@ -233,9 +259,12 @@ class World:
         self.note("fault", f"{fault.kind} of {fault.nodes or 'all'} for {fault.duration:.1f} s, {fault.amount:.2f}")
         if fault.kind in NETWORK_FAULTS:
             self.network.begin(fault)
-        elif fault.kind == "server-restart":
+        elif fault.kind in ("server-restart", "older-state"):
             if self.server.up:
                 self.server.crash()
+        elif fault.kind == "all-die":
+            self._all_die(fault)
+            return
         elif fault.kind == "owner-pause":
             if self.server.up and self.server.take(Pause()) is None:
                 self.counts["owner-pause"] += 1
@@ -246,6 +275,20 @@ class World:
             return
 
         self.clock.after(fault.duration, self._end, fault)
+
+    def _all_die(self, fault: Fault) -> None:
+        """All members are gone at the same moment; each comes back within the fault's duration, with its disk or without it."""
+        self.counts["all-die"] += 1
+        for node in self.nodes:
+            if node.running:
+                node.crash()
+                chance = self._stream(f"death of {node.index} at {fault.start}")
+                wait = fault.duration * (0.3 + 0.7 * chance.random())
+                self.clock.after(wait, self._comes_back, node, node.index not in fault.nodes)
+
+    def _comes_back(self, node: Node, disk: bool) -> None:
+        if not node.running and node.stop is None and not self.server.finished:
+            node.boot(disk=disk)
 
     def _befall(self, fault: Fault, node: Node) -> None:
         match fault.kind:
@@ -262,6 +305,12 @@ class World:
                 self.counts["skew"] += 1
                 node.clock_offset += fault.amount * 1000.0
                 node.clock_rate = fault.amount
+            case "empty-results":
+                node.empty_results.append(fault.amount)
+            case "slow-rpc":
+                node.rpc_lags.append(fault.amount)
+            case "failing-rpc":
+                node.rpc_fails.append(fault.amount)
             case "leave":
                 if node.running:
                     self.counts["leave"] += 1
@@ -274,6 +323,58 @@ class World:
                 pass
             case _:
                 self.lies.begin(node, fault.kind)
+
+    def _has_announced(self, signer: bytes, place: tuple[int, int]) -> bool:
+        return member_with(signer, self.script.clients) in self.announced.by(place)
+
+    def _changed(self, state: CoordinatorState, now: float) -> None:
+        """The coordinator's phase or progress has changed. now: virtual seconds."""
+        self.times.look(state, now)
+        if state.model_lost and not self._owner_decides:
+            self.counts["model lost"] += 1
+            self._owner_decides = True
+            self.clock.after(OWNER, self._decide)
+
+    def _decide(self) -> None:
+        """The owner of a run that has lost its model: those with a disk have had time to come back, so it is the checkpoint."""
+        state = self.server.state
+        if not self.server.up or self.clock.now < self.script.calm_after:
+            self.clock.after(1.0, self._decide)
+            return
+
+        self._owner_decides = False
+        if state.model_lost:
+            self._nobody_has(state)
+            self.server.take(Resume(from_checkpoint=True))
+
+    def _went_back(self, lineage: int, state: CoordinatorState) -> None:
+        """The coordinator goes on from an older state or step: what was decided since is forgotten."""
+        self.note("server", f"goes back to step {state.progress.step}")
+        self.counts["went back"] += 1
+        self.replicas.went_back(lineage, masters_due(state) if state.run_state in PLAYING else state.progress.step - 1)
+
+    def _nobody_has(self, state: CoordinatorState) -> None:
+        """The run is about to go back: what it leaves behind must be lost to every honest member of the epoch that came back."""
+        for node in self._honest():
+            slot = state.slot_of(node.identity)
+            if slot is None or slot not in state.healthy_slots or not node.running or node.spoiled:
+                continue
+            if self.replicas.is_after(node.replica.snapshot(), state.progress.step - 1):
+                sentence = f"the run goes back from step {state.progress.step - 1}, whose masters {node.name} holds"
+                raise Broken("nothing-is-lost-that-a-member-holds", sentence)
+
+    def applied(self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object) -> None:
+        """A member applied the results of a round. held: its payloads by hash; before: its masters without them."""
+        place = (work.height, work.step)
+
+        def payloads() -> tuple[Payload, ...]:
+            accepted = self.coordinator.ledger.accepted.get(place, [])
+            return self.announced.meant(work.payload_hashes, held, place=place, accepted=accepted)
+
+        masters = node.replica.snapshot()
+        self.replicas.made(before, payloads, masters)
+        if not node.liar and not node.spoiled:
+            self.replicas.applied(node.name, (lineage, *place), payloads=payloads(), before=before, masters=masters)
 
     def held(self, masters: object) -> bool:
         """Whether any honest member that runs holds these masters."""
@@ -299,9 +400,9 @@ class World:
                 for node in self.nodes:
                     if node.running:
                         self.server.reconnect(node)
-        elif fault.kind == "server-restart":
+        elif fault.kind in ("server-restart", "older-state"):
             if not self.server.up:
-                self.server.restart()
+                self.server.restart(older=fault.amount if fault.kind == "older-state" else 0.0)
         elif fault.kind == "owner-pause":
             self._resume()
         else:
@@ -323,6 +424,13 @@ class World:
                 node.unpause()
             case "slow":
                 node.slowed.remove(fault.amount)
+            case "empty-results":
+                node.empty_results.remove(fault.amount)
+            case "slow-rpc":
+                node.rpc_lags.remove(fault.amount)
+                self.server.tell(node)
+            case "failing-rpc":
+                node.rpc_fails.remove(fault.amount)
             case "skew":
                 now = node.now
                 node.clock_rate = 1.0
@@ -361,6 +469,7 @@ def _config(script: Script) -> CoordinatorConfig:
         verification_percent=0,
         waiting_for_members_extra_time=shape.extra_time,
         rounds_per_epoch=shape.rounds_per_epoch,
+        restart_from_checkpoint=shape.restart_from_checkpoint,
     )
 
 

@@ -19,6 +19,7 @@ from psyche_core.builtin.hf.quiet import first_line
 from psyche_core.errors import PsycheError
 from psyche_core.hookspecs import ShardingContext
 from psyche_core.interfaces.sharding import ShardingEngine
+from psyche_core.sentences import printable_lines
 from psyche_core.training.memory import is_out_of_memory
 from psyche_core.training.sharding.commands import Build, Command, End, Work
 from psyche_core.training.sharding.group import TorchGroup, is_lost_connection
@@ -95,7 +96,7 @@ def _work(group: TorchGroup, engines: EngineByName, *, ended: Callable[[], None]
 def _end(sentence: str) -> None:
     """At once: threads of torch may wait for what can no longer happen."""
     try:
-        sys.stderr.write(f"Error: {sentence}\n")
+        sys.stderr.write(f"Error: {printable_lines(sentence)}\n")
         sys.stderr.flush()
     finally:
         os._exit(FAILED)

@@ -20,5 +20,6 @@ def seeds() -> list[bytes]:
 def TARGET(data: bytes) -> None:
     path = _FOLDER / "me.key"
     path.write_bytes(data)
+    path.chmod(0o600)
     key = SecretKey.load(path)
     assert key.seed == data or "".join(data.decode("ascii").split()).lower() == key.seed.hex()

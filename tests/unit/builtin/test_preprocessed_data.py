@@ -96,7 +96,9 @@ async def test_a_data_set_in_the_hubs_cache_needs_no_network(tmp_path):
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize("name", ["somebody/others", "nowhere"])
 async def test_a_data_set_that_cannot_be_had_is_one_sentence(tmp_path, name):
-    with pytest.raises(DataError, match=f"^{name} is neither a folder here nor a data set that could be downloaded"):
+    with pytest.raises(
+        DataError, match=f"/{name} does not exist, and {name} is neither a folder here nor a data set that could be downloaded"
+    ):
         async with PreprocessedData(name, sequence_length=1, base=tmp_path):
             pass
 

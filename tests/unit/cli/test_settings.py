@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
+from pydantic import BaseModel, Field
 
 from psyche_core.cli.options import settings_options
 from psyche_core.errors import ConfigError
@@ -73,6 +74,47 @@ def test_all_broken_rules_are_said_at_once() -> None:
 
 def test_quotes_around_a_run_id_are_dropped() -> None:
     assert load_settings(ClientSettings, NEEDED | {"run_id": "'first-light'"}).run_id == "first-light"
+
+
+@pytest.mark.parametrize(
+    ("run_id", "rule"),
+    [
+        ("é" * 17, "must be at most 32 bytes of UTF-8, got 34"),
+        ("x" * 33, "must be at most 32 bytes of UTF-8, got 33"),
+        ("", "must not be empty"),
+        ("''", "must not be empty"),
+        ("a\0b", "must not contain NUL characters"),
+    ],
+)
+def test_a_run_id_follows_the_rule_of_run_files(run_id: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--run-id: got .*; {rule}$"):
+        load_settings(ClientSettings, NEEDED | {"run_id": run_id})
+
+
+def test_the_longest_run_id_may_stand_in_quotes() -> None:
+    assert load_settings(ClientSettings, NEEDED | {"run_id": f"'{'x' * 32}'"}).run_id == "x" * 32
+
+
+def test_help_says_what_a_number_counts() -> None:
+    """Each float is in a unit of its own, and one that says none is not called seconds."""
+
+    class Told(BaseModel):
+        waiting: float = Field(default=1.0, json_schema_extra={"unit": "SECONDS"})
+        share: float = 0.5
+
+    units = {}
+    for settings in (ClientSettings, ServerSettings, TestnetSettings, Told):
+
+        @click.command()
+        @settings_options(settings)
+        def holder(**_: object) -> None: ...
+
+        units |= {option.name: option.metavar for option in holder.params if option.type is click.FLOAT}
+    assert units == {
+        **dict.fromkeys(("reconnect_seconds", "random_kill_interval", "random_kill_seconds", "time_limit", "waiting"), "SECONDS"),
+        "require_loss_drop": "NATS",
+        "share": "X",
+    }
 
 
 def test_an_unknown_name_is_refused() -> None:

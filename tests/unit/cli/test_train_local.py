@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lone_run import ADAMW, DISTRO, RUN
 from transformers import AutoModelForCausalLM
 
 from psyche_core.builtin.adamw import AdamW
@@ -16,35 +17,6 @@ from psyche_core.testing.toy_model import ToyModel, toy_samples
 from psyche_core.training.checkpoint_manifest import read_manifest
 from psyche_core.training.local_run import LocalRun
 from psyche_core.training.trainer import Trainer
-
-RUN = """
-run_id = "alone"
-[config]
-warmup_time = 20
-cooldown_time = 1
-max_round_train_time = 30
-round_witness_time = 1
-epoch_time = 60
-total_steps = 12
-init_min_clients = 1
-min_clients = 1
-witness_nodes = 0
-global_batch_size_start = 8
-global_batch_size_end = 8
-global_batch_size_warmup_tokens = 0
-verification_percent = 0
-waiting_for_members_extra_time = 1
-[model.LLM]
-architecture = "HfAuto"
-data_type = "Pretraining"
-max_seq_len = 16
-cold_start_warmup_steps = 0
-checkpoint = { Hub = { repo_id = "model" } }
-data_location = "PLACE"
-lr_schedule = { Constant = { base_lr = 2e-2, warmup_init_lr = 0.0, warmup_steps = 2 } }
-"""
-ADAMW = "optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8, clip_grad_norm = 1.0 } }\n"
-DISTRO = "optimizer = { Distro = { compression_topk = 64, compression_chunk = 16, quantize_1bit = true } }\n"
 
 
 @pytest.fixture
@@ -61,7 +33,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def arguments(base: Path, *more: str) -> list[str]:
-    return ["train-local", "--state", str(base / "state.toml"), "--base", str(base), "--device", "cpu", "--logs", "json", *more]
+    return ["train-local", "--state", str(base / "state.toml"), "--device", "cpu", "--logs", "json", *more]
 
 
 def told(out: str, kind: str) -> list[dict[str, object]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,18 @@ from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.cli.failures import describe_failure
 from psyche_core.client import report
-from psyche_core.client.assemble import bench_builder
+from psyche_core.client.assemble import _open_store, bench_builder
 from psyche_core.client.bench import Start
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import ConfigError
+from psyche_core.hookspecs import GROUP
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import parse_run_file
-from psyche_core.settings import ClientSettings
+from psyche_core.settings import ClientSettings, load_settings
 from psyche_core.testing.tiny_models import LLAMA
+from psyche_core.training.stores import FolderStore, HubStore
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -179,6 +184,119 @@ def assert_never_joined(client: Client) -> None:
     assert client.coordinator.state.epoch.clients == ()
 
 
+LEMON = """
+from psyche_core.builtin.adamw import AdamW
+from psyche_core.builtin.adamw_settings import AdamWSettings
+from psyche_core.builtin.dummy_data import DummyData
+from psyche_core.errors import PayloadRejected
+from psyche_core.hookspecs import DataRegistration, OptimizerRegistration, hookimpl
+from psyche_core.interfaces.data import Samples
+
+PSYCHE_PLUGIN_API = "1.0"
+
+class Lemon(AdamW):
+    def check(self, payload):
+        {check}
+
+class Short(DummyData):
+    @property
+    def sequence_length(self):
+        return super().sequence_length - {announced}
+    async def read(self, batches, *, timeout):
+        samples = await super().read(batches, timeout=timeout)
+        row = samples.sequence_length * samples.token_size
+        return Samples(samples.tokens[row:], samples.count - 1, samples.sequence_length, samples.token_size)
+
+def create(settings, model):
+    {create}
+    return Lemon(settings, model)
+
+@hookimpl
+def psyche_register_optimizers():
+    return [OptimizerRegistration(name="Lemon", summary="sour", settings=AdamWSettings, create=create)]
+
+@hookimpl
+def psyche_register_data():
+    length = lambda context: Short(sequence_length=context.sequence_length)
+    return [DataRegistration(name="Short", summary="one less", settings=None, create=length)]
+"""
+
+
+@pytest.fixture
+def lemon(tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Install a distribution whose optimizer and data break their contracts, as it is told."""
+    folder = tmp_path / "site"
+
+    def install(*, check: str = "pass", create: str = "pass", announced: int = 0) -> None:
+        info = folder / "lemon-1.2.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lemon\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\noptimizer.Lemon = lemon_plugin\ndata.Short = lemon_plugin\n")
+        (folder / "lemon_plugin.py").write_text(LEMON.format(check=check, create=create, announced=announced))
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+
+    yield install
+    sys.path.remove(str(folder))
+    sys.modules.pop("lemon_plugin", None)
+    importlib.invalidate_caches()
+
+
+SOUR = RUN.replace("optimizer = { AdamW", "optimizer = { Lemon")
+SHORT = RUN.replace('data_location = "Dummy"', 'data_location = "Short"')
+
+
+@pytest.mark.parametrize(
+    ("run", "broken", "sentence"),
+    [
+        (
+            SOUR,
+            {"create": "raise KeyError('betas')"},
+            "the optimizer plugin Lemon (lemon 1.2) failed in its create",
+        ),
+        (
+            SOUR,
+            {"check": "raise PayloadRejected('sour')"},
+            "the optimizer plugin Lemon (lemon 1.2) made a result for step 1 that its own check refuses (sour)",
+        ),
+        (SHORT, {"announced": 1}, "the data plugin Short (lemon 1.2) says that its sequences have 15 tokens"),
+    ],
+    ids=["factory", "own result", "sequence length"],
+)
+async def test_a_plugin_that_breaks_its_contract_ends_the_client_with_a_sentence_that_names_it(
+    base: Path, stack: AsyncExitStack, lemon: Callable[..., None], run: str, broken: dict[str, Any], sentence: str
+) -> None:
+    lemon(**broken)
+    client = Client(base, stack, run=run)
+    with pytest.raises(Exception) as caught, anyio.fail_after(60):
+        await client.run()
+    described = describe_failure(caught.value)
+    assert described is not None, "the user would see a traceback"
+    assert described[1] == 1
+    assert described[0].startswith(sentence)
+    assert [event for event in client.told if isinstance(event, report.Ended)] == [report.Ended(described[0], success=False)]
+
+
+async def test_data_that_is_one_sequence_short_is_told_and_not_trained_on(
+    base: Path, stack: AsyncExitStack, lemon: Callable[..., None]
+) -> None:
+    lemon()
+    client = Client(base, stack, run=SHORT)
+
+    def short() -> list[str]:
+        return [event.message for event in client.told if isinstance(event, report.Problem)]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(client.run)
+        with anyio.fail_after(60):
+            while not short():
+                await anyio.sleep(0.05)
+        tasks.cancel_scope.cancel()
+    said = "step 1 was not trained: the data plugin Short (lemon 1.2) gave 3 sequences where 4 were asked for"
+    assert short()[0].startswith(said)
+    assert not [event for event in client.told if isinstance(event, report.StepTrained)]
+
+
 @pytest.mark.parametrize(
     ("was", "said"),
     [
@@ -210,6 +328,16 @@ async def test_a_micro_batch_that_was_left_to_us_is_told_once(base: Path, stack:
     benches = [await client.build(Start(client.state)) for _ in range(2)]
     assert [event for event in client.told if isinstance(event, report.MicroBatchFound)] == [report.MicroBatchFound(16)]
     assert [bench.trainer.micro_batch_size for bench in benches] == [16, 16]  # type: ignore[attr-defined]
+
+
+def test_a_folder_for_models_that_is_not_there_is_no_repository_of_ours(base: Path) -> None:
+    """Else a mistyped folder would be made as a repository under whoever is logged in."""
+    given = {"run_id": "r", "server_addr": "memory:1", "base": base, "checkpoint_dir": base / "saved"}
+    with pytest.raises(ConfigError, match=f"--hub-repo: there is no folder {base}/models, .* is written owner/name"):
+        _open_store(load_settings(ClientSettings, given | {"hub_repo": "models"}))
+    (base / "models").mkdir()
+    assert isinstance(_open_store(load_settings(ClientSettings, given | {"hub_repo": "models"})), FolderStore)
+    assert isinstance(_open_store(load_settings(ClientSettings, given | {"hub_repo": "owner/name"})), HubStore)
 
 
 async def test_options_reach_the_model(base: Path, stack: AsyncExitStack) -> None:

@@ -37,6 +37,7 @@ def test_one_process_asks_for_nothing() -> None:
 def test_options_arrive(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"0123456789abcdef\n")
+    secret.chmod(0o600)
     given = settings(
         data_parallelism=2,
         tensor_parallelism=3,
@@ -76,6 +77,9 @@ def test_halves_are_refused(given: dict[str, Any], sentence: str) -> None:
 
 def test_a_short_secret_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"short")
+    with pytest.raises(ConfigError, match="can be read by other users of this machine"):
+        parallelism_of(settings(data_parallelism=2, sidecar_secret_file=tmp_path / "secret"))
+    (tmp_path / "secret").chmod(0o600)
     with pytest.raises(ConfigError, match="has 5 bytes, at least 16 are needed"):
         parallelism_of(settings(data_parallelism=2, sidecar_secret_file=tmp_path / "secret"))
 
@@ -127,5 +131,6 @@ async def test_lost_ranks_end_the_client_and_not_one_step_after_another() -> Non
     workshop = Workshop(lambda _: pytest.fail("not asked for"), transport=transport, tell=lambda _: None)
     data = DummyData(sequence_length=4)
     workshop._bench = Bench(LostTrainer(), data)  # type: ignore[arg-type]
+    workshop._sequence_length = 4
     with anyio.fail_after(10), pytest.raises(RanksLost, match="rank 1"):
         await workshop.do(ev.Train(height=1, step=1, share=(BatchId(0, 0),), tag=1))

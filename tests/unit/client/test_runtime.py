@@ -4,166 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from psyche_core.builtin.dummy_data import DummyData
-from psyche_core.builtin.memory_backend import MemoryBackend, MemoryCoordinator
-from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from party import ChainTrainer, Party, trainers
+from psyche_core.builtin.memory_backend import MemoryBackend
 from psyche_core.client import events as ev
 from psyche_core.client import report
 from psyche_core.client import runtime as runtime_module
-from psyche_core.client.bench import Bench
 from psyche_core.client.machine import Patience
 from psyche_core.client.runtime import ClientRuntime
-from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import Command, Withdraw, Witness
-from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendClosed, BackendError, CommandRefused, ModelError, NonFiniteError, PayloadRejected
+from psyche_core.errors import BackendClosed, CommandRefused, ModelError
 from psyche_core.interfaces.backend import StateUpdate
-from psyche_core.interfaces.data import Samples
-from psyche_core.run_config import parse_run_file
 from psyche_core.types import RunState
-from psyche_core.wire.manifest import Manifest, Piece, Table, parameter_table
 from psyche_core.wire.messages import Finished, seal
 from psyche_core.wire.signing import SecretKey
-from world import INSTANCE, RUN
-
-TABLE = {"total_steps": 6, "clients": 3, "min_clients": 2, "witness_nodes": 0, "rounds_per_epoch": 3}
-
-
-@dataclass(frozen=True)
-class Done:
-    loss: float
-    tokens: int
-    seconds: float
-    payload: bytes
-
-
-class ChainTrainer:
-    """A trainer whose weights are a hash chain over what was applied. broken: steps it cannot train; bad: sends garbage."""
-
-    max_payload_bytes = 64
-    parameter_count = 1
-
-    def __init__(self, name: str, *, broken: tuple[int, ...] = (), bad: tuple[int, ...] = ()) -> None:
-        self.name, self.broken, self.bad = name, broken, bad
-        self.weights = bytes(32)
-        self.applied: list[tuple[int, int]] = []
-        self.installed: list[int] = []
-
-    def train(self, step: int, samples: Samples) -> Done:
-        if step in self.broken:
-            message = "the gradient is not finite"
-            raise NonFiniteError(message)
-
-        prefix = b"bad!" if step in self.bad else b"good"
-        return Done(4.0, samples.count * samples.sequence_length, 0.01, prefix + f"{self.name} {step}".encode())
-
-    def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool) -> None:
-        self.weights = hashlib.sha256(self.weights + repr((step, sorted(payloads))).encode()).digest()
-        self.applied.append((step, len(payloads)))
-
-    def check(self, payload: bytes) -> None:
-        if not payload.startswith(b"good"):
-            message = "does not fit"
-            raise PayloadRejected(message)
-
-    def sampled_digest(self, seed: int) -> bytes:
-        return hashlib.sha256(self.weights + seed.to_bytes(8, "big")).digest()
-
-    def full_digest(self) -> bytes:
-        return hashlib.sha256(self.weights).digest()
-
-    @property
-    def table(self) -> Table:
-        return parameter_table({"chain": (8,)})
-
-    def read_piece(self, piece: Piece) -> bytes:
-        return self.weights
-
-    def differing(self, manifest: Manifest) -> tuple[int, ...]:
-        return () if manifest.hashes == (hashlib.sha256(self.weights).digest(),) else (0,)
-
-    def install(self, manifest: Manifest, pieces: Mapping[int, bytes]) -> None:
-        self.weights = pieces.get(0, self.weights)
-        self.installed.append(manifest.step)
-
-    def evaluate(self, samples: Samples) -> float:
-        return float(samples.count)
-
-    def save(self, directory: Path) -> None:
-        directory.mkdir(parents=True)
-
-    def save_private(self, path: Path) -> None:
-        """It has nothing of its own."""
-
-    @property
-    def description(self) -> dict[str, bytes]:
-        return {}
-
-
-class Party:
-    """Three runtimes over memory parts, on the real clock."""
-
-    def __init__(self, trainers: list[ChainTrainer], *, backend: type[MemoryBackend] = MemoryBackend, **config: int) -> None:
-        run = parse_run_file(RUN.format(**{**TABLE, "clients": len(trainers), **config}), source="world")
-        self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model, instance=INSTANCE))
-        self.network = MemoryNetwork()
-        self.trainers = trainers
-        self.backend = backend
-        self.patience = Patience(peers=2.0)
-        self.runtime = ClientRuntime
-        self.events: list[list[report.Event]] = [[] for _ in trainers]
-        self.runtimes: dict[int, ClientRuntime] = {}
-        self.failures: dict[int, Exception] = {}
-        self.transports: dict[int, MemoryTransport] = {}
-
-    async def member(self, index: int) -> None:
-        key = SecretKey(hashlib.sha256(b"party" + bytes((index,))).digest())
-
-        async def build(_: CoordinatorState) -> Bench:
-            return Bench(self.trainers[index], data)
-
-        async with (
-            self.backend(self.coordinator, key) as backend,
-            MemoryTransport(self.network, key.public) as transport,
-            DummyData(sequence_length=16) as data,
-        ):
-            self.transports[index] = transport
-            runtime = self.runtimes[index] = self.runtime(
-                run_id="world",
-                key=key,
-                backend=backend,
-                transport=transport,
-                build=build,
-                report=report.Report(self.events[index].append),
-                patience=self.patience,
-            )
-            try:
-                await runtime.run()
-            except (BackendError, ModelError) as error:
-                self.failures[index] = error
-
-    async def play(self) -> None:
-        async with anyio.create_task_group() as clock:
-            clock.start_soon(self.coordinator.run)
-            async with anyio.create_task_group() as members:
-                for index in range(len(self.trainers)):
-                    members.start_soon(self.member, index)
-            clock.cancel_scope.cancel()
-
-    def ended(self, index: int) -> report.Ended:
-        return next(event for event in self.events[index] if isinstance(event, report.Ended))
-
-
-def trainers(count: int = 3) -> list[ChainTrainer]:
-    return [ChainTrainer(f"trainer-{number}") for number in range(count)]
+from world import INSTANCE
 
 
 @pytest.mark.slow

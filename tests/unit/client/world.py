@@ -133,6 +133,7 @@ class World:
         self.train_delay: Callable[[Member], float] = lambda member: self.random.uniform(*self.train_seconds)
         self.deaf: Callable[[Member, Member, Message], bool] = lambda source, target, message: False
         self.fails: Callable[[Member, ev.Train], bool] = lambda member, work: False
+        self.breaks: Callable[[Member, ev.Work], ev.WorkDone | None] = lambda member, work: None
         self.double: Callable[[Member], bool] = lambda member: False
         self.stores = stores
         self.sourceless: list[Member] = []
@@ -281,7 +282,7 @@ class World:
                         self._later(other, ev.MessageSeen(member.key.public, action.message))
             case ev.FetchPayload():
                 self._fetch(member, action)
-            case ev.Expire() | ev.Prefetch():
+            case ev.Expire() | ev.Prefetch() | ev.KeepResults():
                 pass
             case ev.Remind():
                 if self.reminds:
@@ -335,7 +336,12 @@ class World:
             assert soon or (message.epoch, message.height) in member.own_by_round
         for other in self.members if before is not None and before.batches else ():
             place = state.slot_of(other.machine.identity)
-            waited_for = place is not None and notes.waited_for(frozenset({place}))
+            if place is None or message.height - 1 not in notes.records:
+                continue
+
+            earlier, since = notes.records[message.height - 1], notes.records[message.height].ready_at
+            now = member.machine._me.now  # its own clock, which stands while it sleeps
+            waited_for = notes.delivering(earlier, frozenset({place}), since=since, now=now)
             if waited_for and place in state.healthy_slots and place in shares(state, before):
                 published = other.own_by_round.get((message.epoch, message.height - 1))
                 assert published is not None
@@ -346,7 +352,7 @@ class World:
             if action.payload_hash in other.payloads and other.alive and not self.drop(other, member, action.payload_hash):
                 member.payloads[action.payload_hash] = other.payloads[action.payload_hash]
                 valid = not self.invalid(member, action.payload_hash)
-                self._later(member, ev.PayloadChecked(action.payload_hash, valid))
+                self._later(member, ev.PayloadChecked(action.payload_hash, valid, action.tag))
                 return
 
         self._later(member, ev.PayloadMissing(action.payload_hash), extra=0.5)
@@ -365,6 +371,10 @@ class World:
             self._feed(member, self._result(member, work))
 
     def _result(self, member: Member, work: ev.Work) -> ev.Event:
+        broken = self.breaks(member, work)
+        if broken is not None:
+            return broken
+
         match work:
             case ev.TakeSnapshot():
                 manifest = hashlib.sha256(repr((work.step, member.weights)).encode()).digest()

@@ -12,19 +12,24 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from psyche_core.client import agreement, course, machine, recovery
+from psyche_core.client import agreement, course, machine, recovery, results
 from psyche_core.client import events as ev
 from psyche_core.client.agreement import DigestBook
 from psyche_core.client.epoch import EpochNotes
 from psyche_core.client.rounds import RoundRecord
-from psyche_core.coordinator import checkpoints, epochs, members, rounds, statements
+from psyche_core.coordinator import checkpoints, epochs, equivocation, members, rounds, statements, transitions, warmup
 from psyche_core.coordinator import witness as votes
 from psyche_core.coordinator.commands import ClientsExited
 from psyche_core.coordinator.state import EndReason
-from psyche_core.testing.sim.generate import generate
+from psyche_core.errors import CoordinatorError
+from psyche_core.testing.sim import keys
+from psyche_core.testing.sim.compare import too_slow
+from psyche_core.testing.sim.failure import SimFailure
+from psyche_core.testing.sim.generate import generate, lone_liar
 from psyche_core.testing.sim.world import run_script
 
 SEEDS = 40
+LONE_SEEDS = 2
 
 Patch = pytest.MonkeyPatch
 
@@ -131,7 +136,7 @@ def the_unhealthy_are_not_swept(patch: Patch) -> None:
         return replace(state, epoch=replace(state.epoch, rounds=(*state.epoch.rounds[:-1], everybody))), events
 
     original = rounds.start_round
-    for room in (rounds, statements, epochs):
+    for room in (rounds, warmup):
         patch.setattr(room, "start_round", start_round)
 
 
@@ -178,13 +183,57 @@ def a_restarted_client_trains_its_share_again(patch: Patch) -> None:
     patch.setattr(course, "EpochNotes", Forgetful)
 
 
+def anybody_joins_with_any_key(patch: Patch) -> None:
+    """A join's proof is not looked at, nor whether another member has the transport key."""
+
+    def join(state, command, now):
+        try:
+            return original(state, command, now)
+        except CoordinatorError as error:
+            if error.name not in ("InvalidProof", "TransportKeyTaken"):
+                raise
+        others = tuple(member for member in state.pending if member.signer != command.sender.signer)
+        return members.with_pending(state, (*others, command.sender), now), ()
+
+    original = transitions.join
+    patch.setattr(transitions, "join", join)
+
+
+def runs_of_one_name_are_one_run(patch: Patch) -> None:
+    """What is signed does not say in which run: it holds in the next run of the same name."""
+    patch.setattr(keys, "EARLIER", keys.INSTANCE)
+
+
+def commitments_do_not_name_the_round(patch: Patch) -> None:
+    """The round's seed is in no commitment: what was signed in a forgotten round is proof in the one that took its place."""
+
+    def commitment_hash(run, *, seed, **fields):
+        return original(run, seed=0, **fields)
+
+    original = results.commitment_hash
+    for room in (results, equivocation, keys):
+        patch.setattr(room, "commitment_hash", commitment_hash)
+
+
+def missed_duties_do_not_count(patch: Patch) -> None:
+    """A witness that never states is waited for in every round."""
+    patch.setattr(rounds, "with_missed", lambda state, slots: state)
+
+
+def warmup_waits_for_everybody(patch: Patch) -> None:
+    """Warmup waits its whole time for who does nothing."""
+    patch.setattr(warmup, "_grace_is_over", lambda *_: False)
+    patch.setattr(warmup, "_waited_for", lambda state: set(state.healthy_slots))
+
+
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """faults: under which it matters. caught: invariants of which one has to break."""
+    """faults: under which it matters. caught: invariants of which one has to break. lone: seen in long runs with one liar."""
 
     apply: Callable[[Patch], None]
     faults: tuple[str, ...]
     caught: tuple[str, ...]
+    lone: bool = False
 
 
 MUTATIONS = (
@@ -193,7 +242,8 @@ MUTATIONS = (
     Mutation(last_step_is_not_trained, (), ("every-step-is-trained",)),
     Mutation(slots_move, ("leave", "crash"), ("slots-never-move",)),
     Mutation(quorum_of_one, ("false-statements", "pause", "delay"), ("two-thirds-of-the-witnesses-accept",)),
-    Mutation(participants_are_ignored, ("delay", "pause", "crash"), ("accepted-is-applied", "replicas-are-equal")),
+    Mutation(participants_are_ignored, ("delay", "pause", "crash"),
+             ("accepted-is-applied", "replicas-are-equal", "training-never-goes-back-unsaid")),
     Mutation(the_first_result_wins, ("two-results",), ("replicas-are-equal", "accepted-is-applied", "no-sample-applied-twice")),
     Mutation(anybody_states_for_anybody, ("garbage",), ("members-speak-for-themselves",)),
     Mutation(anybody_moves_the_checkpoint, ("garbage",), ("checkpointers-are-elected",)),
@@ -203,7 +253,23 @@ MUTATIONS = (
     Mutation(requeued_samples_are_dealt_twice, ("crash", "wrong-shape"), ("no-sample-in-two-places",)),
     Mutation(digests_are_not_compared, ("bit-flip",), ("every-round-is-applied-by-all",)),
     Mutation(a_restarted_client_trains_its_share_again, ("restart",), ("no-honest-member-ejected",)),
+    Mutation(anybody_joins_with_any_key, ("stolen-key",), ("no-honest-member-dropped", "honest-work-is-paid")),
+    Mutation(runs_of_one_name_are_one_run, ("old-signatures",), ("no-honest-member-ejected",)),
+    Mutation(commitments_do_not_name_the_round, ("old-signatures", "older-state"), ("no-honest-member-ejected",)),
+    Mutation(missed_duties_do_not_count, ("never-states",), ("a-liar-costs-little-time",), lone=True),
+    Mutation(warmup_waits_for_everybody, ("idle-joiners",), ("a-liar-costs-little-time",), lone=True),
 )  # fmt: skip
+
+def played(mutation: Mutation, seed: int) -> SimFailure | None:
+    """What breaks in one run."""
+    if not mutation.lone:
+        return run_script(generate(seed, kinds=mutation.faults, rounds=12)).failure
+
+    script = lone_liar(mutation.faults[0], members=8, seed=seed)
+    script = replace(script, shape=replace(script.shape, warmup_time=60))
+    result = run_script(script)
+    return result.failure or too_slow(script, result)
+
 
 NAMES = [mutation.apply.__name__ for mutation in MUTATIONS]
 
@@ -211,8 +277,8 @@ NAMES = [mutation.apply.__name__ for mutation in MUTATIONS]
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
 def test_a_broken_protocol_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.apply(monkeypatch)
-    for seed in range(SEEDS):
-        failure = run_script(generate(seed, kinds=mutation.faults, rounds=12)).failure
+    for seed in range(LONE_SEEDS if mutation.lone else SEEDS):
+        failure = played(mutation, seed)
         if failure is not None:
             assert "Error(" not in failure.sentence, f"the mutation no longer fits the code it replaces: {failure}"
             assert failure.invariant in mutation.caught, f"caught, but by another invariant: {failure}"
@@ -223,6 +289,6 @@ def test_a_broken_protocol_is_caught(mutation: Mutation, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
 def test_the_unbroken_code_passes_the_same_seeds(mutation: Mutation) -> None:
-    for seed in range(8):
-        failure = run_script(generate(seed, kinds=mutation.faults, rounds=12)).failure
+    for seed in range(LONE_SEEDS if mutation.lone else 8):
+        failure = played(mutation, seed)
         assert failure is None, str(failure)

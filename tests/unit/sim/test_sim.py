@@ -9,31 +9,43 @@ import secrets
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from psyche_core.cli.sim import parse_faults, parse_seeds
+from psyche_core.client import events as ev
 from psyche_core.coordinator import rounds
 from psyche_core.coordinator.commands import Equivocation, SignedResult
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
 from psyche_core.testing import sim
+from psyche_core.testing.sim.announced import Announced
+from psyche_core.testing.sim.compare import MOST_STEP, cost_of
 from psyche_core.testing.sim.failure import SimFailure
-from psyche_core.testing.sim.fleet import Order, run_seeds
-from psyche_core.testing.sim.generate import generate
-from psyche_core.testing.sim.keys import RUN_ID, identity_of, key_of, signed_by, with_real_signatures
+from psyche_core.testing.sim.fleet import Order, one_run, run_seeds
+from psyche_core.testing.sim.generate import LONE_EVERY, generate
+from psyche_core.testing.sim.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
+from psyche_core.testing.sim.ledger import bits
+from psyche_core.testing.sim.node import EMPTY_RESULT
+from psyche_core.testing.sim.replica import Payload
 from psyche_core.testing.sim.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
 from psyche_core.testing.sim.shrink import shrunk
-from psyche_core.testing.sim.world import run_script
-from psyche_core.wire.messages import sign_commitment
+from psyche_core.testing.sim.world import World, run_script
+from psyche_core.types import BatchId
+from psyche_core.wire.messages import Result, sign_commitment
 
 SLICE_RUNS = 240
 
 
 def quiet(kind: str, **changes: object) -> Script:
     """A usual run with faults of one kind, long enough to strike."""
-    nodes = {"partition": (0, 1), "asymmetric": (0, 1), "server-restart": (-1,), "owner-pause": ()}.get(kind, (1,))
-    amount = {"slow": 8.0, "skew": 2.0, "delay": 1.0}.get(kind, 0.4)
+    nodes = {
+        "partition": (0, 1), "asymmetric": (0, 1), "server-restart": (-1,), "older-state": (-1,), "owner-pause": (),
+        "all-die": (0, 1, 2), "empty-results": tuple(range(8)),
+    }.get(kind, (1,))  # fmt: skip
+    amount = {"slow": 8.0, "skew": 2.0, "delay": 1.0, "older-state": 2.0, "slow-rpc": 3.0}.get(kind, 0.4)
     duration = 0.0 if kind in ("crash", "leave", "bit-flip", *LIES) else 8.0
     start = 0.0 if kind == "late" else 3.0
     fault = Fault(kind=kind, start=start, duration=duration, nodes=nodes, amount=amount)
@@ -63,7 +75,7 @@ def test_a_signature_that_an_earlier_run_made_too_still_proves_something(monkeyp
     evidence = with_real_signatures(Equivocation(identity_of(3), 1, 1, 0, *halves))
 
     for half in (evidence.first, evidence.second):
-        assert half.signature == sign_commitment(key_of(3), RUN_ID, half.payload_hash)
+        assert half.signature == sign_commitment(key_of(3), INSTANCE, half.payload_hash)
 
 
 def test_the_same_seed_gives_the_same_run_in_another_process() -> None:
@@ -103,11 +115,83 @@ def test_messages_and_states_may_travel_as_bytes() -> None:
     assert sealed.mark == run_script(quiet("pause")).mark, "how values travel changes nothing"
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3, 16])
-def test_runs_of_other_sizes_hold_too(clients: int) -> None:
-    for seed in range(3):
-        result = run_script(generate(seed, clients=clients, rounds=8))
+@pytest.mark.parametrize(("clients", "seeds", "steps"), [(1, 3, 8), (2, 3, 8), (3, 3, 8), (16, 3, 8), (64, 1, 3)])
+def test_runs_of_other_sizes_hold_too(clients: int, seeds: int, steps: int) -> None:
+    for seed in range(seeds):
+        result = run_script(generate(seed, clients=clients, rounds=steps))
         assert result.failure is None, str(result.failure)
+        assert result.steps == steps
+
+
+def test_in_large_runs_any_draw_of_witnesses_has_an_honest_quorum() -> None:
+    most = max(len(generate(seed, clients=64).liars) for seed in range(60))
+    assert 1 < most <= 10, "of 32 witnesses 22 are a quorum"
+
+
+def test_equal_bytes_of_two_members_stand_for_the_samples_of_both() -> None:
+    shares = [(BatchId(0, 1),), (BatchId(2, 3),), (BatchId(4, 5),)]
+    announced = Announced()
+    for index, share in enumerate(shares):
+        announced.note(index, Result(0, 7, 8, share, EMPTY_RESULT, 32, bytes(32), bytes(64)))
+    held = {EMPTY_RESULT: Payload(EMPTY_RESULT, 2, bits(shares[2]))}
+
+    twice = announced.meant((EMPTY_RESULT, EMPTY_RESULT), held, place=(7, 8), accepted=[0b1111])
+
+    assert [payload.samples for payload in twice] == [0b11, 0b1100], "those that were accepted"
+    assert announced.by((7, 8)) == {0, 1, 2}
+    assert not announced.by((8, 8))
+
+
+def test_a_provider_that_lags_never_shows_an_older_state_after_a_newer_one() -> None:
+    seen: list[int] = []
+    world = World(replace(quiet("slow-rpc"), seed=6))
+    node = world.nodes[1]
+    original = node.receive
+
+    def receive(life: int, event: ev.Event) -> None:
+        if isinstance(event, ev.StateSeen):
+            seen.append(node.version)
+        original(life, event)
+
+    node.receive = receive  # type: ignore[method-assign]
+    assert world.run().failure is None
+    assert world.counts["slow-rpc"] > 0
+    assert seen == sorted(set(seen))
+
+
+def test_a_server_with_an_older_state_makes_its_steps_be_trained_again() -> None:
+    world = World(quiet("older-state"))
+    steps: list[int] = []
+    before = world.server.changed
+    assert before is not None
+
+    def changed(state: CoordinatorState, now: float) -> None:
+        steps.append(state.progress.step)
+        before(state, now)
+
+    world.server.changed = changed
+    world.run()
+    assert world.counts["older-state"] == 1
+    assert any(later < earlier for earlier, later in pairwise(steps))
+
+
+# ---------------------------------------------------------------------------------------- what liars cost
+
+
+def test_a_member_that_never_states_costs_little_and_the_figures_say_so() -> None:
+    cost = cost_of("never-states", members=4, seeds=range(1), steps=60)
+    assert cost.step_ratio <= MOST_STEP
+    assert cost.time_ratio > 1.0
+
+
+def test_a_lone_liar_that_costs_much_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psyche_core.testing.sim.compare.MOST_TIME", 1.0)
+    seed = LONE_EVERY - 1
+    _, found, pace = one_run(Order(kinds=("never-states",), shrink=0), seed)
+    assert found is not None
+    assert found.invariant == "a-liar-costs-little-time"
+    assert pace is None
+    assert found.script == generate(seed, kinds=("never-states",))
 
 
 @pytest.mark.parametrize("kind", ["restart", "bit-flip", "wrong-shape"])
@@ -191,6 +275,31 @@ def test_the_command_prints_figures_as_json() -> None:
     assert figures["runs"] == 4
     assert figures["runs_per_minute"] > 0
     assert figures["failures"] == []
+    assert figures["step_seconds"] > 0
+    assert [one["seed"] for one in figures["by_run"]] == [0, 1, 2, 3]
+
+
+def test_the_command_compares_runs_with_honest_ones() -> None:
+    done = psyche_sim("--seeds", "0:2", "--rounds", 12, "--faults", "never-states", "--compare", "--json")
+    figures = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert figures["time_ratio"] > 1.0
+    assert figures["most_time_ratio"] >= figures["time_ratio"]
+    assert all(one["time_ratio"] >= 1.0 and one["seconds"] > 0 for one in figures["by_run"])
+
+
+def test_the_benchmark_of_slow_members_prints_its_ratios() -> None:
+    command = [sys.executable, "-m", "benchmarks.slow_members", "--seeds", "1", "--steps", "14", "--kinds", "all-ones", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=Path(__file__).parents[3])
+    figures = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert figures["step_ratio_of_4"] > 0
+    assert [(row["kind"], row["members"]) for row in figures["rows"]] == [("all-ones", 4), ("all-ones", 8)]
+
+
+def test_help_tells_every_kind_of_fault() -> None:
+    told = psyche_sim("--help").stdout
+    assert not [kind for kind in KINDS if kind not in told]
 
 
 def test_the_command_traces_one_run_and_plays_its_script_again(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import BaseModel
 
 from psyche_core.builtin import hooks
 from psyche_core.coordinator.schedule import learning_rate
@@ -111,6 +113,24 @@ def test_a_late_joiner_builds_the_skeleton_of_a_run_that_shares_its_model(base: 
 def test_bad_optimizer_settings_name_their_key(base: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.LLM\.optimizer\.AdamW\.epsilon"):
         build(base, config(optimizer={"AdamW": {"epsilon": 1e-8}}))
+
+
+def test_a_plugin_that_would_ignore_unknown_keys_is_not_asked(base: Path) -> None:
+    class Lax(BaseModel):
+        eps: float = 1e-8
+
+    lax = replace(load("optimizer", "AdamW"), settings=Lax)
+
+    def registry_load(kind: str, name: str) -> Any:
+        return lax if kind == "optimizer" else load(kind, name)
+
+    with pytest.raises(ConfigError, match=r"model\.LLM\.optimizer\.AdamW\.epss: unknown key; did you mean eps\?"):
+        build_trainer(
+            registry_load=registry_load,
+            model_config=config(optimizer={"AdamW": {"epss": 1e-8}}),
+            run_id="run",
+            source=base / "model",
+        )
 
 
 def test_registry_that_gives_another_kind_is_a_programming_error(base: Path) -> None:

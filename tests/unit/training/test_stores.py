@@ -409,10 +409,21 @@ async def test_what_the_hub_refuses_is_one_sentence(hub: Hub, tmp_path: Path) ->
     hub.broken = True
     with pytest.raises(StoreError, match="the Hub did not take it into owner/model"):
         await HubStore("owner/model", token="t", endpoint=hub.url).put(make_checkpoint(tmp_path / "1", 1), run_id="r", step=1)
-    with pytest.raises(ModelError, match="no repository owner/unknown"):
+    with pytest.raises(ModelError, match=rf"no repository owner/unknown for us, and there is no folder {tmp_path}/owner/unknown"):
         sources.find(Choice("Hub", {"repo_id": "owner/unknown"}), base=tmp_path, cache=tmp_path / "cache")
 
 
-def test_a_name_that_is_neither_folder_nor_repository_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no folder under"):
-        sources.find(Choice("Hub", {"repo_id": "a/b/c/d"}), base=tmp_path, cache=tmp_path)
+@pytest.mark.parametrize("path", ["a/b/c/d", "model", "./owner/name", "../name", "/nowhere/name", "owner/", "~/model", ""])
+def test_a_path_without_a_folder_asks_nobody_and_says_where_it_looked(tmp_path: Path, path: str) -> None:
+    (tmp_path / "base").write_text("no folder")
+    told: list[str] = []
+    with pytest.raises(ModelError, match="is a path, which starts at") as refused:
+        sources.find(Choice("Hub", {"repo_id": path}), base=tmp_path / "base", cache=tmp_path, tell=told.append)
+    assert f"there is no folder {tmp_path / 'base' / path}: " in str(refused.value)
+    assert told == []
+
+
+def test_a_name_on_the_hub_that_is_also_a_folder_is_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    found = sources.find(Choice("Hub", {"repo_id": "owner/name"}), base=tmp_path, cache=tmp_path)
+    assert found == tmp_path / "owner" / "name"

@@ -9,6 +9,7 @@ import pytest
 
 from psyche_core.client.report import Ended, EpochDigest, Resynced, Started, StepApplied, StepTrained, Validated
 from psyche_core.ui.ledger import RunLedger
+from psyche_core.ui.plot import plot_losses
 from psyche_core.ui.run_report import make_report, unmet, write_report
 
 
@@ -81,9 +82,22 @@ def test_the_file_reads_back_and_leaves_nothing_beside_it(ledger: RunLedger, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_a_loss_that_is_no_number_leaves_the_old_report(ledger: RunLedger, tmp_path: Path) -> None:
-    ledger.validation.append((2, float("nan")))
+def test_a_report_that_cannot_be_written_leaves_the_old_one(ledger: RunLedger, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text("old")
     with pytest.raises(ValueError, match="JSON"):
-        write_report(tmp_path / "report.json", make_report(ledger, wall_seconds=1))
+        write_report(tmp_path / "report.json", {**make_report(ledger, wall_seconds=1), "wall_seconds": float("nan")})
     assert (tmp_path / "report.json").read_text() == "old"
+
+
+def test_a_loss_that_is_not_finite_is_null_in_the_report_and_shows_no_fall(ledger: RunLedger, tmp_path: Path) -> None:
+    ledger.handle("client-1", 15.0, StepTrained(0, 2, float("inf"), 100, 1.0, 812))
+    ledger.handle("client-1", 16.0, Validated(2, float("nan")))
+    report = make_report(ledger, wall_seconds=1)
+    write_report(tmp_path / "report.json", report)
+    read = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert read["validation"][-1] == [2, None]
+    assert read["clients"][0]["losses"] == [[1, 4.5], [2, None]]
+    (complaint,) = unmet(report, steps=1, epochs=1, loss_drop=1.0)
+    assert "not a finite number" in complaint
+    plot_losses(tmp_path / "loss.png", read, epoch_ends={})
+    assert (tmp_path / "loss.png").stat().st_size > 0

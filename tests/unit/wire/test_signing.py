@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,7 @@ def test_a_key_file_is_private_and_never_overwritten(tmp_path: Path) -> None:
 def test_a_key_file_may_be_hex(tmp_path: Path) -> None:
     path = tmp_path / "identity"
     path.write_text(bytes(range(32)).hex() + "\n")
+    path.chmod(0o600)
 
     assert SecretKey.load(path).seed == bytes(range(32))
 
@@ -156,7 +158,52 @@ def test_a_key_file_may_be_hex(tmp_path: Path) -> None:
 def test_a_malformed_key_file_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "identity"
     path.write_bytes(content)
+    path.chmod(0o600)
     with pytest.raises(IdentityError, match=r"must hold 32 raw bytes or 64 hex digits, got \d+ bytes; make another"):
+        SecretKey.load(path)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o610])
+def test_a_key_that_others_can_read_is_refused_with_what_mends_it(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "our key"
+    SecretKey.generate().save(path)
+    path.chmod(mode)
+    with pytest.raises(IdentityError, match=rf"other users of this machine \(mode {mode:o}\); .*`chmod 600 '{path}'`"):
+        SecretKey.load(path)
+    path.chmod(0o400)
+    SecretKey.load(path)
+
+
+def test_a_key_that_another_user_lends_us_is_that_users_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ssh has it: a secret that the system mounts for us may well be readable by a group."""
+    path = tmp_path / "identity"
+    SecretKey(b"k" * 32).save(path)
+    path.chmod(0o640)
+    owner = path.stat().st_uid
+    monkeypatch.setattr("os.getuid", lambda: owner + 1)
+    assert SecretKey.load(path).seed == b"k" * 32
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["a named pipe", "a device", "a folder"])
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "identity"
+    if kind == "a named pipe":
+        os.mkfifo(path, 0o600)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(IdentityError, match=f"the identity key .* is {kind}, expected a regular file; make one with"):
+        SecretKey.load(path)
+
+
+def test_a_huge_key_file_is_read_in_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "identity"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    path.chmod(0o600)
+    with pytest.raises(IdentityError, match="got 4096 bytes or more"):
         SecretKey.load(path)
 
 

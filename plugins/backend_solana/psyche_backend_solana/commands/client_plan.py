@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from psyche_backend_solana.client_version import UNVERSIONED, canonical_version
+from psyche_backend_solana.client_version import UNVERSIONED, canonical_version, is_later
 from psyche_core.errors import ConfigError, UserError
 
 HUB = "docker.io"
@@ -107,6 +107,29 @@ def plan(text: str, *, ours: str, trust: Trust) -> Plan:
         raise UserError(message)
 
     return Image(reference)
+
+
+def check_asked(text: str, *, ours: str, later: bool) -> None:
+    """Refuse what an owner wants members to run where no client could ever be that. Raises ConfigError with one sentence.
+
+    ours: the version installed here. later: whether a version of psyche-core after it is meant; nobody here knows that it exists.
+    """
+    if text in (*UNVERSIONED, ours) or _DIGEST.fullmatch(text) or read_image(text) is not None:
+        return
+
+    version, known = canonical_version(text), canonical_version(ours)
+    if version is None:
+        message = (
+            f"--client-version: got {text!r:.120}, which no client can be: expected a version of psyche-core such as {ours} "
+            "(what `psyche --version` prints), an image such as ghcr.io/owner/name:tag, or nothing for any client"
+        )
+        raise ConfigError(message)
+    if known is not None and is_later(version, than=known) and not later:
+        message = (
+            f"--client-version: got {text!r:.120}, that is psyche-core {version}, later than {ours} which is installed here, so "
+            "perhaps nobody could join; name a version that exists, or say --allow-later-version"
+        )
+        raise ConfigError(message)
 
 
 def read_image(text: str) -> str | None:

@@ -19,6 +19,7 @@ import anyio.abc
 import click
 
 from psyche_core.errors import UserError
+from psyche_core.sentences import printable_lines
 
 STDERR = 2
 TOOL_LEAVE_SECONDS = 5.0
@@ -39,7 +40,7 @@ Ready = Callable[[], Launch]
 
 def say(sentence: str) -> None:
     """Tell the user, on stderr."""
-    click.echo(sentence, err=True)
+    click.echo(printable_lines(sentence), err=True)
 
 
 class Client:

@@ -33,6 +33,7 @@ from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer, Wallet
 from psyche_backend_solana.where import Programs
 from psyche_core.errors import BackendError, ConfigError
+from psyche_core.sentences import printable_lines
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -132,7 +133,7 @@ def perform(action: Callable[[Desk], Awaitable[Outcome]], settings: ChainSetting
         raise BackendError(str(error)) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    click.echo(json.dumps(plain(outcome.facts), indent=2) if as_json else outcome.sentence)
+    click.echo(json.dumps(plain(outcome.facts), indent=2) if as_json else printable_lines(outcome.sentence))
 
 
 @asynccontextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana.commands.authority import free_index, owner_of, the_treasurer
+from psyche_backend_solana.commands.client_plan import check_asked
 from psyche_backend_solana.commands.closing import is_old, settle_slashed
 from psyche_backend_solana.commands.desk import (
     ADDRESS,
@@ -33,16 +34,24 @@ from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.schedule import batch_size
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, UserError
-from psyche_core.run_config import CoordinatorConfig, ModelConfig, RunFile, parse_run_file
+from psyche_core.run_config import CoordinatorConfig, ModelConfig, load_run_file
 
 CLIENT_VERSION_HELP = (
-    "What members are to run: a version of psyche-core, a container image with its tag or digest, or sha256:… of one they know."
+    "What members are to run: a version of psyche-core, a container image with its tag or digest, or sha256:… of one they know; "
+    "any client when not given, or empty."
+)
+later_version_option = click.option(
+    "--allow-later-version", "later", is_flag=True, help="Allow a version of psyche-core later than the one installed here."
 )
 
 
-@click.command("create-run", epilog=example("run-manager create-run", "-r first-light -c v1 -w owner.json"))
+@click.command(
+    "create-run",
+    epilog=example("run-manager create-run", "-r first-light -w owner.json", "-r first-light -c 0.1.0 -w owner.json"),
+)
 @run_id_option
 @click.option("-c", "--client-version", default="", help=CLIENT_VERSION_HELP)
+@later_version_option
 @treasurer_index_option
 @click.option(
     "--treasurer-collateral-mint", "mint", type=ADDRESS, help="Token that pays the members; makes a treasurer for the run."
@@ -50,9 +59,16 @@ CLIENT_VERSION_HELP = (
 @click.option("--join-authority", type=ADDRESS, help="Wallet that says who may join; ours when not given.")
 @command()
 async def create_run(
-    desk: Desk, run_id: str, client_version: str, treasurer_index: int | None, mint: Pubkey | None, join_authority: Pubkey | None
+    desk: Desk,
+    run_id: str,
+    client_version: str,
+    later: bool,
+    treasurer_index: int | None,
+    mint: Pubkey | None,
+    join_authority: Pubkey | None,
 ) -> Outcome:
     """Make a run. It has no configuration yet: update-config, then set-paused --resume, start it."""
+    check_asked(client_version, ours=version("psyche-core"), later=later)
     if treasurer_index is not None and mint is None:
         message = "--treasurer-index means a run that is paid for: give --treasurer-collateral-mint, too"
         raise ConfigError(message)
@@ -126,6 +142,7 @@ async def create_run(
 @click.option("--num-parameters", type=click.IntRange(0), help="Parameters of the model, for people.")
 @click.option("--vocab-size", type=click.IntRange(0), help="Tokens of its vocabulary, for people.")
 @click.option("--client-version", help=CLIENT_VERSION_HELP)
+@later_version_option
 @command()
 async def update_config(
     desk: Desk,
@@ -135,9 +152,12 @@ async def update_config(
     restart_from_step: int | None,
     switch_to_hub: bool,
     client_version: str | None,
+    later: bool,
     **described: Any,
 ) -> Outcome:
     """Change a run's configuration, its place in the training, or what people are told of it. Most of it needs a paused run."""
+    if client_version is not None:
+        check_asked(client_version, ours=version("psyche-core"), later=later)
     owner = await owner_of(desk, run_id, treasurer_index)
     account = await coordinator_account(desk.rpc, owner.found.run)
     state = account.state
@@ -277,17 +297,14 @@ async def close_run(desk: Desk, run_id: str, treasurer_index: int | None) -> Out
 
 def read_config(path: Path) -> tuple[CoordinatorConfig, ModelConfig]:
     """[config] and [model] of a file; a whole state.toml does, too. Raises ConfigError with every problem, one a line."""
-    try:
-        text = path.read_text()
-        name = tomllib.loads(text).get("run_id")
-    except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
-        raise ConfigError(message) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        message = f"{path} is no TOML: {error}"
-        raise ConfigError(message) from error
+    run_file = load_run_file(path, run_id="run")
+    if run_file.model.LLM.data_location.name == "Server":
+        message = (
+            f"{path}: model.LLM.data_location.Server: a run on a chain has no server that could serve its data; say where "
+            "members read it by themselves, for instance data_location.Http, Preprocessed or Local"
+        )
+        raise ConfigError(message)
 
-    run_file: RunFile = parse_run_file(text if name is not None else f'run_id = "run"\n{text}', source=str(path))
     return run_file.config, run_file.model
 
 

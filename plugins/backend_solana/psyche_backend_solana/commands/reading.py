@@ -32,6 +32,7 @@ from psyche_backend_solana.settings import ChainSettings
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, CommandRefused, WireError
 from psyche_core.run_config import to_plain
+from psyche_core.sentences import printable
 from psyche_core.types import RunState
 
 _HIDDEN = (RunState.Finished, RunState.Paused)
@@ -101,8 +102,8 @@ async def list_runs(desk: Desk, authorizer: Pubkey | None, every: bool) -> Outco
     if not every:
         rows = [row for row in rows if row["run_state"] not in ("Uninitialized", *(phase.name for phase in _HIDDEN))]
     lines = [
-        f"{row['run_id']:<32}  {row['run_state']:<18}  step {row['step']}/{row['total_steps']}, "
-        f"{row['members']} members  {row['name']}".rstrip()
+        f"{printable(row['run_id'], at_most=64):<32}  {row['run_state']:<18}  step {row['step']}/{row['total_steps']}, "
+        f"{row['members']} members  {printable(row['name'], at_most=64)}".rstrip()
         for row in rows
     ]
     return Outcome("\n".join(lines) or "no run that could be joined; --all lists the others, too", {"runs": rows})

@@ -15,6 +15,7 @@ import click
 
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
 from psyche_core.errors import ConfigError, UserError
+from psyche_core.sentences import PrintableFormatter
 
 _DOORS = 16
 
@@ -55,7 +56,9 @@ def localnet(**given: Any) -> None:
     machine and are final at once; SOL is free (requestAirdrop). Without --state the chain is forgotten at the end. Ctrl-C stops
     it and saves; a killed process loses the last few seconds.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     faults = {name: given.pop(name) for name in _FAULTS}
     doors = given.pop("doors")
     if not 1 <= doors <= _DOORS:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from psyche_core.sentences import printable
+
 
 class Verdict(Enum):
     """What to do next."""
@@ -106,7 +108,7 @@ def of_answer(code: int, message: str, data: object, *, endpoint: str) -> Failur
         return of_transaction(data["err"])
 
     verdict = _BY_CODE.get(code, Verdict.ELSEWHERE)
-    return Failure(verdict, f"{endpoint} answered with error {code}: {message:.200}")
+    return Failure(verdict, f"{endpoint} answered with error {code}: {printable(message, at_most=200)}")
 
 
 def of_transaction(error: object) -> Failure:
@@ -124,6 +126,7 @@ def of_transaction(error: object) -> Failure:
 
 
 def _of_name(name: str, *, detail: str = "") -> Failure:
+    name, detail = printable(name, at_most=200), printable(detail, at_most=200)  # a provider's words
     if name == "BlockhashNotFound":
         return Failure(Verdict.REBUILD, "the blockhash is no longer, or not yet, known")
     if name == "AlreadyProcessed":
@@ -144,7 +147,7 @@ def _of_instruction(place: int, inner: Any) -> Failure:
         case str(name) if name in _BUDGET:
             return Failure(Verdict.BUDGET, f"instruction {place} ran out of compute units ({name})", instruction=place)
 
-    name = inner if isinstance(inner, str) else _inner_name(inner)
+    name = printable(inner if isinstance(inner, str) else _inner_name(inner), at_most=200)
     return Failure(Verdict.REFUSED, f"instruction {place} failed: {name}", instruction=place)
 
 

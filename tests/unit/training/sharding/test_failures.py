@@ -181,6 +181,7 @@ def test_ranks_of_another_machine_join_by_command(
     """Two ranks, as another machine's user starts them; without files of the model."""
     port = free_port()
     (tmp_path / "secret").write_bytes(SECRET + b"\n")
+    (tmp_path / "secret").chmod(0o600)
     arguments = ("--main-host", "127.0.0.1", "--port", port, "--world-size", 3, "--start-rank", 1, "--local-ranks", 2)
     secret = ("--secret-file", str(tmp_path / "secret"))
     command = [sys.executable, "-m", "psyche_core.training.sidecar", *map(str, arguments), *secret]

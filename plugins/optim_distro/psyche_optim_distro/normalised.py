@@ -1,0 +1,54 @@
+"""A sender's values, chunk by chunk brought to the root mean square of votes: what one sender can do is what one voter can do.
+
+The sign of a weight depends on the coefficients of its chunk alone, so what one sender weighs is decided chunk by chunk. There
+its values keep their proportions and get the root mean square 1, whatever they were: n values have the L2 norm of n votes of ±1.
+So honest members, whose values have similar norms, lose next to nothing, and a sender gains nothing by sending larger values, nor
+by sending one that is large beside others that are small.
+
+All in integers, so equal on every replica. Values times a power of two of the chunk's own, to magnitude <= 2**15, are rounded
+half to even; with r, their root mean square in units of 2**-8 rounded down, a value q becomes UNIT q / r, rounded half away from
+zero. With n <= 65,535 values in a chunk no number here passes 2**62 and no result 2**21, so sums of 256 results fit into int32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from psyche_optim_distro.layout import IntArray
+from psyche_optim_distro.selection import Selection
+
+UNIT_BITS = 12
+UNIT = 1 << UNIT_BITS
+"""The integer that stands for 1: the magnitude of a vote, and the root mean square of a sender's values in a chunk."""
+
+_VALUE_BITS = 15
+_ROOT_BITS = 8
+
+
+def normalised(selection: Selection) -> NDArray[np.int32]:
+    """The values of one payload in units of 1 / UNIT, int32 [n].
+
+    In each chunk the root mean square is UNIT, but for a 16,000th part and the rounding of each value.
+    """
+    values = selection.values.astype(np.float64)
+    if not values.size:
+        return np.zeros(0, np.int32)
+
+    starts = np.flatnonzero(np.diff(selection.chunks, prepend=-1))
+    counts = np.diff(starts, append=values.size)
+    _, exponents = np.frexp(np.maximum.reduceat(np.abs(values), starts))
+    whole = np.rint(np.ldexp(values, np.repeat(_VALUE_BITS - exponents, counts))).astype(np.int64)
+    squares = np.add.reduceat(whole * whole, starts)
+    roots = np.repeat(_integer_root((squares << 2 * _ROOT_BITS) // counts), counts)
+    sizes = ((np.abs(whole) << UNIT_BITS + _ROOT_BITS + 1) + roots) // (2 * roots)
+    amounts: NDArray[np.int32] = (np.sign(whole) * sizes).astype(np.int32)
+    return amounts
+
+
+def _integer_root(squares: IntArray) -> IntArray:
+    """The largest integers whose squares are not above these, 0 <= squares < 2**62, whatever a platform's root rounds to."""
+    roots = np.sqrt(squares.astype(np.float64)).astype(np.int64)
+    roots -= roots * roots > squares
+    roots += (roots + 1) * (roots + 1) <= squares
+    return roots

@@ -1,0 +1,122 @@
+"""What a run's files name on this machine, looked at as its members would: the model's folder, token files, the tokenizer.
+
+Decided: everything that is wrong is said at once; nothing is written, downloaded or asked of the network, and weights are not
+read. What cannot be told here (a repository of the Hub, a bucket, a web server) is named in a note, so that nobody takes it for
+checked. transformers reads a model's configuration, where it is installed; a server that only hosts a run imports none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from psyche_core.builtin.local_data import LocalSettings, token_place
+from psyche_core.builtin.preprocessed_data import PreprocessedSettings, is_hub_data_set
+from psyche_core.builtin.text_corpus import check_text
+from psyche_core.cli.run_files import RunFiles
+from psyche_core.errors import DataError, ModelError
+from psyche_core.formats.parquet_files import parquet_paths
+from psyche_core.formats.token_files import count_sequences, token_bytes
+from psyche_core.run_config import DataFile, LLMConfig
+from psyche_core.training import sources
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One sentence about what is wrong."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One sentence about what was not checked."""
+
+    sentence: str
+
+
+Finding = Problem | Note
+
+
+def look_at_disk(files: RunFiles, *, base: Path) -> Iterator[Finding]:
+    """What is wrong with what the files name on this disk, and what could not be told.
+
+    base: folder that relative paths of the run file start from.
+    """
+    llm = files.run.model.LLM
+    yield from _model(llm, base=base)
+    made_at = None
+    if files.data is not None:
+        try:
+            made_at = None if check_text(files.data) else files.data.dir
+            if made_at is not None:
+                yield Note(f"the token files in {made_at} are made at first use")
+            else:
+                _check_served(files.data)
+        except DataError as error:
+            yield Problem(str(error))
+    yield from _data(llm, base=base, made_at=made_at, served=files.data is not None)
+
+
+def _model(llm: LLMConfig, *, base: Path) -> Iterator[Finding]:
+    checkpoint = llm.checkpoint
+    repo = (checkpoint.settings or {}).get("repo_id", "")
+    try:
+        if checkpoint.name in ("Gcs", "P2PGcs"):
+            yield Note("the model's bucket was not looked into")
+            return
+
+        folder = sources.local_folder(checkpoint, base=base)
+        if folder is None and checkpoint.name in ("Hub", "P2P") and sources.is_hub_name(repo):
+            yield Note(f"the model {repo} is no folder here ({base / repo}), so a repository of the Hub, which was not asked")
+            return
+
+        _check_folder(llm, folder or sources.find(checkpoint, base=base, cache=base))
+    except ModelError as error:
+        yield Problem(str(error))
+    except ModuleNotFoundError as error:
+        yield Note(f"the model's config.json was not read: {error.name} is not installed (pip install 'psyche-core[train]')")
+
+
+def _check_folder(llm: LLMConfig, folder: Path) -> None:
+    """Raises ModelError where an architecture of ours could not be built from the folder; other plugins' folders are theirs."""
+    from psyche_core.builtin.hf.model_types import MODEL_TYPES
+
+    if llm.architecture in MODEL_TYPES:
+        from psyche_core.builtin.hf.configuration import read_configuration  # transformers: seconds
+
+        read_configuration(folder, required_types=MODEL_TYPES[llm.architecture]).check_length(llm.max_seq_len)
+
+
+def _check_served(data: DataFile) -> None:
+    count_sequences(token_place(data.dir), sequence_length=data.seq_len, token_size=data.token_bytes)
+
+
+def _data(llm: LLMConfig, *, base: Path, made_at: Path | None, served: bool) -> Iterator[Finding]:
+    name, settings = llm.data_location.name, llm.data_location.settings or {}
+    try:
+        match name:
+            case "Dummy":
+                return
+            case "Local":
+                local = LocalSettings.model_validate(settings)
+                place = base / local.location
+                if made_at is not None and place.resolve().is_relative_to(made_at.resolve()):
+                    return  # told above
+                count_sequences(token_place(place), sequence_length=llm.max_seq_len, token_size=token_bytes(local.token_size))
+            case "Preprocessed":
+                rows = PreprocessedSettings.model_validate(settings)
+                if (base / rows.location).exists() or not is_hub_data_set(rows.location):
+                    parquet_paths(base / rows.location, rows.split)
+                else:
+                    yield Note(
+                        f"the data set {rows.location} is no folder here ({base / rows.location}), and the Hub was not asked"
+                    )
+            case "Server":
+                if not served:
+                    yield Note("what the server would serve (data_location.Server) was not checked; give --data-config data.toml")
+            case _:
+                yield Note(f"data_location.{name} was not read")
+    except DataError as error:
+        yield Problem(str(error))

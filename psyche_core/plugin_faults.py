@@ -1,0 +1,158 @@
+"""Whose mistake an unforeseen exception is: in one sentence, with the plugin whose code raised it and its distribution.
+
+Decided here: an exception is laid to the plugin whose module stands deepest in its traceback. That covers factories and methods,
+in threads and tasks, without a wrapper around every object that a plugin makes. Our own modules are nobody's plugin here: what
+went through them alone is a defect of psyche-core. Exception groups are taken apart, since a task group wraps what its tasks
+raise. Factories are guarded besides (`guarded`): who calls one with arguments it does not take never gets into its code.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from types import FrameType, MappingProxyType, TracebackType
+from typing import Any, TypeVar
+
+from psyche_core.errors import PluginFailed, PsycheError
+from psyche_core.hookspecs import Registration
+from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, ShardingEngine, Transport
+
+OURS = "psyche_core"
+MAX_TEXT = 300
+"""Letters of an exception's own text that are repeated."""
+
+_FACTORIES = ("create", "create_server", "transport_key", "route", "member_options", "lose_route")
+_INTERFACES: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
+    {
+        "backend": (Backend, BackendServer),
+        "data": DataProvider,
+        "model": Model,
+        "optimizer": Optimizer,
+        "sharding": ShardingEngine,
+        "transport": Transport,
+    }
+)
+_MUST_GIVE = ("create", "create_server")
+
+Place = tuple[str, str, str, str]
+"""Kind, name, origin (distribution and version) and module of a plugin."""
+
+AnyRegistration = TypeVar("AnyRegistration", bound=Registration)
+
+
+def label(kind: str, name: str, origin: str) -> str:
+    """What a plugin is called in sentences. origin: distribution and version."""
+    return f"the {kind} plugin {name} ({origin})"
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions in a group, and in groups in it; an exception that is no group is its only leaf."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def brief(error: BaseException) -> str:
+    """Type and text of an exception in one short line that a terminal can show."""
+    text = " ".join(str(error).split())
+    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def explain(error: BaseException, places: Iterable[Place]) -> str:
+    """One sentence about an exception: its own where it was raised on purpose, else what happened, where, and in whose plugin."""
+    first = next(leaves(error))
+    if isinstance(first, PsycheError):
+        return str(first)
+
+    blamed = explain_plugin(first, places)
+    if blamed is not None:
+        return blamed
+
+    frames = list(_frames(first.__traceback__))
+    return f"{brief(first)}{_where(frames[-1]) if frames else ''}"
+
+
+def explain_plugin(error: BaseException, places: Iterable[Place]) -> str | None:
+    """The sentence about an exception that came out of a plugin's code; None where no plugin stands in its traceback."""
+    known = [place for place in places if not _within(place[3], OURS)]
+    for at in reversed(list(_frames(error.__traceback__))):
+        holders = [place for place in known if _within(_module(at), _root(place[3]))]
+        if holders:
+            return f"{_named(holders, at.tb_frame)} failed with {brief(error)}{_where(at)}"
+
+    return None
+
+
+def guarded(registration: AnyRegistration, *, called: str) -> AnyRegistration:
+    """The registration, with factories that raise PluginFailed for whatever was not raised on purpose, or for giving nothing.
+
+    called: the plugin's label.
+    """
+    present = {field.name for field in fields(registration)}.intersection(_FACTORIES)
+    made = {name: getattr(registration, name) for name in sorted(present)}
+    wrapped: dict[str, Any] = {name: _guard(factory, name, called) for name, factory in made.items() if factory is not None}
+    return replace(registration, **wrapped)
+
+
+def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[..., Any]:
+    @functools.wraps(factory, updated=())
+    def guard(*arguments: Any, **named: Any) -> Any:
+        try:
+            made = factory(*arguments, **named)
+        except (PsycheError, ModuleNotFoundError):  # the second may be an extra that is not installed, which has its own sentence
+            raise
+        except Exception as error:
+            *_, last = _frames(error.__traceback__)
+            where = "" if _within(_module(last), OURS) else _where(last)
+            message = f"{called} failed in its {name} with {brief(error)}{where}"
+            raise PluginFailed(message) from error
+
+        if made is None and name in _MUST_GIVE:
+            message = f"{called} gave nothing from its {name}, where an object is expected"
+            raise PluginFailed(message)
+        return made
+
+    return guard
+
+
+def _named(holders: list[Place], frame: FrameType) -> str:
+    """One plugin, or several of one distribution that cannot be told apart by their modules, nor by whose method it is."""
+    module, owner = str(frame.f_globals.get("__name__", "")), frame.f_locals.get("self")
+    nearest = [place for place in holders if _within(module, place[3])] or holders
+    kinds = {kind for kind, interface in _INTERFACES.items() if isinstance(owner, interface)}
+    nearest = [place for place in nearest if place[0] in kinds] or nearest
+    kind, name, origin, _ = nearest[0]
+    if len(nearest) == 1:
+        return label(kind, name, origin)
+
+    names = ", ".join(f"{kind}.{name}" for kind, name, _, _ in nearest)
+    return f"the plugins of {origin} ({names})"
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    """The entries of a traceback, the outermost first."""
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _module(at: TracebackType) -> str:
+    return str(at.tb_frame.f_globals.get("__name__", ""))
+
+
+def _where(at: TracebackType) -> str:
+    return f" ({Path(at.tb_frame.f_code.co_filename).name}, line {at.tb_lineno})"
+
+
+def _root(module: str) -> str:
+    return module.partition(":")[0].partition(".")[0]
+
+
+def _within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")

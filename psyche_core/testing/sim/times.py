@@ -1,0 +1,33 @@
+"""How long the steps of a run take, in virtual time: what a liar costs the others."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import median
+
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import RunState
+
+FIRST_STEPS = 10
+"""Steps that are not looked at: a liar may cost the others something before it is waited for no more."""
+
+
+class StepTimes:
+    """When each step of a run was first done. finished_at: virtual seconds of the run's end, 0 before."""
+
+    def __init__(self) -> None:
+        self.finished_at = 0.0
+        self._done: dict[int, float] = {}
+
+    def look(self, state: CoordinatorState, now: float) -> None:
+        """The state has changed. now: virtual seconds."""
+        self._done.setdefault(state.progress.step, now)
+        if state.run_state is RunState.Finished and not self.finished_at:
+            self.finished_at = now
+
+    @property
+    def median(self) -> float:
+        """Virtual seconds of the median step after the first ten, of all steps where there are no more; 0 before the first."""
+        times = [self._done[step] for step in sorted(self._done)]
+        took = [later - earlier for earlier, later in pairwise(times)]
+        return median(took[FIRST_STEPS:] or took) if took else 0.0

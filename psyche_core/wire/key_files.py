@@ -1,0 +1,67 @@
+"""Files that hold a secret: read without waiting, in bounds, and only where nobody else can read them.
+
+Decided, as ssh does it: a key of ours that group or others may read is refused with the command that mends it; one that another
+user owns (a secret that the system mounted for us) is that user's business. Only a regular file is read: a device has no end, and
+a pipe may never begin. Refuses to show what is in a file.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from psyche_core.errors import IdentityError
+
+MAX_KEY_BYTES = 4096
+
+
+def read_key_file(path: Path, *, what: str, remedy: str, any_owner: bool = False, others_may_read: bool = False) -> bytes:
+    """The first MAX_KEY_BYTES of a key file. Raises IdentityError with one sentence.
+
+    what: the file's kind, as `identity key`. remedy: how to get one, the end of a sentence. any_owner: one that others can read
+    is refused whoever owns it. others_may_read: it is never refused for that.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                message = f"the {what} {path} is {_kind(found.st_mode)}, expected a regular file; {remedy}"
+                raise IdentityError(message)
+
+            if not others_may_read:
+                _check_readers(found, path, what=what, any_owner=any_owner)
+            return os.read(descriptor, MAX_KEY_BYTES)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"cannot read the {what} {path}: {reason}; {remedy}"
+        raise IdentityError(message) from error
+
+
+def _check_readers(found: os.stat_result, path: Path, *, what: str, any_owner: bool) -> None:
+    if not hasattr(os, "getuid"):
+        return  # Windows has no such modes
+
+    ours = any_owner or found.st_uid == os.getuid()
+    if ours and found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        message = (
+            f"the {what} {path} can be read by other users of this machine (mode {stat.S_IMODE(found.st_mode):o}); "
+            f"take that away with `chmod 600 {shlex.quote(str(path))}`"
+        )
+        raise IdentityError(message)
+
+
+def _kind(mode: int) -> str:
+    for test, name in (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    ):
+        if test(mode):
+            return name
+    return "no file with content"

@@ -1,0 +1,386 @@
+"""Errors that nobody foresaw, in whatever a client works with: none of them ends it with a traceback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from party import ChainTrainer, Done, Party, trainers
+from psyche_core.builtin.dummy_data import DummyData
+from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
+from psyche_core.client import events as ev
+from psyche_core.client import report
+from psyche_core.client.bench import Bench, Start
+from psyche_core.client.machine import Patience
+from psyche_core.client.workshop import ENDS_THE_CLIENT, Workshop
+from psyche_core.coordinator import new_state
+from psyche_core.errors import DataError, PayloadRejected, PluginFailed
+from psyche_core.interfaces import DataProvider
+from psyche_core.interfaces.data import Samples
+from psyche_core.run_config import parse_run_file
+from psyche_core.types import BatchId, RunState
+from world import RUN, Member, World
+
+HASTY = Patience(payload=0.5, peers=2.0, offers=0.5, answer=1.0, leaving=2.0)
+STEPS = 6
+
+
+def problems(told: Sequence[report.Event]) -> list[str]:
+    return [event.message for event in told if isinstance(event, report.Problem)]
+
+
+def resyncs(told: Sequence[report.Event]) -> list[report.Resynced]:
+    return [event for event in told if isinstance(event, report.Resynced)]
+
+
+# ------------------------------------------------------------------------------------------------ the machine's answers
+
+
+@pytest.mark.parametrize("kind", [ev.Apply, ev.Digest, ev.CloseEpoch])
+def test_after_failed_work_on_its_masters_a_member_gets_the_others(kind: type) -> None:
+    world = World(3)
+    unlucky, failed = world.members[0], []
+
+    def fail(member: Member, work: ev.Work) -> ev.WorkDone | None:
+        due = member is unlucky and isinstance(work, kind) and not failed and (kind is ev.CloseEpoch or work.height == 1)
+        if not due:
+            return None
+
+        failed.append(work)
+        member.weights = b"half of it" + bytes(22)
+        return ev.WorkFailed(work, "the plugin broke down: KeyError: 'x'")
+
+    world.breaks = fail
+    world.run()
+    assert failed
+    assert any("the plugin broke down" in problem for problem in problems(unlucky.told))
+    assert resyncs(unlucky.told)
+    assert {member.weights for member in world.members} == {world.members[1].weights}
+    assert all(member.stop is not None and member.stop.success for member in world.members)
+
+
+@pytest.mark.parametrize("kind", [ev.Apply, ev.Digest, ev.FetchModel])
+def test_who_fails_for_ever_gives_up_with_the_reason(kind: type) -> None:
+    world = World(3, total_steps=60, rounds_per_epoch=60)
+    broken, attempts = world.members[0], []
+
+    def fail(member: Member, work: ev.Work) -> ev.WorkDone | None:
+        if member is broken and isinstance(work, ev.FetchModel):
+            attempts.append(work)
+        first = kind is ev.FetchModel and isinstance(work, ev.Apply)
+        if member is broken and (isinstance(work, kind) or first):
+            return ev.WorkFailed(work, "the plugin broke down: KeyError: 'x'")
+        return None
+
+    world.breaks = fail
+    world.run(limit=2000.0)
+    assert broken.stop is not None
+    assert not broken.stop.success
+    assert "the plugin broke down" in broken.stop.reason
+    assert 0 < len(attempts) <= 6
+    assert all(member.stop is not None and member.stop.success for member in world.members[1:])
+
+
+def test_a_share_whose_training_failed_comes_again_and_an_offer_that_failed_is_not_made() -> None:
+    world = World(3)
+    unlucky = world.members[0]
+    failed: list[ev.Work] = []
+
+    def fail(member: Member, work: ev.Work) -> ev.WorkDone | None:
+        if member is unlucky and isinstance(work, ev.Train) and work.step == 2:
+            failed.append(work)
+            member.failed.add((work.tag >> 20, work.height))
+            return ev.WorkFailed(work, "step 2 was not trained: KeyError: 'x'")
+        return None
+
+    world.breaks = fail
+    world.run()
+    assert failed
+    assert "step 2 was not trained: KeyError: 'x'" in problems(unlucky.told)
+    assert not resyncs(unlucky.told)
+    assert all(member.stop is not None and member.stop.success for member in world.members)
+
+
+def test_doubtful_masters_are_never_taken_for_the_checkpoint_s() -> None:
+    """The only member's epoch end fails: it says that it has no model to go on with, and the run waits for its owner."""
+    world = World(1, min_clients=1, total_steps=6)
+    member = world.members[0]
+
+    def fail(_: Member, work: ev.Work) -> ev.WorkDone | None:
+        if isinstance(work, ev.CloseEpoch) and work.epoch == 0:
+            return ev.WorkFailed(work, "the plugin broke down: KeyError: 'x'")
+        return None
+
+    world.breaks = fail
+    world.run(until=lambda: member.stop is not None or world.state.model_lost)
+    assert member.stop is not None or world.state.progress.step == 4
+
+
+# ------------------------------------------------------------------------------------------------ the real shell
+
+
+class Faulty(ChainTrainer):
+    """Raises an error of its own making, once, in a method of that name."""
+
+    def __init__(self, name: str, method: str, *, error: Callable[[], Exception] = lambda: KeyError("lost")) -> None:
+        super().__init__(name)
+        self.raised = threading.Event()
+        original = getattr(self, method)
+        calls: list[object] = []
+
+        def fail(*arguments: object, **named: object) -> object:
+            calls.append(arguments)
+            if len(calls) >= 3 and not self.raised.is_set():
+                self.raised.set()
+                self.weights = b"half of it" + bytes(22) if method == "apply" else self.weights
+                raise error()
+            return original(*arguments, **named)
+
+        setattr(self, method, fail)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["train", "apply", "sampled_digest", "check"])
+async def test_an_error_of_the_trainer_s_own_making_ends_nobody(method: str) -> None:
+    faulty = Faulty("faulty", method)
+    party = Party([*trainers(2), faulty], total_steps=STEPS, rounds_per_epoch=STEPS)
+    party.patience = HASTY
+    await party.play()
+
+    assert faulty.raised.is_set()
+    if method == "check":  # of our own result or of another's, as it happens
+        assert not party.failures or "its own check fails with KeyError" in str(party.failures[2])
+    else:
+        assert party.failures == {}
+        assert any("KeyError: 'lost'" in problem for problem in problems(party.events[2]))
+    if method in ("apply", "sampled_digest"):
+        assert resyncs(party.events[2])
+        assert {trainer.weights for trainer in party.trainers} == {party.trainers[0].weights}
+    assert party.coordinator.state.run_state is RunState.Finished
+
+
+class ChecksBadly(ChainTrainer):
+    """A plugin whose check has a mistake that other members' bytes bring up."""
+
+    def check(self, payload: bytes) -> None:
+        if payload.startswith(b"good" + self.name.encode()):
+            return
+        message = "table"
+        raise KeyError(message)
+
+
+@pytest.mark.slow
+async def test_a_check_that_fails_is_no_verdict() -> None:
+    """It attests to nothing and leaves nothing out: what the others accept, it has from them."""
+    party = Party([*trainers(2), ChecksBadly("badly")], total_steps=4, rounds_per_epoch=4)
+    party.patience = HASTY
+    with anyio.fail_after(100):
+        await party.play()
+
+    told = problems(party.events[2])
+    assert any("a peer's result could not be checked: KeyError: 'table'" in problem for problem in told)
+    assert not any("was refused" in problem for problem in told)
+    honest = party.trainers[:2]
+    assert honest[0].weights == honest[1].weights
+    assert [step for step, _ in honest[0].applied] == [1, 2, 3, 4]
+    assert party.coordinator.state.run_state is RunState.Finished
+
+
+class OwnWorst(ChainTrainer):
+    """Makes results that its own check refuses."""
+
+    def train(self, step: int, samples: Samples) -> Done:
+        return Done(4.0, samples.count * samples.sequence_length, 0.01, b"garbage")
+
+
+class TooLong(ChainTrainer):
+    """Makes results that are longer than it says."""
+
+    def train(self, step: int, samples: Samples) -> Done:
+        return Done(4.0, samples.count * samples.sequence_length, 0.01, b"good" + bytes(self.max_payload_bytes))
+
+
+class NoBytes(ChainTrainer):
+    """Makes results of another type."""
+
+    def train(self, step: int, samples: Samples) -> Done:
+        return Done(4.0, samples.count * samples.sequence_length, 0.01, bytearray(b"good"))  # type: ignore[arg-type]
+
+
+class CannotCheckItself(ChainTrainer):
+    """Its check fails on its own results."""
+
+    def check(self, payload: bytes) -> None:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("trainer", "why"),
+    [
+        (OwnWorst("own"), "made a result for step 1 that its own check refuses (does not fit)"),
+        (TooLong("long"), "made a result of 68 bytes for step 1, its own limit is 64"),
+        (NoBytes("none"), "gave a bytearray as the result of step 1, expected bytes"),
+        (CannotCheckItself("self"), "made a result for step 1 on which its own check fails with ZeroDivisionError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_a_member_whose_own_result_is_invalid_stops_and_names_its_optimizer(trainer: ChainTrainer, why: str) -> None:
+    """Its shares would be trained again and again: with one such member a testnet stayed at step 0 for ever."""
+    party = Party([trainer], min_clients=1, total_steps=2, rounds_per_epoch=2)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(party.coordinator.run)
+            await party.member(0)
+            tasks.cancel_scope.cancel()
+
+    assert isinstance(party.failures[0], PluginFailed)
+    assert str(party.failures[0]) == f"the optimizer {why}; no other member could use it, so this client stops"
+    assert party.ended(0) == report.Ended(str(party.failures[0]), success=False)
+
+
+# ------------------------------------------------------------------------------------------------ the workshop alone
+
+
+class Shop:
+    """A workshop over a trainer and data of one's own, loaded."""
+
+    def __init__(self, trainer: ChainTrainer, data: DataProvider, *, checkpoints: Path | None = None) -> None:
+        self.told: list[report.Event] = []
+        self.transport = MemoryTransport(MemoryNetwork(), bytes(32))
+        bench = Bench(
+            trainer,
+            data,
+            validation=Samples(bytes(32), 1, 16, 2),
+            checkpoints=checkpoints,
+            data_name="the data provider Short (short-data 2.0)",
+        )
+
+        async def build(_: Start) -> Bench:
+            return bench
+
+        self.workshop = Workshop(build, transport=self.transport, tell=self.told.append)
+
+    async def load(self) -> Workshop:
+        run = parse_run_file(RUN.format(total_steps=9, min_clients=1, witness_nodes=0, rounds_per_epoch=3), source="world")
+        state = new_state(run.run_id, run.config, run.model, instance=bytes(32))
+        ready = await self.workshop.do(ev.Load(replace(state, progress=replace(state.progress, step=2))))
+        assert isinstance(ready, ev.ModelReady)
+        return self.workshop
+
+
+class CannotSave(ChainTrainer):
+    """Fails in what an epoch's end brings beside the digest."""
+
+    def save(self, directory: Path) -> None:
+        message = "no tensors"
+        raise RuntimeError(message)
+
+    def evaluate(self, samples: Samples) -> float:
+        raise AttributeError(self.name)
+
+
+async def test_an_epoch_ends_also_where_validation_and_saving_fail(tmp_path: Path) -> None:
+    shop = Shop(CannotSave("one"), DummyData(sequence_length=16), checkpoints=tmp_path)
+    closed = await (await shop.load()).do(ev.CloseEpoch(0, 3))
+    assert isinstance(closed, ev.EpochClosed)
+    assert not closed.saved
+    assert problems(shop.told) == [
+        "the model after step 3 was not validated: AttributeError: one",
+        "the checkpoint of step 3 was not saved: RuntimeError: no tensors",
+    ]
+
+
+class Wrapped(DummyData):
+    """Data whose reads may be changed on their way."""
+
+    def __init__(self, change: Callable[[Samples], object], *, announced: int = 16) -> None:
+        super().__init__(sequence_length=16)
+        self.change, self.announced = change, announced
+
+    @property
+    def sequence_length(self) -> int:
+        return self.announced
+
+    async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
+        count = sum(map(len, batches))
+        return self.change(Samples(bytes(32 * count), count, 16, 2))  # type: ignore[return-value]  # that is what is tested
+
+
+def fails(_: Samples) -> Samples:
+    raise IndexError(16)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (Wrapped(lambda read: Samples(read.tokens[32:], read.count - 1, 16, 2)), "gave 1 sequences where 2 were asked for"),
+        (Wrapped(lambda read: Samples(bytes(64), 2, 8, 4)), "gave sequences of 8 tokens, those of this run have 16"),
+        (Wrapped(lambda read: read, announced=8), "says that its sequences have 8 tokens, those of this run have 16"),
+        (Wrapped(lambda read: replace(read, tokens=bytearray(read.tokens))), "gave tokens as bytearray, expected bytes"),
+        (Wrapped(lambda read: read.tokens), "gave a bytes where Samples are expected"),
+        (Wrapped(fails), "failed with IndexError: 16"),
+    ],
+    ids=["short", "other length", "announced", "other type", "no samples", "raises"],
+)
+async def test_data_that_breaks_its_contract_is_not_trained_on(data: Wrapped, why: str, ahead: bool) -> None:
+    shop = Shop(ChainTrainer("one"), data)
+    workshop, share = await shop.load(), (BatchId(0, 1),)
+    if ahead:
+        await workshop.prefetch(share)
+    failed = await workshop.do(ev.Train(1, 2, share, 1))
+    assert isinstance(failed, ev.TrainFailed)
+    assert failed.reason.startswith(f"step 2 was not trained: the data provider Short (short-data 2.0) {why}")
+
+
+async def test_a_read_that_was_cancelled_is_told_as_that() -> None:
+    started = anyio.Event()
+
+    class Endless(DummyData):
+        async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
+            started.set()
+            return await anyio.sleep_forever()
+
+    shop = Shop(ChainTrainer("one"), Endless(sequence_length=16))
+    workshop, share = await shop.load(), (BatchId(0, 1),)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(workshop.prefetch, share)
+        await started.wait()
+        tasks.cancel_scope.cancel()
+    failed = await workshop.do(ev.Train(1, 2, share, 1))
+    assert failed == ev.TrainFailed(1, "step 2 was not trained: reading samples was cancelled")
+
+
+async def test_cancellation_is_no_failure_of_the_work() -> None:
+    started = threading.Event()
+    release = threading.Event()
+
+    class Slow(ChainTrainer):
+        def train(self, step: int, samples: Samples) -> Done:
+            started.set()
+            release.wait(20)
+            return super().train(step, samples)
+
+    shop = Shop(Slow("one"), DummyData(sequence_length=16))
+    workshop = await shop.load()
+    answers: list[ev.Event] = []
+
+    async def train() -> None:
+        answers.append(await workshop.do(ev.Train(1, 2, (BatchId(0, 1),), 1)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(train)
+        await anyio.to_thread.run_sync(started.wait, 20)
+        tasks.cancel_scope.cancel()
+        release.set()
+    assert answers == []
+
+
+def test_what_ends_a_client_is_of_the_errors_raised_on_purpose() -> None:
+    assert not any(issubclass(error, ENDS_THE_CLIENT) for error in (KeyError, PayloadRejected, DataError))
