@@ -34,7 +34,18 @@ from psyche_backend_solana.svm.chain import member
 from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_backend_solana.svm.random_commands import RandomCommands
 from psyche_core.coordinator import apply, image
-from psyche_core.coordinator.commands import Command, EpochDigest, Equivocation, Settle, Tick, WarmupWitness, Withdraw
+from psyche_core.coordinator.commands import (
+    Command,
+    EpochDigest,
+    Equivocation,
+    Pause,
+    Resume,
+    Settle,
+    Tick,
+    UpdateConfig,
+    WarmupWitness,
+    Withdraw,
+)
 from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Epoch
 from psyche_core.errors import BackendClosed, CoordinatorError, WireError
@@ -280,6 +291,24 @@ def test_an_endpoint_that_is_behind_at_the_closing_head_is_asked_again() -> None
         assert copy.state == full.state
         assert full.chain.heads == 4
         assert max(full.chain.calls[1:]) < WHOLE / 2
+
+    anyio.run(follow)
+
+
+def test_a_configuration_that_was_changed_in_a_pause_nobody_saw() -> None:
+    full = Full()
+    full.state = replace(full.largest.state, run_state=RunState.WaitingForMembers, epoch=Epoch())
+    full.chain.versions = [account(full.state, 0)]
+
+    async def follow() -> None:
+        follower = full.chain.follower()
+        await follower.read(heard=-1)
+        full.do(Pause())
+        full.do(UpdateConfig(full.state.config.model_copy(update={"cooldown_time": 77})))
+        full.do(Resume())
+        copy, _ = await follower.read(heard=3)
+        assert copy.state == full.state
+        assert full.state.config.cooldown_time == 77
 
     anyio.run(follow)
 
