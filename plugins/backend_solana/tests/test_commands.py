@@ -188,7 +188,9 @@ def test_a_runs_life(shell: Shell) -> None:
     assert dump["config"] == json.loads(json.dumps(config.model_dump()))
     assert (dump["name"], dump["num_parameters"], dump["model"]["LLM"]["architecture"]) == ("First light", 135_000_000, "HfLlama")
 
-    assert "is now WaitingForMembers" in shell("tick", "-r", "life", "--count", "2", "--ms-interval", "1", wallet="member")
+    assert "nothing is due; 'life' is in WaitingForMembers" in shell(
+        "tick", "-r", "life", "--count", "2", "--ms-interval", "1", wallet="member"
+    )
     assert "is now Paused" in shell("set-paused", "-r", "life", wallet="owner")
     assert shell("close-run", "-r", "life", wallet="owner") == "the run 'life' is closed\n"
     assert "there is no run 'life'" in shell("json-dump-run", "-r", "life", code=1)

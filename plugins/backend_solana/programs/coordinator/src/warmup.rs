@@ -11,7 +11,24 @@ use crate::set;
 const MOST_TIMES: u32 = 255;
 
 /// Starts the first round, goes back, or gives the epoch up, if it is time.
-pub fn tick_warmup(run: &mut Run) -> Outcome { if advance(run) { Ok(()) } else { Err(NOTHING_DUE) } }
+pub fn tick_warmup(run: &mut Run) -> Outcome {
+    if advance(run) {
+        return Ok(());
+    }
+    let timed_out = due(run.image.since, run.now, run.image.config.warmup_time);
+    let (mut healthy, mut ready): (Set, Set) = ([0; 4], [0; 4]);
+    run.image.healthy(&mut healthy);
+    run.image.ready(&mut ready);
+    if !timed_out && set::count(&healthy) >= run.image.config.min_clients as usize {
+        return Err(NOTHING_DUE);
+    }
+    if timed_out {
+        drop_unready(run, &healthy, &ready);
+    }
+    run.backing.keep(0);
+    wait_for_members(run);
+    Ok(())
+}
 
 /// Counts a healthy slot as ready, or as one that lacks the model; goes on if that was the last one waited for.
 pub fn speak(run: &mut Run, slot: usize, digest: &Key) -> Outcome {
@@ -52,7 +69,7 @@ pub fn go_on(run: &mut Run) {
     advance(run);
 }
 
-/// Whether anything happened.
+/// Goes back or starts the first round, if it is time; whether it was.
 #[inline(never)]
 fn advance(run: &mut Run) -> bool {
     let timed_out = due(run.image.since, run.now, run.image.config.warmup_time);
@@ -72,15 +89,7 @@ fn advance(run: &mut Run) -> bool {
         start_round(run, &ready, false);
         return true;
     }
-    if !timed_out && set::count(&healthy) >= least {
-        return false;
-    }
-    if timed_out {
-        drop_unready(run, &healthy, &ready);
-    }
-    run.backing.keep(0);
-    wait_for_members(run);
-    true
+    false
 }
 
 /// Whether who is not ready has had its time since enough others were.
