@@ -86,6 +86,7 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
     if me.notes is None or me.state is None:
         return
 
+    me.loaded_generation = me.state.generation
     me.notes.digests.ours = event.digest
     if event.step is not None:
         me.notes.masters_replaced(event.step)

@@ -14,6 +14,7 @@ from psyche_core.client.events import Broadcast, Load, ModelFetched, ModelFetchF
 from psyche_core.client.rounds import NO_DIGEST
 from psyche_core.client.standing import Standing
 from psyche_core.coordinator.commands import WarmupWitness
+from psyche_core.coordinator.history import held_digest
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import RunState
 from psyche_core.wire.messages import ModelWanted
@@ -68,11 +69,15 @@ def _without_offers(me: Standing, state: CoordinatorState, notes: EpochNotes, *,
 
 
 def _look_on_disk(me: Standing, state: CoordinatorState, notes: EpochNotes) -> bool:
-    """Load the model the epoch starts with if it lies on our disk as the end of an earlier epoch; once an epoch."""
+    """Load the model the epoch starts with if it lies on our disk as the end of an earlier epoch; once an epoch.
+
+    Where the run has gone back since we loaded anything we have not yet looked at all.
+    """
     start = state.epoch.start_step - 1
     if notes.reloaded or me.work is not None or state.run_state is not RunState.Warmup or me.masters_at == start:
         return False
-    if all(end.step != start or end.digest != me.held.get(start) for end in state.ends):
+    known = any(end.step == start and end.digest == me.held.get(start) for end in state.ends)
+    if not known and me.loaded_generation == state.generation:
         return False
 
     notes.reloaded = True
@@ -94,7 +99,7 @@ def _say_what_we_hold(me: Standing, state: CoordinatorState, notes: EpochNotes) 
         best = f"the newest one on our disk is that after step {ends[-1].step}" if ends else "there is none on our disk"
         me.tell(report.Problem("warning", f"no member has the model after step {start}; {best}"))
     notes.lacking_said = me.now
-    me.do(Send(WarmupWitness(me.identity, notes.number, notes.slot, ends[-1].digest if ends else NO_DIGEST)))
+    me.do(Send(WarmupWitness(me.identity, notes.number, notes.slot, held_digest(ends[-1].digest) if ends else NO_DIGEST)))
 
 
 def model_fetched(me: Standing, event: ModelFetched) -> None:

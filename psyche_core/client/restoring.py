@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from psyche_core.client.epoch import masters_due
-from psyche_core.client.settled_rounds import settled_rounds
+from psyche_core.client.settled_rounds import decided_otherwise, settled_rounds
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.training.journal import Journal, Recovered, default_limit
@@ -116,7 +116,8 @@ class Restorer:
         """The last step to replay to; None where the journal is of a history that shares nothing signed with the run's."""
         due = masters_due(state)
         if recovered.header.generation == state.generation:
-            return due
+            anew = decided_otherwise(state, recovered.rounds)
+            return due if anew is None else min(due, anew - 1)
 
         reach = range(recovered.header.base_step, min(due, recovered.last_step) + 1)
         return max((step for step in signed_ends(state) if step in reach), default=None)

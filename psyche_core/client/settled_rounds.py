@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator.witness import accepted_slots, judge, statements_digest
-from psyche_core.training.journal_records import StoredResult
+from psyche_core.training.journal_records import AppliedRound, StoredResult
 from psyche_core.types import RunState
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
@@ -32,14 +32,32 @@ class SettledRound:
     statements: bytes
 
 
+def played_rounds(state: CoordinatorState) -> tuple[int, CoordinatorState]:
+    """The number of the epoch whose rounds a state stores, and the state as if that epoch were still the present one."""
+    playing = state.run_state in (*_PLAYING, RunState.Cooldown)
+    number = state.progress.epoch if playing else state.progress.epoch - 1
+    return number, replace(state, epoch=replace(state.epoch, unplayed=False))
+
+
+def decided_otherwise(state: CoordinatorState, rounds: Iterable[AppliedRound]) -> int | None:
+    """The first step of journalled rounds whose statements are others in the state than when we applied it, None without one.
+
+    A coordinator that was restored from an older state may decide a round anew. What it no longer stores is not looked at.
+    """
+    number, view = played_rounds(state)
+    for applied in rounds:
+        attesting = view.round_at(applied.height + 1) if applied.epoch == number else None
+        if attesting is not None and statements_digest(attesting.statements) != applied.statements:
+            return applied.step
+
+    return None
+
+
 def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, after: int) -> Iterator[SettledRound]:
     """The rounds after step `after` that are decided in a state, in order, as far as we know every accepted result of them."""
     playing = state.run_state in _PLAYING
     rounds = state.epoch.rounds
-    number = state.progress.epoch
-    if not playing and state.run_state is not RunState.Cooldown:
-        number -= 1  # of the epoch that these rounds were played in
-    view = replace(state, epoch=replace(state.epoch, unplayed=False))
+    number, view = played_rounds(state)
     candidates: dict[tuple[int, int], dict[bytes, bytes]] = {}
     for result in known:
         if result.epoch == number:

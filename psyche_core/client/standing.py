@@ -45,12 +45,11 @@ class Standing:
     notes: of the epoch we are in, or finish; None before the first. healthy: slots healthy in `state`. members: the transport's
     peers as last set; peers: p2p keys connected. introduced: whether this process joined; join_asked: when we last did, None once
     it is answered by a state. source_missing: nothing here says how the model is built, so all of it comes from others. leaving:
-    since when we are on our way out. masters_at: the step whose results are in our masters, None when that is unknown;
-    doubtful: work on them failed, so that they may be anything.
-    model_digest: the last full digest taken of them; digest_at: the step it was taken at, None when that is unknown. held: steps
-    and full digests of signed epoch ends that lie on our disk. work: what the trainer is doing. can_store: whether there is a
-    store to put the model into after an epoch; storage: the one on its way there. pace: what our trainings and the turns between
-    rounds took.
+    since when we are on our way out. masters_at: the step whose results are in our masters, None when that is unknown; doubtful:
+    work on them failed, so that they may be anything. model_digest: the last full digest taken of them; digest_at: the step it
+    was taken at, None when that is unknown. loaded_generation: of the run when we last loaded a model. held: steps and full
+    digests of signed epoch ends that lie on our disk. work: what the trainer is doing. can_store: whether there is a store to put
+    the model into after an epoch; storage: the one on its way there. pace: what our trainings and the turns between rounds took.
     """
 
     identity: NodeIdentity
@@ -75,6 +74,7 @@ class Standing:
     digest_at: int | None = None
     masters_at: int | None = None
     held: dict[int, bytes] = field(default_factory=dict)
+    loaded_generation: int = 0
     doubtful: bool = False
     work: Work | None = None
     can_store: bool = False

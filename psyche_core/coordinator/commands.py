@@ -41,7 +41,7 @@ class Withdraw:
 class WarmupWitness:
     """`sender` has the model and is ready. index: its own slot. model_digest: full digest of the loaded model, 32 bytes.
 
-    In warmup it counts towards the start of the first round. A digest of zeros, or that of an earlier signed epoch end, says
+    In warmup it counts towards the start of the first round. A digest of zeros, or `history.held_digest` of an earlier end, says
     there that the sender cannot get the model the epoch starts with, and what it holds instead (F18). While rounds are played it
     brings a dropped or withdrawn slot whose client joined again back to health (protocol section 5): it takes part from the next
     round on.

@@ -9,6 +9,7 @@ any, the stored checkpoint is left, and that is the owner's decision unless the 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 from psyche_core.coordinator.commands import EpochDigest, EpochEnded, EpochSigned, ModelLost, Outcome, WentBack
@@ -25,6 +26,7 @@ from psyche_core.coordinator.witness import quorum
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import ClientState, RunState, total_samples
 
+_HELD = b"psyche/held"
 _AFTERWARDS = (RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
 """States after a cooldown in which the ended epoch's members can still sign its end."""
 
@@ -81,15 +83,23 @@ def _hears_digests(state: CoordinatorState) -> bool:
     return state.run_state is RunState.Cooldown or (state.run_state in _AFTERWARDS and state.current_round is not None)
 
 
+def held_digest(digest: bytes) -> bytes:
+    """What a member that cannot get the model sends instead of a model's digest, of the end it holds (32 bytes, as `digest`).
+
+    Not the end's own digest: masters of two steps can be equal, and that one would be the model it is ready with.
+    """
+    return hashlib.sha256(_HELD + digest).digest()
+
+
 def must_go_back(state: CoordinatorState) -> bool:
-    """Whether a quorum of those who spoke in warmup, min_clients at least, cannot get the model the epoch starts with.
+    """Whether a quorum of those who spoke in warmup, init_min_clients at least, cannot get the model the epoch starts with.
 
     Never from an epoch that starts with the stored checkpoint: there is nothing else to begin with.
     """
     healthy = set(state.healthy_slots)
     lacking = healthy & set(state.epoch.lacking)
     spoken = lacking | healthy & set(state.epoch.ready)
-    return not state.from_checkpoint and len(spoken) >= state.config.min_clients and len(lacking) >= quorum(len(spoken))
+    return not state.from_checkpoint and len(spoken) >= state.config.init_min_clients and len(lacking) >= quorum(len(spoken))
 
 
 def without_model(state: CoordinatorState, now: int) -> Outcome:

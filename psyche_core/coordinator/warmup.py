@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from psyche_core.coordinator.commands import EpochEnded, Event, Outcome, WarmupWitness
 from psyche_core.coordinator.exits import exited
-from psyche_core.coordinator.history import must_go_back, without_model
+from psyche_core.coordinator.history import held_digest, must_go_back, without_model
 from psyche_core.coordinator.phases import due, wait_for_members
 from psyche_core.coordinator.rounds import start_round
 from psyche_core.coordinator.state import MAX_UNREADY, MAX_UNREADY_WAITS, NO_DIGEST, CoordinatorState, Unready
@@ -48,11 +48,11 @@ def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, 
     epoch = state.epoch
     start = epoch.start_step - 1
     expected = next((end.digest for end in state.ends if end.step == start), None)
-    held = next((end.step for end in state.ends if end.digest == digest and end.step != start), None)
+    held = next((end.step for end in state.ends if end.step < start and held_digest(end.digest) == digest), None)
     if slot in epoch.ready:
         raise CoordinatorError("DuplicateWitness", f"slot {slot} is already ready")
 
-    if digest == NO_DIGEST or (held is not None and digest != expected):
+    if digest == NO_DIGEST or held is not None:
         held_step = max(epoch.held_step, held or 0)
         if slot in epoch.lacking and held_step == epoch.held_step:
             raise CoordinatorError("DuplicateWitness", f"slot {slot} has already said what it holds")
