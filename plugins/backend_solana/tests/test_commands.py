@@ -485,6 +485,9 @@ def test_an_owner_pays_all_members_and_can_close_the_run(shell: Shell) -> None:
     shell("treasurer-top-up-rewards", "-r", "everybody", "--collateral-amount", "3", wallet="owner")
     assert "2100000 units" in shell("treasurer-pay-members", "-r", "everybody", wallet="owner")
     assert {name: units(shell, name, mint) for name in owed} == owed
+    assert shell("treasurer-free-balances", "-r", "everybody", wallet="member") == "8 balances of 'everybody' are freed\n"
+    assert shell.json("json-dump-run", "-r", "everybody")["accounts"] == []
+    assert "can be freed" in shell("treasurer-free-balances", "-r", "everybody", wallet="member", code=2)
 
     shell.pass_time(1)
     shell("close-run", "-r", "everybody", wallet="owner")
