@@ -1,6 +1,7 @@
 """One real coordinator server against many clients over loopback: how fast a change reaches everybody, in how many bytes.
 
     python -m benchmarks.tcp_server --clients 256 [--rounds 5] [--json]
+    python -m benchmarks.tcp_server --flood [--rate 550] [--newcomers 20] [--json]      see `benchmarks.tcp_flood`
 
 The server is a process of its own: TLS, login, limits and saving to disk as in a real run; only its clock is moved by hand, so
 that a round of 30 s takes less. The clients are fake in what they train, not in what they say: real TLS, real logins, real joins,
@@ -40,6 +41,7 @@ import anyio.to_thread
 from anyio.abc import ByteStream, Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from benchmarks import tcp_flood
 from psyche_backend_tcp import hub
 from psyche_backend_tcp.addresses import ServerAddress, parse_address
 from psyche_backend_tcp.dialer import Link, shake_hands
@@ -471,22 +473,43 @@ async def measure(clients: int, rounds: int) -> dict[str, Any]:
 
 
 JSON_FIGURES = ("fanout_p99_ms", "bytes_per_client_per_round", "reference_bytes_per_client_per_round", "server_rss_mb")
+MOST_RATE = 5000
+
+
+def show_floods(options: argparse.Namespace) -> int:
+    figures = anyio.run(functools.partial(tcp_flood.measure, hosted, rate=options.rate, newcomers=options.newcomers))
+    if options.json:
+        print(json.dumps(figures))
+        return 0
+
+    print(f"{options.rate:g} connections a second, {options.newcomers} newcomers, {os.cpu_count()} cores")
+    for name, values in figures.items():
+        print(f"  {name:26}" + "".join(f"  {figure} {value}" for figure, value in values.items()))
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tcp_server", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--clients", type=int, default=256, help="fake clients, 1 to 256 (256)")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (5)")
-    parser.add_argument("--json", action="store_true", help="one line of JSON with the four figures")
+    parser.add_argument("--flood", action="store_true", help="instead: newcomers and members while the server is flooded")
+    parser.add_argument("--rate", type=float, default=550.0, help="of a flood: connections a second (550)")
+    parser.add_argument("--newcomers", type=int, default=20, help="of a flood: those who try to get in (20)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON with the figures")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not 1 <= options.clients <= 256 or options.rounds < 1:
         parser.error("expected 1 to 256 clients and at least one round")
+    if not 0 < options.rate <= MOST_RATE or options.newcomers < 1:
+        parser.error(f"expected up to {MOST_RATE} connections a second and at least one newcomer")
 
     if options.serve is not None:
         with contextlib.suppress(KeyboardInterrupt):
             anyio.run(serve, options.clients, options.serve)
         return 0
+
+    if options.flood:
+        return show_floods(options)
 
     figures = anyio.run(measure, options.clients, options.rounds)
     if options.json:

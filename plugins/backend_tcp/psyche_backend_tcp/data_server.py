@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import anyio
 
@@ -70,13 +70,17 @@ class DataServer:
         limits: Limits,
         state: Callable[[], CoordinatorState],
         allowed: Callable[[bytes], bool] | None = None,
+        members: Callable[[], Collection[bytes]] = frozenset,
     ) -> DataServer:
         """Start listening. Reads one sample to learn the token size. Raises UserError (host, port), DataError, TimeoutError.
 
-        key: proves to clients who we are, the coordinator's. allowed: whether a key may log in; None lets all in.
+        key: proves to clients who we are, the coordinator's. allowed: whether a key may log in; None lets all in. members: the
+        keys for which there is always a place.
         """
         first = await provider.read([BatchId(0, 0)], timeout=READ_SECONDS)
-        listener = await Listener.bind(host, port, service=DATA, run_id=run_id, key=key, limits=limits, allowed=allowed)
+        listener = await Listener.bind(
+            host, port, service=DATA, run_id=run_id, key=key, limits=limits, allowed=allowed, members=members
+        )
         request_samples = max(1, limits.data_bytes // largest_sample(provider.sequence_length))
         listener.facts = {
             "version": DATA_VERSION,

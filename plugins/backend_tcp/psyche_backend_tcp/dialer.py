@@ -1,23 +1,38 @@
-"""The client's side of a connection's beginning: connect, TLS, compare the server's key, log in, see the server prove itself."""
+"""The client's side of a connection's beginning: connect, TLS, compare the server's key, log in, see the server prove itself.
+
+A server that has few places left answers with a challenge instead of TLS: the client then works out the proof, in a thread, and
+comes back with it, a few times at most. A connection that ends before the login is tried again likewise.
+"""
 
 from __future__ import annotations
 
+import random
 import secrets
+import ssl
 from dataclasses import dataclass
 
 import anyio
+import anyio.to_thread
 from anyio.abc import ByteStream
 
 from psyche_backend_tcp.addresses import ServerAddress, reason
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME
 from psyche_backend_tcp.listener import CONNECTION_LOST
 from psyche_backend_tcp.login import NONCE_BYTES, Hello, Login, LoginRefused, check_welcome, decode_hello, encode_login
+from psyche_backend_tcp.opening import Challenged, Watched
 from psyche_backend_tcp.protocol import Bye, Welcome, decode_server
+from psyche_backend_tcp.puzzle import encode_proof, prove
 from psyche_backend_tcp.tls import WrongServer, open_tls
 from psyche_core.errors import BackendError, CommandRefused, WireError
 from psyche_core.sentences import printable
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
+
+MOST_TRIES = 4
+"""Connections made before we give up; a server whose puzzles get harder meanwhile asks again, and our place may go to others."""
+
+PAUSE_SECONDS = 0.2
+"""Longest wait after a connection that ended before its login."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +54,36 @@ async def dial(
     Raises BackendError (`cannot connect to …`), CommandRefused when the server, or we, refuse (WrongServer, WrongRun,
     WrongService, VersionMismatch, NotAllowed, RateLimited, NotPsyche, Busy, …).
     """
+    jitter = random.SystemRandom()
+    proof, lost = b"", Exception()
     try:
         with anyio.fail_after(timeout):
-            stream = await anyio.connect_tcp(address.host, address.port)
-            try:
-                return await shake_hands(stream, expected=address.key, service=service, key=key, run_id=run_id, known=known)
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await stream.aclose()
-                raise
+            for _ in range(MOST_TRIES):
+                stream, link = await anyio.connect_tcp(address.host, address.port), None
+                try:
+                    link = await shake_hands(
+                        stream, expected=address.key, service=service, key=key, run_id=run_id, known=known, proof=proof
+                    )
+                    return link
+                except Challenged as challenged:
+                    cookie, lost = challenged.cookie, challenged
+                except ssl.SSLError:
+                    raise
+                except CONNECTION_LOST as error:  # perhaps it had to go for others
+                    cookie, lost = None, error
+                finally:
+                    if link is None:
+                        with anyio.CancelScope(shield=True):
+                            await stream.aclose()
+                if cookie is None:
+                    proof = b""
+                    await anyio.sleep(jitter.uniform(0.5, 1.0) * PAUSE_SECONDS)
+                else:
+                    proof = encode_proof(await anyio.to_thread.run_sync(prove, cookie, key, abandon_on_cancel=True))
+            raise lost
+    except Challenged as error:
+        message = "too many want to connect to the server, and our proofs of work did not win a place; try again later"
+        raise CommandRefused("Busy", message) from error
     except LoginRefused as error:
         raise CommandRefused(error.code, error.message) from error
     except WrongServer as error:
@@ -58,10 +94,22 @@ async def dial(
 
 
 async def shake_hands(
-    stream: ByteStream, *, expected: bytes | None, service: str, key: SecretKey, run_id: str | None, known: bytes = b""
+    stream: ByteStream,
+    *,
+    expected: bytes | None,
+    service: str,
+    key: SecretKey,
+    run_id: str | None,
+    known: bytes = b"",
+    proof: bytes = b"",
 ) -> Link:
-    """TLS and login over a stream that is connected. Raises WrongServer, LoginRefused, WireError, what a lost stream raises."""
-    secure, server_key = await open_tls(stream, expected=expected)
+    """TLS and login over a stream that is connected. proof: an encoded proof to begin with, see `puzzle`.
+
+    Raises WrongServer, Challenged, LoginRefused, WireError, what a lost stream raises.
+    """
+    if proof:
+        await stream.send(proof)
+    secure, server_key = await open_tls(Watched(stream), expected=expected)
     frames = FramedStream(secure, receive_limit=LOGIN_FRAME, send_limit=CLIENT_FRAME)
     hello = decode_hello(await frames.receive(), service=service)
     login = Login(key.public, secrets.token_bytes(NONCE_BYTES), known)

@@ -1,16 +1,32 @@
 """Who may come in: decides about connections before and at their login, without sockets or clocks.
 
-Decided here: connections that have not logged in are bounded twice, in all by ending the oldest (so that idle ones cannot keep
-members out) and for each address by turning away the newest (so that one address can only be in its own way); an address is an
-IPv4 address or an IPv6 /64. Logging in costs a key tokens that outlive the connection, so that coming again and again is no way
-around the limits of one connection. What is remembered about keys is bounded: the longest unseen is forgotten.
+A connection that has not logged in is in one of three rooms:
+
+    silent     it has said nothing yet. Costs a socket and no more, so it is only bounded: one too many ends the oldest one of the
+               address that has the most, so that whoever comes from elsewhere is not in the way of a flood from one address.
+    waiting    it has begun TLS and holds a place until it has logged in. Places are bounded in all and for each address. While
+               some are free, everybody gets one. After that it takes a solved puzzle (`puzzle`), which ends the waiting one that
+               brought least: no proof before any, fewer bits before more, then whose address holds more, then the oldest.
+    reserved   it proved a member's key. One for each member, besides all others; the newer one of the same key ends the older.
+
+What an attacker can do then. From one address: nothing to others, and behind the same address newcomers still get in, since its
+silent ones end before theirs and a puzzle beats a connection without one. From many addresses, saying nothing: it must open as
+many connections as fit between a client's TCP handshake and its first bytes, which follow at once. Saying the first words of TLS
+and nothing more: it holds the places until somebody solves a puzzle. Solving puzzles as well: these get harder the more places
+are held by solvers, and most bits win, so it outbids newcomers only with more computing than all of them. Members it does not
+reach: their places ask for no work. An attacker that is a member holds its own place.
+
+Logging in costs a key tokens that outlive the connection, so that coming again and again is no way around the limits of one
+connection. Logged-in strangers are bounded, members are let in besides. What is remembered about keys is bounded: the longest
+unseen is forgotten. An address is an IPv4 address or an IPv6 /64.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from psyche_backend_tcp.limits import Limits, TokenBucket
 from psyche_backend_tcp.login import LoginRefused
@@ -33,42 +49,123 @@ def origin(host: str) -> str:
     return str(address)
 
 
-class Gate:
-    """Counts connections of one service. allowed: whether a key may log in; None lets all in."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """place: where it comes from; bits: of the puzzle it solved, 0 for none."""
 
-    def __init__(self, limits: Limits, *, allowed: Callable[[bytes], bool] | None = None) -> None:
+    place: str
+    bits: int = 0
+
+
+class Gate:
+    """Counts connections of one service.
+
+    allowed: whether a key may log in; None lets all in. members: the keys of the run's members, for whom there is always room.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        allowed: Callable[[bytes], bool] | None = None,
+        members: Callable[[], Collection[bytes]] = frozenset,
+    ) -> None:
         self._limits = limits
         self._allowed = allowed
-        self._waiting: OrderedDict[int, str] = OrderedDict()
+        self._members = members
+        self._silent: OrderedDict[int, str] = OrderedDict()
+        self._silent_at: Counter[str] = Counter()
+        self._waiting: dict[int, _Place] = {}
         self._waiting_at: Counter[str] = Counter()
+        self._reserved: dict[bytes, int] = {}
         self._inside: Counter[bytes] = Counter()
         self._logins: OrderedDict[bytes, TokenBucket] = OrderedDict()
 
     @property
+    def silent(self) -> tuple[int, ...]:
+        """Connections that have said nothing, oldest first."""
+        return tuple(self._silent)
+
+    @property
     def waiting(self) -> int:
         """Connections that have not logged in."""
-        return len(self._waiting)
+        return len(self._silent) + len(self._waiting) + len(self._reserved)
+
+    @property
+    def bits(self) -> int:
+        """How hard a puzzle is now: harder the more places are held by those who solved one."""
+        limits = self._limits
+        solved = sum(place.bits > 0 for place in self._waiting.values())
+        return limits.puzzle_bits + (limits.puzzle_most_bits - limits.puzzle_bits) * solved // limits.max_unauthenticated
 
     def knock(self, number: int, host: str) -> int | None:
-        """A connection arrived. Returns the number of the connection to end for it: itself, an older one, or none."""
+        """A connection arrived; numbers rise. Returns the number of the silent one to end for it, perhaps itself, or None."""
         place = origin(host)
-        if self._waiting_at[place] >= self._limits.max_unauthenticated_per_address:
-            return number
+        self._silent[number] = place
+        self._silent_at[place] += 1
+        if len(self._silent) <= self._limits.max_silent:
+            return None
 
-        oldest = None
-        if len(self._waiting) >= self._limits.max_unauthenticated:
-            oldest = next(iter(self._waiting))
-            self.done(oldest)
-        self._waiting[number] = place
+        most = max(self._silent_at.values())
+        return next(other for other, home in self._silent.items() if self._silent_at[home] == most)
+
+    def scarce(self, number: int) -> bool:
+        """Whether a silent connection that brings no proof would get no place."""
+        place = self._silent[number]
+        limits = self._limits
+        full = len(self._waiting) >= limits.max_unauthenticated
+        return full or self._waiting_at[place] >= limits.max_unauthenticated_per_address
+
+    def grant(self, number: int, bits: int = 0) -> int | None:
+        """A silent connection begins TLS and takes a place. bits: of the puzzle it solved.
+
+        Returns the number of the waiting connection that has to go for it, which may be itself, or None.
+        """
+        place = self._speaks(number)
+        self._waiting[number] = _Place(place, bits)
         self._waiting_at[place] += 1
-        return oldest
+        if self._waiting_at[place] > self._limits.max_unauthenticated_per_address:
+            return self._weakest([other for other, it in self._waiting.items() if it.place == place])
+
+        return self._weakest(self._waiting) if len(self._waiting) > self._limits.max_unauthenticated else None
+
+    def is_member(self, public: bytes) -> bool:
+        """Whether a place is reserved for the key."""
+        return public in self._members()
+
+    def reserve(self, number: int, public: bytes) -> int | None:
+        """A silent connection proved a member's key and takes its place. Returns the one to end for it, or None."""
+        self._speaks(number)
+        older = self._reserved.get(public)
+        self._reserved[public] = number
+        return older
 
     def done(self, number: int) -> None:
         """A connection is not waiting any more, whatever became of it; idempotent."""
-        place = self._waiting.pop(number, None)
-        if place is not None:
+        if number in self._silent:
+            self._speaks(number)
+        if number in self._waiting:
+            place = self._waiting.pop(number).place
             self._waiting_at[place] -= 1
-            self._waiting_at += Counter()  # forget addresses nobody waits from
+            if not self._waiting_at[place]:
+                del self._waiting_at[place]
+        for public, other in tuple(self._reserved.items()):
+            if other == number:
+                del self._reserved[public]
+
+    def _speaks(self, number: int) -> str:
+        place = self._silent.pop(number)
+        self._silent_at[place] -= 1
+        if not self._silent_at[place]:
+            del self._silent_at[place]
+        return place
+
+    def _weakest(self, numbers: Collection[int]) -> int:
+        def worth(number: int) -> tuple[int, int, int]:
+            waiting = self._waiting[number]
+            return waiting.bits, -self._waiting_at[waiting.place], number
+
+        return min(numbers, key=worth)
 
     def enter(self, public: bytes, now: float) -> None:
         """Let in a key that has proved itself; `leave` follows. Raises LoginRefused (NotAllowed, RateLimited, Busy)."""
@@ -84,8 +181,10 @@ class Gate:
             message = f"this key already has {self._inside[public]} connections here; close one of them first"
             raise LoginRefused("RateLimited", message)
 
-        if self._inside.total() >= self._limits.max_connections:
-            raise LoginRefused("Busy", f"the server already has {self._inside.total()} connections; try again later")
+        if self._inside.total() >= self._limits.max_connections and public not in (members := self._members()):
+            strangers = sum(count for key, count in self._inside.items() if key not in members)
+            if strangers >= self._limits.max_connections:
+                raise LoginRefused("Busy", f"the server already has {strangers} connections besides its members; try again later")
 
         self._inside[public] += 1
 

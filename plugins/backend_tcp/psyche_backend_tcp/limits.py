@@ -21,11 +21,13 @@ MAX_ADDRESS_BYTES = 1024
 class Limits:
     """What a server grants. Times in seconds.
 
-    Before the login. handshake_seconds: for TLS and login together. max_unauthenticated: connections not yet logged in; one more
-    closes the oldest of them, so that idle connections cannot lock members out. max_unauthenticated_per_address: of them from one
-    address; one more is turned away.
-    At the login. max_connections: logged-in ones. max_connections_per_key: of one key; two, because a client that comes back may
-    be here before we know that its old connection is dead. logins_per_second, login_burst: of one key.
+    Before the login, see `gate`. silent_seconds: until a connection's first bytes, sent at once by a client; two seconds leave
+    time to send lost ones again. max_silent: connections that have said nothing; cheap, so many. handshake_seconds: for all until
+    the login is done. max_unauthenticated: connections in TLS or login without a member's proof; one more needs a solved puzzle.
+    max_unauthenticated_per_address: the same for one address. puzzle_bits, puzzle_most_bits: of a puzzle, when none of the places
+    is held by who solved one, and when all are; 2**bits hashes, some 50 ms and 1 s of one core in Python.
+    At the login. max_connections: logged-in ones besides the members'. max_connections_per_key: of one key; two, because a client
+    that comes back may be here before we know that its old connection is dead. logins_per_second, login_burst: of one key.
     Members. reconnect_seconds: a lost one may come back within this time before it is withdrawn; 0 withdraws at once.
     reopening_seconds: after a restart the coordinator's clock stands until all members are back, at most so long.
     Connections. ping_seconds: a connection silent for so long is pinged; silence_seconds: and closed when no whole frame came for
@@ -42,9 +44,13 @@ class Limits:
     other end is gone do not keep their place.
     """
 
+    silent_seconds: float = 2.0
+    max_silent: int = 512
     handshake_seconds: float = 10.0
     max_unauthenticated: int = 256
     max_unauthenticated_per_address: int = 64
+    puzzle_bits: int = 16
+    puzzle_most_bits: int = 20
     max_connections: int = 512
     max_connections_per_key: int = 2
     logins_per_second: float = 0.5

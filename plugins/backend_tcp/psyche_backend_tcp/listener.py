@@ -1,18 +1,20 @@
 """The front door of both servers: accepts connections, speaks TLS, has them log in, and hands over those that did.
 
-Decided here: TLS and login together have a deadline; frames are small until the login is done; whom the `Gate` does not want is
-told why inside TLS, except for a flood before the login, which is just closed because answering it would be its goal. Nothing a
-peer does ends the accept loop. Refuses to know what is said after the login.
+Decided here: the first bytes, TLS and login have a deadline; TLS begins only after the first bytes have come and the `Gate` has
+given a place, which takes a proof (`puzzle`) while places are scarce; whoever brings none is told so in the clear and closed.
+Frames are small until the login is done; whom the gate does not want then is told why inside TLS. Nothing a peer does ends the
+accept loop; when file handles run out, connections that said nothing are closed. Refuses to know what is said after the login.
 """
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import secrets
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,13 +22,15 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, EndOfStream, create_task_group
-from anyio.abc import SocketAttribute, SocketListener, SocketStream
+from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream
 
 from psyche_backend_tcp.addresses import format_address, reason
 from psyche_backend_tcp.gate import Gate
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_backend_tcp.login import NONCE_BYTES, Hello, LoginRefused, check_login, encode_hello, sign_welcome
+from psyche_backend_tcp.opening import receive_opening
 from psyche_backend_tcp.protocol import Bye, Welcome, encode_server
+from psyche_backend_tcp.puzzle import Cookies, Proof, encode_challenge
 from psyche_backend_tcp.tls import accept_tls, server_context
 from psyche_core.errors import UserError, WireError
 from psyche_core.wire.frames import FramedStream
@@ -36,6 +40,9 @@ logger = logging.getLogger("psyche.backend.tcp")
 
 _BACKLOG = 65_536
 """Connections that may wait to be accepted: as many as the system lets, as anyio has it."""
+
+_DRAINED = 4
+"""Reads from a connection that was challenged before it is closed."""
 
 CONNECTION_LOST = (EndOfStream, BrokenResourceError, ClosedResourceError, BusyResourceError, OSError)
 """What a stream raises when the other side is gone or broke TLS (ssl.SSLError is an OSError)."""
@@ -64,6 +71,7 @@ class Listener:
         context: ssl.SSLContext,
         limits: Limits,
         allowed: Callable[[bytes], bool] | None,
+        members: Callable[[], Collection[bytes]],
     ) -> None:
         self._sockets = sockets
         self._service = service
@@ -71,7 +79,8 @@ class Listener:
         self._key = key
         self._context = context
         self._limits = limits
-        self._gate = Gate(limits, allowed=allowed)
+        self._gate = Gate(limits, allowed=allowed, members=members)
+        self._cookies = Cookies()
         self._waiting: dict[int, anyio.CancelScope] = {}
         self._inside: dict[int, tuple[bytes, anyio.CancelScope]] = {}
         self._count = 0
@@ -89,10 +98,12 @@ class Listener:
         key: SecretKey,
         limits: Limits,
         allowed: Callable[[bytes], bool] | None = None,
+        members: Callable[[], Collection[bytes]] = frozenset,
     ) -> Listener:
         """Start listening; port 0 picks a free one. Raises UserError when host or port cannot be used.
 
-        key: proves to clients who we are. allowed: whether a key may log in, asked at each login; None lets all in.
+        key: proves to clients who we are. allowed: whether a key may log in, asked at each login; None lets all in. members: the
+        keys for which there is always a place.
         """
         context = await anyio.to_thread.run_sync(server_context, key)
         try:
@@ -103,7 +114,17 @@ class Listener:
 
         bound_port = sockets[0].extra(SocketAttribute.local_port)  # noqa: S610  # a socket, not a query
         place = (host or "0.0.0.0", bound_port)  # noqa: S104  # only says what the caller asked for
-        return cls(sockets, place, service=service, run_id=run_id, key=key, context=context, limits=limits, allowed=allowed)
+        return cls(
+            sockets,
+            place,
+            service=service,
+            run_id=run_id,
+            key=key,
+            context=context,
+            limits=limits,
+            allowed=allowed,
+            members=members,
+        )
 
     @property
     def waiting(self) -> int:
@@ -122,7 +143,10 @@ class Listener:
                         return
                     except OSError as error:
                         logger.warning("cannot accept a connection: %s", reason(error))
-                        await anyio.sleep(0.1)  # out of file handles, mostly: others must close first
+                        if error.errno in (errno.EMFILE, errno.ENFILE):
+                            for number in self._gate.silent:
+                                self._end(number)
+                        await anyio.sleep(0.1)  # others must close first
                         continue
 
                     group.start_soon(self._attend, stream, handle)
@@ -165,21 +189,65 @@ class Listener:
                 await stream.aclose()
 
     async def _admit(self, number: int, stream: SocketStream) -> Visitor | None:
-        """TLS and login; None when it failed or its time is over."""
+        """First bytes, TLS and login; None when it failed or its time is over."""
         with anyio.move_on_after(self._limits.handshake_seconds) as scope:
             self._waiting[number] = scope
             try:
-                unwanted = self._gate.knock(number, _host(stream))
-                if unwanted is not None:
-                    self._waiting[unwanted].cancel()
+                self._end(self._gate.knock(number, _host(stream)))
                 await anyio.lowlevel.checkpoint()
-                secure = await accept_tls(stream, self._context)
+                begun = await self._open(number, stream)
+                if begun is None:
+                    return None
+
+                await anyio.lowlevel.checkpoint()
+                secure = await accept_tls(begun, self._context)
                 return await self._log_in(FramedStream(secure, receive_limit=LOGIN_FRAME, send_limit=SERVER_FRAME))
             finally:
                 self._gate.done(number)
                 del self._waiting[number]
 
         return None
+
+    async def _open(self, number: int, stream: SocketStream) -> ByteStream | None:
+        """Wait for the first bytes and find a place; the stream for TLS, or None when there is no place."""
+        with anyio.move_on_after(self._limits.silent_seconds):
+            try:
+                proof, begun = await receive_opening(stream)
+            except WireError:
+                return None
+
+            if self._placed(number, proof):
+                return begun
+
+            await stream.send(encode_challenge(self._cookies.issue(self._gate.bits, anyio.current_time())))
+            await stream.send_eof()
+            for _ in range(_DRAINED):  # closed with bytes unread, the system would take the challenge back
+                await stream.receive()
+
+        return None
+
+    def _placed(self, number: int, proof: Proof | None) -> bool:
+        """Give a connection a place if its proof, or none, is enough."""
+        if proof is not None and self._cookies.use(proof.cookie, anyio.current_time()):
+            if self._gate.is_member(proof.public) and proof.signed:
+                self._end(self._gate.reserve(number, proof.public))
+                return True
+
+            if proof.bits:
+                self._end(self._gate.grant(number, proof.bits))
+                return True
+
+        if self._gate.scarce(number):
+            return False
+
+        self._end(self._gate.grant(number))
+        return True
+
+    def _end(self, number: int | None) -> None:
+        """End a connection that has not logged in."""
+        if number is not None and number in self._waiting:
+            self._gate.done(number)
+            self._waiting[number].cancel()
 
     async def _log_in(self, frames: FramedStream) -> Visitor | None:
         hello = Hello(self._service, self._run_id, secrets.token_bytes(NONCE_BYTES), self.facts)

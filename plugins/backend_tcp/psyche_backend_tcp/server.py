@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import time
@@ -80,6 +81,7 @@ class TcpServer(BackendServer):
             key=self._key,
             limits=self._limits,
             allowed=self._may,
+            members=self._members,
         )
         try:
             if context.data is not None:
@@ -92,6 +94,7 @@ class TcpServer(BackendServer):
                     limits=self._limits,
                     state=lambda: self._hub.state,
                     allowed=self._may,
+                    members=self._members,
                 )
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -198,6 +201,12 @@ class TcpServer(BackendServer):
 
     def _may(self, public: bytes) -> bool:
         return self._allow_list is None or public in self._allow_list
+
+    def _members(self) -> frozenset[bytes]:
+        """Keys of all who wait for an epoch or are in the running one."""
+        state = self._hub.state
+        clients = (client.id.signer for client in state.epoch.clients)
+        return frozenset(itertools.chain((identity.signer for identity in state.pending), clients))
 
     def _bound(self) -> Listener:
         if self._listener is None:

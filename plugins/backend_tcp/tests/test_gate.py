@@ -33,37 +33,136 @@ def test_what_counts_as_one_address(one: str, other: str, equal: bool) -> None:
     assert (origin(one) == origin(other)) is equal
 
 
+def test_the_silent_one_that_goes_is_the_oldest_of_the_address_with_the_most() -> None:
+    gate = Gate(Limits(max_silent=4))
+    assert gate.knock(0, "203.0.113.8") is None
+    assert [gate.knock(number, "203.0.113.7") for number in (1, 2, 3)] == [None] * 3
+    assert gate.knock(4, "203.0.113.7") == 1
+    gate.done(1)
+    assert gate.knock(5, "203.0.113.9") == 2
+    gate.done(2)
+    assert gate.silent == (0, 3, 4, 5)
+
+
+def test_of_addresses_with_as_many_the_oldest_goes() -> None:
+    gate = Gate(Limits(max_silent=3))
+    ended = [gate.knock(number, f"203.0.113.{number}") for number in range(3)]
+    for number in range(3, 6):
+        ended.append(gate.knock(number, f"203.0.113.{number}"))
+        gate.done(number - 3)
+    assert ended == [None, None, None, 0, 1, 2]
+
+
+def test_places_are_free_until_there_are_none_and_then_cost_work() -> None:
+    gate = Gate(Limits(max_unauthenticated=3, max_unauthenticated_per_address=2))
+    for number, host in enumerate(["203.0.113.7", "203.0.113.7", "203.0.113.8"]):
+        gate.knock(number, host)
+        assert not gate.scarce(number)
+        assert gate.grant(number) is None
+    gate.knock(3, "203.0.113.9")
+    assert gate.scarce(3)
+    assert gate.grant(3, bits=16) == 0, "the oldest of the address with the most, of those that brought nothing"
+
+
 def test_one_address_is_only_in_its_own_way() -> None:
     gate = Gate(Limits(max_unauthenticated=100, max_unauthenticated_per_address=2))
-    assert [gate.knock(number, "203.0.113.7") for number in range(4)] == [None, None, 2, 3]
-    assert gate.knock(9, "203.0.113.8") is None
+    for number in (1, 2):
+        gate.knock(number, "203.0.113.7")
+        gate.grant(number)
+    gate.knock(3, "203.0.113.7")
+    gate.knock(4, "203.0.113.8")
+    assert gate.scarce(3)
+    assert not gate.scarce(4)
+    assert gate.grant(4) is None
+    assert gate.grant(3, bits=16) == 1
+
+
+def test_more_work_wins_over_less_and_among_equals_the_newer() -> None:
+    gate = Gate(Limits(max_unauthenticated=2, max_unauthenticated_per_address=2))
+    for number, bits in enumerate([17, 18]):
+        gate.knock(number, f"203.0.113.{number}")
+        gate.grant(number, bits=bits)
+    for number in (2, 3, 4):
+        gate.knock(number, f"203.0.113.{number}")
+    assert gate.grant(2, bits=16) == 2
+    gate.done(2)
+    assert gate.grant(3, bits=17) == 0
     gate.done(0)
-    assert gate.knock(10, "203.0.113.7") is None
+    assert gate.grant(4, bits=20) == 3
 
 
-def test_a_flood_from_everywhere_ends_the_oldest() -> None:
-    gate = Gate(Limits(max_unauthenticated=3))
-    assert [gate.knock(number, f"203.0.113.{number}") for number in range(5)] == [None, None, None, 0, 1]
-    assert gate.waiting == 3
+def test_a_puzzle_is_harder_the_more_places_are_held_by_solvers() -> None:
+    gate = Gate(Limits(max_unauthenticated=4, puzzle_bits=10, puzzle_most_bits=14))
+    bits = []
+    for number in range(4):
+        gate.knock(number, "203.0.113.7")
+        gate.grant(number, bits=gate.bits if number else 0)
+        bits.append(gate.bits)
+    assert bits == [10, 11, 12, 13]
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(0, 3)), max_size=80))
-def test_counts_never_drift(actions: list[tuple[bool, int, int]]) -> None:
-    limits = Limits(max_unauthenticated=5, max_unauthenticated_per_address=3)
-    gate = Gate(limits)
-    waiting: dict[int, int] = {}
-    for arrives, number, place in actions:
-        if arrives and number not in waiting:
-            unwanted = gate.knock(number, f"203.0.113.{place}")
-            if unwanted != number:
-                waiting[number] = place
-                if unwanted is not None:
-                    del waiting[unwanted]
-        else:
-            gate.done(number)
-            waiting.pop(number, None)
-        assert gate.waiting == len(waiting) <= 5
-        assert all(list(waiting.values()).count(one) <= 3 for one in range(4))
+def test_a_member_takes_nobodys_place_and_nobody_takes_a_members() -> None:
+    gate = Gate(Limits(max_unauthenticated=1, max_silent=2), members=lambda: {KEY})
+    assert gate.is_member(KEY)
+    assert not gate.is_member(OTHER)
+    for number in range(3):
+        gate.knock(number, "203.0.113.7")
+        ended = gate.grant(number, bits=20) if number == 0 else gate.reserve(number, KEY)
+        assert ended == {0: None, 1: None, 2: 1}[number]
+    gate.done(1)
+    assert gate.waiting == 2, "the one that solved a puzzle and the member's newer one"
+
+
+class Counted:
+    """What a listener does with a gate: it ends whom the gate names."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.here: dict[int, str] = {}
+
+    def end(self, number: int | None) -> None:
+        if number is not None:
+            self.gate.done(number)
+            del self.here[number]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 30)), max_size=100))
+def test_counts_never_drift(actions: list[tuple[int, int, int]]) -> None:
+    limits = Limits(max_silent=3, max_unauthenticated=5, max_unauthenticated_per_address=3)
+    gate = Gate(limits, members=lambda: {KEY, OTHER})
+    counted = Counted(gate)
+    for number, (action, place, choice) in enumerate(actions):
+        if action == 0 or not counted.here:
+            counted.here[number] = f"203.0.113.{place}"
+            counted.end(gate.knock(number, counted.here[number]))
+            continue
+
+        one = sorted(counted.here)[choice % len(counted.here)]
+        if action == 1 or one not in gate.silent:
+            counted.end(one)
+        elif action == 2:
+            counted.end(gate.reserve(one, KEY if place else OTHER))
+        elif not gate.scarce(one):
+            assert gate.grant(one) is None
+        elif action == 3:
+            counted.end(gate.grant(one, bits=16 + place))
+        assert gate.waiting == len(counted.here)
+        assert len(gate.silent) <= 3
+        assert len(gate._waiting) <= 5
+        assert len(gate._reserved) <= 2
+        assert gate._silent_at.total() == len(gate.silent)
+        assert all(count <= 3 for count in gate._waiting_at.values())
+        assert gate._waiting_at.total() == len(gate._waiting)
+
+
+def test_members_are_let_in_besides_as_many_strangers_as_there_may_be() -> None:
+    gate = Gate(Limits(max_connections=1), members=lambda: {KEY})
+    gate.enter(OTHER, 0.0)
+    gate.enter(KEY, 0.0)
+    gate.enter(KEY, 0.0)
+    assert refusal(gate, b"t" * 32) == "Busy"
+    gate.leave(OTHER)
+    gate.enter(b"t" * 32, 0.0)
 
 
 def test_logins_of_a_key_are_rate_limited_and_refusals_cost_nothing() -> None:

@@ -131,24 +131,6 @@ async def test_half_open_connection_is_closed_in_time(serving: Any, raw: Any) ->
         assert await bye_of(halfway) is None
 
 
-async def test_flood_of_silent_connections_does_not_keep_members_out(
-    serving: Any, client: Any, raw: Any, keys: list[SecretKey]
-) -> None:
-    async with serving(limits=Limits(max_unauthenticated=4, handshake_seconds=1000)) as server:
-        flood = [await raw(server.address) for _ in range(20)]
-        for frames in flood:
-            await frames.receive()
-        await check_alive(server, client, keys[0])
-        assert server._bound().waiting <= 4
-        closed = 0
-        for frames in flood[:15]:
-            assert await bye_of(frames) is None
-            closed += 1
-        assert closed == 15
-        for frames in flood[15:]:
-            await frames.aclose()
-
-
 async def test_connections_beyond_the_limit_are_told(serving: Any, client: Any, keys: list[SecretKey]) -> None:
     async with serving(limits=Limits(max_connections=1)) as server, client(server, keys[0]):
         with pytest.raises(CommandRefused, match="Busy"):

@@ -111,6 +111,12 @@ class Link:
         self._connection = connection
         self.peer: bytes = bytes(connection.remote_id().to_bytes())
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The `ip:port` texts from which the peer has answered on this connection, normally one; empty once it is closed."""
+        paths = self._connection.paths()
+        return tuple(str(path.remote_addr) for path in paths if path.is_ip and (path.is_selected or path.stats.udp_rx_datagrams))
+
     async def open(self) -> Stream:
         """A new stream; the peer sees it after the first write."""
         with _as_link_lost("open a stream"):

@@ -1,19 +1,20 @@
 """Connections to all members: who dials, who is let in, which of two connections stays.
 
-Decided here: one connection per pair. The peer with the smaller key dials at once, the other after a grace, so that two dials
-rarely cross; when they do, the one dialled by the smaller key stays, and both sides see it so. A peer that was restarted (another
-instance in its hello) replaces its old connection at once. Who is no member is closed as soon as its key is proven. Refuses to
-know what is said on a connection.
+Decided here: what a member publishes is dialled only where `ranges` and as often as `dialling` allow. One connection per pair.
+The peer with the smaller key dials at once, the other after a grace, so that two dials rarely cross; when they do, the one
+dialled by the smaller key stays, and both sides see it so. A peer that was restarted (another instance in its hello) replaces its
+old connection at once. Who is no member is closed as soon as its key is proven. Refuses to know what is said on a connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 from anyio.abc import TaskGroup
@@ -23,7 +24,9 @@ from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_p2p_quic import control, session
 from psyche_p2p_quic.address import PeerAddress
 from psyche_p2p_quic.control import Hello
+from psyche_p2p_quic.dialling import DialBudget
 from psyche_p2p_quic.endpoint import Arrival, Endpoint, Link, LinkLost, Stream
+from psyche_p2p_quic.ranges import may_dial
 from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.standing import Standing
@@ -55,6 +58,8 @@ class Mesh:
         self._furnish = furnish
         self._settings = settings
         self._tasks = tasks
+        self._dials = DialBudget(per_peer=settings.dials_per_peer, per_host=settings.dials_per_host)
+        self._own_ips = tuple(ipaddress.ip_address(ip) for ip, _ in endpoint.sockets)
         self._members: dict[bytes, _Member] = {}
         self._arriving: Counter[bytes] = Counter()
         self._handshakes = 0
@@ -119,21 +124,33 @@ class Mesh:
                     pause *= random.uniform(0.5, 1.5)
                     continue
 
-                if dialable and not self._arriving[peer] and await self._dial(peer, dialable):
-                    continue
+                wait = 0.0
+                if dialable and not self._arriving[peer]:
+                    allowed, wait = self._dials.take(peer, dialable, now=_now())
+                    if allowed and await self._dial(peer, allowed):
+                        continue
 
                 pause = min(max(2 * pause, self._settings.retry_seconds), self._settings.retry_most_seconds)
                 pause *= random.uniform(0.75, 1.25)
+                if wait > pause:
+                    logger.debug("peer %s is not dialled for %.0f s: its addresses were tried too often", peer[:4].hex(), wait)
+                    await self._until_connected(peer, wait)
 
     def _dialable(self, peer: bytes, address: bytes) -> list[str]:
         if not address:
             return []
 
         try:
-            return PeerAddress.decode(address).dialable()
+            published = PeerAddress.decode(address)
         except WireError as error:
             logger.warning("peer %s cannot be dialled: %s", peer[:4].hex(), error)
             return []
+
+        kept = replace(published, sockets=tuple(pair for pair in published.sockets if may_dial(pair[0], self._own_ips)))
+        if published.sockets and not kept.sockets:
+            message = "peer %s is not dialled: it published only addresses of private networks that we are not in, or of nobody"
+            logger.warning(message, peer[:4].hex())
+        return list(dict.fromkeys(kept.dialable()))
 
     async def _until_connected(self, peer: bytes, timeout: float) -> None:
         with anyio.move_on_after(timeout):
@@ -146,6 +163,7 @@ class Mesh:
         try:
             with anyio.fail_after(self._settings.handshake_seconds):
                 link = await self._endpoint.dial(peer, dialable)
+                self._proved(link)
                 stream = await link.open()
                 await stream.write(self._hello_frame())
                 await stream.prefer()
@@ -156,8 +174,10 @@ class Mesh:
         except WireError as error:
             self.offended(peer, str(error))
         finally:
-            if link is not None and not settled:
-                link.close(session.SUPERSEDED, "not needed")
+            if link is not None:
+                self._proved(link)  # once more: the library may choose the path only now
+                if not settled:
+                    link.close(session.SUPERSEDED, "not needed")
 
         return settled
 
@@ -192,6 +212,7 @@ class Mesh:
             link.close(session.BROKE_RULES, "you have too many connections")
             return
 
+        self._proved(link)
         settled = False
         self._arriving[peer] += 1
         try:
@@ -210,6 +231,10 @@ class Mesh:
                 link.close(session.SUPERSEDED, "not needed")
 
     # -------------------------------------------------------------------------------------------------------- both
+
+    def _proved(self, link: Link) -> None:
+        for address in link.addresses:
+            self._dials.proved(link.peer, address, now=_now())
 
     def _hello_frame(self) -> bytes:
         return frame(control.encode(self._hello), limit=control.MAX_HELLO_BYTES)
@@ -254,6 +279,7 @@ class Mesh:
         except Exception:  # a bug met by one peer's bytes must not reach the others
             logger.exception("the connection with %s failed", made.peer[:4].hex())
         finally:
+            self._dials.ended(made.peer, now=_now())
             if self.sessions.get(made.peer) is made:
                 del self.sessions[made.peer]
             self._tell()

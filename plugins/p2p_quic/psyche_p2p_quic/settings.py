@@ -15,6 +15,8 @@ class QuicSettings:
     have_beats: at most one comparison of live messages per peer in that many beats.
     handshake_seconds: for a dial, and for the first exchange after it. dial_grace_seconds: how long the peer with the larger id
     waits for the other to dial. retry_seconds, retry_most_seconds: first and longest pause between dials, doubled each time.
+    dials_per_peer, dials_per_host: tries an hour at addresses that a member published and that have not proved to be its own, see
+    `dialling`: for each member, and for each host; as many at once. A host may be the home of all 256 members of a run.
     penalty_seconds: how long a peer that broke the rules is refused. false_blobs: wrong blobs from a peer until it is refused.
 
     handshakes: incoming connections that may be between arrival and hello at once. handshakes_per_peer: the same for one key.
@@ -37,6 +39,8 @@ class QuicSettings:
     dial_grace_seconds: float = 2.0
     retry_seconds: float = 0.1
     retry_most_seconds: float = 5.0
+    dials_per_peer: int = 64
+    dials_per_host: int = 256
     penalty_seconds: float = 30.0
     false_blobs: int = 3
 

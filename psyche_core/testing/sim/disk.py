@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from psyche_core.client.epoch import masters_due
 from psyche_core.client.events import KeptResult
+from psyche_core.client.settled_rounds import decided_otherwise
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.testing.sim.replica import Payload
 from psyche_core.wire.messages import Result
@@ -22,12 +23,18 @@ KEPT = 4
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Masters on the disk. step: the last one in them; generation: of the run; digest: full digest."""
+    """Masters on the disk. step: the last one in them; generation: of the run; digest: full digest.
+
+    epoch, height: of the round that was applied last; statements: digest of those that decided it. Of a checkpoint: none.
+    """
 
     step: int
     generation: int
     masters: object
     digest: bytes
+    epoch: int = -1
+    height: int = -1
+    statements: bytes = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ class Disk:
         if last is not None and (last.generation, last.step) == (saved.generation, saved.step - 1):
             self._journal.append(saved)
         else:
-            self.save(saved)
+            self.save(replace(saved, epoch=-1, height=-1))
 
     def keep(self, results: Mapping[KeptResult, Payload]) -> None:
         """Verified results and their payloads go into the journal."""
@@ -85,6 +92,11 @@ class Disk:
     def at_end(self, step: int) -> Saved | None:
         """The checkpoint of that step."""
         return next((saved for saved in self._saved if saved.step == step), None)
+
+    @property
+    def last(self) -> Saved | None:
+        """The newest masters that are on it."""
+        return self._journal[-1] if self._journal else None
 
     def checkpoint(self, state: CoordinatorState) -> Saved | None:
         """The newest checkpoint that is of the run in this state."""
@@ -122,7 +134,8 @@ class Disk:
     def _until(self, state: CoordinatorState, *, base: Saved, last: Saved) -> int | None:
         due = masters_due(state)
         if last.generation == state.generation:
-            return due
+            anew = decided_otherwise(state, self._journal[1:])  # type: ignore[arg-type] # the fields it looks at
+            return due if anew is None else min(due, anew - 1)
 
         reach = range(base.step, min(due, last.step) + 1)
         return max((step for step in signed_ends(state) if step in reach), default=None)

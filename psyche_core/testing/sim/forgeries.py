@@ -104,7 +104,7 @@ class Forgeries:
     def _evidence(self, node: Node) -> Equivocation | None:
         state, chance = self._server.state, node.lying_chance
         rounds = [played for played in state.epoch.rounds if played.batches]
-        if not rounds:
+        if not rounds or state.epoch.unplayed:
             return None
 
         played = chance.choice(rounds)
@@ -115,7 +115,7 @@ class Forgeries:
         if index is None or index == node.index:
             return None
 
-        epoch = state.progress.epoch - state.epoch.unplayed
+        epoch = state.progress.epoch
         heard = self._heard.get((epoch, played.height, victim.p2p), {})
         halves = [SignedResult(result.payload_hash, result.signature) for result in heard.values()][:2]
         earlier = 0

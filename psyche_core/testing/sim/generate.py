@@ -190,6 +190,8 @@ def _fault(chance: random.Random, kind: str, *, members: list[int], mortal: list
             return fault((SERVER, *side) if chance.random() < 0.4 else side, 15.0)
         case "server-restart":
             return fault((SERVER,), 15.0)
+        case "failing-work":
+            return fault(few[:1], 10.0, amount=chance.uniform(0.02, 0.3)) if mortal and few[0] in mortal else None
         case "older-state":
             return fault((SERVER,), 15.0, amount=chance.choice((1.0, 4.0, chance.uniform(1.0, 60.0))))
         case "slow-rpc":

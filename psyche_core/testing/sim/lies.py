@@ -15,6 +15,7 @@ from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
+    EpochDigest,
     Equivocation,
     HealthCheck,
     SignedResult,
@@ -22,6 +23,7 @@ from psyche_core.coordinator.commands import (
     Withdraw,
     Witness,
 )
+from psyche_core.coordinator.history import held_digest
 from psyche_core.testing.sim.clock import Clock
 from psyche_core.testing.sim.forgeries import Forgeries, with_payload
 from psyche_core.testing.sim.node import Node
@@ -106,13 +108,21 @@ class Lies:
                     command = replace(command, statement=replace(command.statement, model_digest=chance.randbytes(32)))
                 case "false-digests", WarmupWitness():
                     self._count(kind)
-                    command = replace(command, model_digest=chance.randbytes(32))
+                    command = replace(command, model_digest=self._false_digest(chance))
+                case "false-digests", EpochDigest():
+                    self._count(kind)
+                    command = replace(command, digest=self._false_digest(chance))
                 case _ if is_slowing(kind):
                     changed = self._slowing.changed(kind, command)
                     if changed is None:
                         return
                     command = changed
         self._server.ask(node, command)
+
+    def _false_digest(self, chance: random.Random) -> bytes:
+        """A model nobody has, none at all, or that of an earlier end of an epoch."""
+        ends = [said for end in self._server.state.ends for said in (end.digest, held_digest(end.digest))]
+        return chance.choice((chance.randbytes(32), bytes(32), *ends))
 
     def _false_statement(self, chance: random.Random, statement: WitnessStatement) -> WitnessStatement:
         """All ones (those that are not refused outright), none, or chance."""
@@ -187,12 +197,13 @@ class Lies:
             Witness(identity, statement),
             WarmupWitness(identity, epoch, slot, chance.randbytes(32)),
             HealthCheck(identity, slots),
+            EpochDigest(identity, epoch, slot, self._false_digest(chance)),
             Equivocation(identity, epoch, height, slot, signed, SignedResult(chance.randbytes(32), chance.randbytes(64))),
             Checkpoint(identity, {"Hub": {"repo_id": "a lie"}}),
             Withdraw(identity),
         )
         # A liar that has withdrawn is harmless, so it does not do so often.
-        return chance.choices(invented, weights=(6, 6, 6, 6, 3, 1))[0]
+        return chance.choices(invented, weights=(6, 6, 6, 3, 6, 3, 1))[0]
 
     def _flood(self, node: Node) -> None:
         """Many candidates for our share, and many messages about everything."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from psyche_core.client import events as ev
@@ -66,11 +67,13 @@ class Node:
         self.joins_with: Join | None = None
         self.repeats: Payload | None = None
         self.empty_results: list[float] = []
+        self.failing_work: list[float] = []
         self.rpc_lags: list[float] = []
         self.rpc_fails: list[float] = []
         self.lineage = 0
         self.life = 0
         self.running = False
+        self.booted_at = 0.0
         self.paused = 0
         self.slowed: list[float] = []
         self.clock_offset = 0.0
@@ -113,6 +116,7 @@ class Node:
         world = self._world
         self.life += 1
         self.running = True
+        self.booted_at = world.clock.now
         self.stop = None
         self.machine = ClientMachine(
             self.identity,
@@ -122,6 +126,8 @@ class Node:
             patience=Patience(payload=20.0, peers=3.0, offers=4.0, answer=10.0, leaving=5.0),
             can_store=self._has_store,
         )
+        self.replica = world.new_replica()
+        self._order = StepOrder(self.name)
         if not disk:
             self.disk = Disk()
         self.peers, self.out, self.told_peers = set(), set(), frozenset()
@@ -334,6 +340,11 @@ class Node:
             self._world.clock.after(0.2, self._work_done, life, work, lineage)
             return
 
+        if self.failing_work and work.__class__ is not ev.Load and self._chance.random() < max(self.failing_work):
+            self.counts["failing-work"] += 1
+            self.receive(life, ev.WorkFailed(work, f"{work.__class__.__name__} failed"))
+            return
+
         self.receive(life, _WORK[work.__class__](self, work, lineage))
 
     @property
@@ -397,7 +408,9 @@ class Node:
             self.replica.apply(settled.step, [payloads[item] for item in hashes], own_accepted=False)
             applied = ev.Apply(settled.height, settled.step, hashes, False, generation=state.generation)
             self._world.applied(self, applied, payloads, lineage=lineage, before=before)
-            self.disk.applied(self._saved(settled.step, state.generation))
+            entry = self._saved(settled.step, state.generation)
+            entry = replace(entry, epoch=settled.epoch, height=settled.height, statements=settled.statements)
+            self.disk.applied(entry)
             at = settled.step
         return at
 
@@ -440,7 +453,8 @@ class Node:
         )
         self._world.applied(self, work, held, lineage=lineage, before=before)
         if not self.spoiled:
-            self.disk.applied(self._saved(work.step, work.generation))
+            entry = self._saved(work.step, work.generation)
+            self.disk.applied(replace(entry, epoch=work.epoch, height=work.height, statements=work.statements))
         return ev.Applied(work.height, 0.01)
 
     def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002
@@ -489,6 +503,8 @@ class Node:
             self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=self._world.held)
         if work.build is not None:
             if (hashlib.sha256(b"description").digest(), 64) not in work.descriptions:
+                if source.liar:  # nobody honest is left who could tell
+                    return ev.ModelFetchFailed(work.step, "the description does not fit")
                 raise Broken(
                     "descriptions-come-with-offers", f"{self.name} has {len(work.descriptions)} descriptions, none is true"
                 )

@@ -55,8 +55,10 @@ class ReplicaWatch:
     def went_back(self, lineage: int, step: int) -> None:
         """The coordinator goes on from older masters, those after `step`: what came after them is forgotten."""
         old, self.lineage = self.lineage, lineage
-        for known in (self._masters_after, self._taken):
-            known.update({(lineage, at): value for (of, at), value in list(known.items()) if of == old and at <= step})
+        self._masters_after |= {
+            (lineage, at): known for (of, at), known in self._masters_after.items() if of == old and at <= step
+        }
+        self._taken |= {(lineage, at): taken for (of, at), taken in self._taken.items() if of == old and at <= step}
         self._first.update(
             {((lineage, height, at), full): first
              for ((of, height, at), full), first in list(self._first.items()) if of == old and at <= step}
@@ -152,6 +154,11 @@ class ReplicaWatch:
     def is_after(self, masters: object, step: int) -> bool:
         """Whether these are the run's masters after a step, as it stands now."""
         return step > 0 and self._masters_after.get((self.lineage, step)) == masters
+
+    def has_more(self, masters: object, step: int, *, than: int) -> bool:
+        """Whether these are the run's masters after a step, and hold samples that those after an earlier step do not."""
+        earlier = self._samples_in.get(self._masters_after.get((self.lineage, than)), 0)
+        return self.is_after(masters, step) and bool(self._samples_in.get(masters, 0) & ~earlier)
 
     def closed(self, name: str, *, lineage: int, step: int, masters: object) -> None:
         """A member says that its masters are those after the last step of an epoch."""

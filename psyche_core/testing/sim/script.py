@@ -17,7 +17,19 @@ SERVER = -1
 
 Trainer = Literal["hash", "torch"]
 
-NODE_FAULTS = ("crash", "restart", "pause", "slow", "skew", "late", "leave", "bit-flip", "all-die", "empty-results")
+NODE_FAULTS = (
+    "crash",
+    "restart",
+    "pause",
+    "slow",
+    "skew",
+    "late",
+    "leave",
+    "bit-flip",
+    "all-die",
+    "empty-results",
+    "failing-work",
+)
 NETWORK_FAULTS = ("drop", "duplicate", "reorder", "delay", "partition", "asymmetric")
 SERVER_FAULTS = ("server-restart", "owner-pause", "older-state", "slow-rpc", "failing-rpc")
 SLOWING_LIES = (
@@ -56,10 +68,10 @@ class Fault:
 
     nodes: who it befalls; for network faults whose links, none given meaning all; for a partition or an asymmetric cut the
     members of one side (SERVER among them when the server is on that side). amount: how bad, by kind: probability of loss,
-    duplication or reordering, or of an empty result; seconds of delay, or by which a state is older; factor of slowness; rate
-    of a skewed clock; for cuts, 1 when they are between members only and everybody reaches the server. disk: whether a restart
-    keeps what was on disk. A crash is for good; a restart is back after `duration`. When all die, `nodes` are those that lose
-    their disks as well.
+    duplication, reordering, an empty result or failing work; seconds of delay, or by which a state is older; factor of slowness;
+    rate of a skewed clock; for cuts, 1 when they are between members only and everybody reaches the server. disk: whether a
+    restart keeps what was on disk. A crash is for good; a restart is back after `duration`. When all die, `nodes` are those that
+    lose their disks as well.
     """
 
     kind: str

@@ -45,6 +45,9 @@ ENDING = 60.0
 OWNER = 8.0
 """Virtual seconds until the owner of a run that has lost its model decides what to do."""
 
+RECOVERY = 15.0
+"""Virtual seconds that a member may need from its start until others can have what it holds."""
+
 REMEMBER = 300.0
 """Virtual seconds for which the server's older states are kept, where they are needed."""
 
@@ -112,6 +115,9 @@ class World:
         self.times = StepTimes()
         self.server.changed = self._changed
         self._owner_decides = False
+        self._owner_asked = 0
+        self._generation = 0
+        self._step = 1
         self.lies = Lies(self.clock, self.server, members=script.clients, counts=self.counts)
         self.nodes = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
@@ -307,6 +313,8 @@ class World:
                 node.clock_rate = fault.amount
             case "empty-results":
                 node.empty_results.append(fault.amount)
+            case "failing-work":
+                node.failing_work.append(fault.amount)
             case "slow-rpc":
                 node.rpc_lags.append(fault.amount)
             case "failing-rpc":
@@ -329,6 +337,7 @@ class World:
 
     def _changed(self, state: CoordinatorState, now: float) -> None:
         """The coordinator's phase or progress has changed. now: virtual seconds."""
+        self._step = state.progress.step
         self.times.look(state, now)
         if state.model_lost and not self._owner_decides:
             self.counts["model lost"] += 1
@@ -336,32 +345,40 @@ class World:
             self.clock.after(OWNER, self._decide)
 
     def _decide(self) -> None:
-        """The owner of a run that has lost its model: those with a disk have had time to come back, so it is the checkpoint."""
-        state = self.server.state
+        """The owner of a run that has lost its model waits for who may come back, asks once more, then takes the checkpoint."""
         if not self.server.up or self.clock.now < self.script.calm_after:
             self.clock.after(1.0, self._decide)
             return
 
         self._owner_decides = False
-        if state.model_lost:
-            self._nobody_has(state)
-            self.server.take(Resume(from_checkpoint=True))
+        if self.server.state.model_lost:
+            self._owner_asked += 1
+            self.server.take(Resume(from_checkpoint=self._owner_asked > 1))
 
     def _went_back(self, lineage: int, state: CoordinatorState) -> None:
         """The coordinator goes on from an older state or step: what was decided since is forgotten."""
         self.note("server", f"goes back to step {state.progress.step}")
         self.counts["went back"] += 1
+        if state.generation != self._generation:
+            self._generation = state.generation
+            self._nobody_has(state, self._step - 1)
         self.replicas.went_back(lineage, masters_due(state) if state.run_state in PLAYING else state.progress.step - 1)
 
-    def _nobody_has(self, state: CoordinatorState) -> None:
-        """The run is about to go back: what it leaves behind must be lost to every honest member of the epoch that came back."""
+    def _nobody_has(self, state: CoordinatorState, step: int) -> None:
+        """The run goes back from a step: no honest member of the epoch that came back in time may hold the masters after it."""
         for node in self._honest():
             slot = state.slot_of(node.identity)
-            if slot is None or slot not in state.healthy_slots or not node.running or node.spoiled:
+            awake = node.running and not node.paused and not node.spoiled and self.clock.now - node.booted_at > RECOVERY
+            if not awake or slot is None or slot not in state.healthy_slots:
                 continue
-            if self.replicas.is_after(node.replica.snapshot(), state.progress.step - 1):
-                sentence = f"the run goes back from step {state.progress.step - 1}, whose masters {node.name} holds"
+            if self.replicas.is_after(node.replica.snapshot(), step):
+                sentence = f"the run goes back from step {step}, whose masters {node.name} holds"
                 raise Broken("nothing-is-lost-that-a-member-holds", sentence)
+
+            last, target = node.disk.last, state.progress.step - 1
+            if last is not None and last.step > target and self.replicas.has_more(last.masters, last.step, than=target):
+                sentence = f"the run goes back to step {target}, {node.name} has step {last.step} on its disk"
+                raise Broken("nothing-is-lost-that-a-disk-holds", sentence)
 
     def applied(self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object) -> None:
         """A member applied the results of a round. held: its payloads by hash; before: its masters without them."""
@@ -426,6 +443,8 @@ class World:
                 node.slowed.remove(fault.amount)
             case "empty-results":
                 node.empty_results.remove(fault.amount)
+            case "failing-work":
+                node.failing_work.remove(fault.amount)
             case "slow-rpc":
                 node.rpc_lags.remove(fault.amount)
                 self.server.tell(node)

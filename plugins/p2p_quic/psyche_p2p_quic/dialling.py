@@ -1,0 +1,165 @@
+"""How often the addresses that a member published may be dialled. Pure; times are the caller's.
+
+A member may publish up to 16 addresses of anybody, again and again, and all members dial them: some seven packets of 1,200 bytes
+to each address for every try. So tries at addresses that have proved nothing are counted, an hour's worth for each member, and
+for each host whoever published it; a host is an IPv4 address or an IPv6 /64. Who published and when plays no part: the count goes
+on when a member moves, leaves, or comes back. A connection proves its peer's key: what is spent on an address that answers so is
+given back, and the address may be dialled freely from then on, until it has not answered for an hour.
+
+Decided: the library remembers the addresses it was given for a peer for a while after the last connection and sends to all of
+them again whenever the peer is dialled. They are therefore counted at each try, also at one that names others; and while an
+address that has proved itself answers, no others are named. What is remembered is bounded, the longest unused is forgotten.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+HOUR = 3600.0
+PROVEN_SECONDS = HOUR
+LIBRARY_SECONDS = 120.0
+"""iroh 1.2 forgets a peer's addresses about a minute after its last connection; twice that, to be sure."""
+
+REMEMBERED_PEERS = 4096
+REMEMBERED_HOSTS = 32_768
+_MOST_PROVEN = 16
+_ROUNDING = 1e-6
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """`most` at once and as many an hour. left may fall below zero, which is made up for by waiting."""
+
+    most: int
+    left: float
+    at: float
+
+    def fill(self, now: float) -> float:
+        """What is left now."""
+        self.left = min(float(self.most), self.left + max(0.0, now - self.at) * self.most / HOUR)
+        self.at = now
+        return self.left
+
+    def wait(self, count: int, now: float) -> float:
+        """Seconds until `count` are left; counts above the most are waited for as the most."""
+        lacking = min(count, self.most) - self.fill(now)
+        return lacking * HOUR / self.most if lacking > _ROUNDING else 0.0
+
+    def take(self, now: float) -> None:
+        """Use one."""
+        self.left = self.fill(now) - 1.0
+
+    def give_back(self, now: float) -> None:
+        """Undo one use."""
+        self.left = min(float(self.most), self.fill(now) + 1.0)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """known: addresses without proof that the library may still send to. tried: when it last had reason to.
+
+    proven: addresses and when each last answered; at: the one that did last. failed: whether the last try came to nothing.
+    """
+
+    allowance: _Allowance
+    proven: dict[str, float] = field(default_factory=dict)
+    at: str = ""
+    known: dict[str, None] = field(default_factory=dict)
+    tried: float = -math.inf
+    failed: bool = False
+
+
+class DialBudget:
+    """per_peer, per_host: tries at addresses without proof, at once and an hour."""
+
+    def __init__(self, *, per_peer: int, per_host: int) -> None:
+        self._per_peer = per_peer
+        self._per_host = per_host
+        self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
+        self._hosts: OrderedDict[str, _Allowance] = OrderedDict()
+
+    def take(self, peer: bytes, addresses: Sequence[str], *, now: float) -> tuple[list[str], float]:
+        """Those of a peer's `ip:port` addresses to dial now, which are counted; and if none, the seconds to wait."""
+        state = self._peer(peer, now)
+        if now - state.tried > LIBRARY_SECONDS:
+            state.known.clear()
+
+        due = max((self._wait(state, address, len(state.known), now) for address in state.known), default=0.0)
+        if due > 0:
+            return [], min(due, LIBRARY_SECONDS - (now - state.tried)) + 0.001
+
+        chosen = [address for address in addresses if now - state.proven.get(address, -math.inf) <= PROVEN_SECONDS]
+        again = list(state.known)
+        if state.failed or not chosen:
+            others = [address for address in addresses if address not in chosen]
+            for address in others:
+                if address not in state.known:
+                    if self._wait(state, address, len(again) + 1, now) > 0:
+                        continue
+                    self._spend(state, address, now)
+                    state.known[address] = None
+                chosen.append(address)
+            if not chosen:
+                return [], min((self._wait(state, address, len(again) + 1, now) for address in others), default=HOUR)
+
+        for address in again:
+            self._spend(state, address, now)
+        state.tried = now
+        state.failed = True
+        return chosen, 0.0
+
+    def proved(self, peer: bytes, address: str, *, now: float) -> None:
+        """The peer proved its key at the address, whoever dialled."""
+        state = self._peer(peer, now)
+        if address in state.known:
+            del state.known[address]
+            state.allowance.give_back(now)
+            self._host(address, now).give_back(now)
+        state.failed = False
+        state.at = address
+        state.proven.pop(address, None)
+        state.proven[address] = now
+        if len(state.proven) > _MOST_PROVEN:
+            del state.proven[next(iter(state.proven))]
+
+    def ended(self, peer: bytes, *, now: float) -> None:
+        """A connection with the peer is over: until now it was at its address, and the library remembered the others."""
+        state = self._peer(peer, now)
+        state.tried = now
+        if state.at in state.proven:
+            state.proven[state.at] = now
+
+    def _wait(self, state: _Peer, address: str, count: int, now: float) -> float:
+        return max(state.allowance.wait(count, now), self._host(address, now).wait(1, now))
+
+    def _spend(self, state: _Peer, address: str, now: float) -> None:
+        state.allowance.take(now)
+        self._host(address, now).take(now)
+
+    def _peer(self, peer: bytes, now: float) -> _Peer:
+        state = self._peers.pop(peer, None) or _Peer(_Allowance(self._per_peer, self._per_peer, now))
+        self._peers[peer] = state
+        if len(self._peers) > REMEMBERED_PEERS:
+            self._peers.popitem(last=False)
+        return state
+
+    def _host(self, address: str, now: float) -> _Allowance:
+        host = _host_of(address)
+        allowance = self._hosts.pop(host, None) or _Allowance(self._per_host, self._per_host, now)
+        self._hosts[host] = allowance
+        if len(self._hosts) > REMEMBERED_HOSTS:
+            self._hosts.popitem(last=False)
+        return allowance
+
+
+def _host_of(address: str) -> str:
+    """What counts as one host in `ip:port` or `[ip]:port`."""
+    ip = ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is None:
+        return str(ipaddress.ip_network((ip, 64), strict=False))
+
+    return str(ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else ip)

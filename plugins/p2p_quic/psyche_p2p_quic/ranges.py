@@ -1,0 +1,67 @@
+"""Which published addresses we dial at all, judged by our own. Pure.
+
+Decided: a public address is dialled; one of a private, shared or link-local range only while one of our own addresses is of the
+same range, or a member could have us knock at the doors of a network it cannot see; a loopback address only while we are reached
+at a loopback address ourselves. Ranges and not the masks of interfaces: a private network is often routed in parts, and clouds
+give machines masks that hold one address. What an IPv6 address carries inside (mapped, 6to4, Teredo, NAT64) must pass, too.
+Refuses all that is neither public nor of a range below: documentation, reserved, broadcast.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterator
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+Address = IPv4Address | IPv6Address
+
+_PRIVATE: tuple[IPv4Network | IPv6Network, ...] = tuple(
+    ipaddress.ip_network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16")
+)
+_UNIQUE_LOCAL = IPv6Network("fc00::/7")
+_SITE_BITS = 48
+"""One site's part of the unique local addresses."""
+
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def may_dial(text: str, own: Collection[Address]) -> bool:
+    """Whether to dial an IP, given those we are reached at ourselves. Raises ValueError when the text is no IP."""
+    return all(_may_dial(address, own) for address in _with_inner(ipaddress.ip_address(text)))
+
+
+def _may_dial(address: Address, own: Collection[Address]) -> bool:
+    if address.is_loopback:
+        return any(ours.is_loopback for ours in own)
+
+    network = _range_of(address)
+    if network is not None:
+        return any(ours in network for ours in own)
+
+    return address.is_global and not address.is_multicast
+
+
+def _range_of(address: Address) -> IPv4Network | IPv6Network | None:
+    if isinstance(address, IPv6Address) and address in _UNIQUE_LOCAL:
+        return IPv6Network((address, _SITE_BITS), strict=False)
+
+    return next((network for network in _PRIVATE if address in network), None)
+
+
+def _with_inner(address: Address) -> Iterator[Address]:
+    """The address, or the one that it only stands for, and those inside."""
+    if isinstance(address, IPv4Address):
+        yield address
+        return
+
+    if address.ipv4_mapped is not None:
+        yield address.ipv4_mapped
+        return
+
+    yield address
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    if address.teredo is not None:
+        yield from address.teredo
+    if address in _NAT64:
+        yield IPv4Address(int(address) & 0xFFFF_FFFF)
