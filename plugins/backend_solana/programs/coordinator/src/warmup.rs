@@ -1,7 +1,7 @@
 //! Warmup: members load the epoch's model, and the first round starts (psyche_core/coordinator/warmup.py).
 use crate::epochs::wait_for_members;
-use crate::history::{must_go_back, without_model};
-use crate::image::{due, health, same, Key, Set, Unready, MAX_CLIENTS, MAX_UNREADY, MAX_UNREADY_WAITS, NONE, NO_DIGEST};
+use crate::history::{held_digest, must_go_back, without_model};
+use crate::image::{due, health, same, EpochEnd, Key, Set, Unready, MAX_CLIENTS, MAX_UNREADY, MAX_UNREADY_WAITS, NONE, NO_DIGEST};
 use crate::members::exit;
 use crate::refusal::{Outcome, DUPLICATE_WITNESS, INVALID_WITNESS, NOTHING_DUE};
 use crate::rounds::start_round;
@@ -35,12 +35,13 @@ pub fn speak(run: &mut Run, slot: usize, digest: &Key) -> Outcome {
     let image = &mut *run.image;
     let start = image.epoch.start_step.wrapping_sub(1);
     let expected = image.end_of(start).map(|end| end.digest);
-    let held = image.ends.used().iter().find(|end| end.step != start && same(&end.digest, digest)).map(|end| end.step);
+    let earlier = |end: &&EpochEnd| end.step.wrapping_add(1) < image.epoch.start_step;
+    let held = image.ends.used().iter().filter(earlier).find(|end| same(&held_digest(&end.digest), digest)).map(|end| end.step);
     let right = expected.is_some_and(|expected| same(&expected, digest));
     if set::has(&image.epoch.ready, slot) {
         return Err(DUPLICATE_WITNESS);
     }
-    if same(digest, &NO_DIGEST) || (held.is_some() && !right) {
+    if same(digest, &NO_DIGEST) || held.is_some() {
         let held_step = image.epoch.held_step.max(held.unwrap_or(0));
         if set::has(&image.epoch.lacking, slot) && held_step == image.epoch.held_step {
             return Err(DUPLICATE_WITNESS);
