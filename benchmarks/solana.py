@@ -54,7 +54,7 @@ def play(rounds: int, clients: int) -> tuple[float, int]:
     """Transactions of a round, and compute units of all of them together: means over so many rounds."""
     chain = CoordinatorSvm(members=clients)
     largest = Largest(torn=False, percent=0, instance=chain.instance)
-    config = largest.state.config.model_copy(update={"min_clients": 1})
+    config = largest.state.config.model_copy(update={"min_clients": 1, "warmup_time": 10_000})
     epoch = replace(largest.state.epoch, clients=largest.state.epoch.clients[:clients], unplayed=True)
     state = replace(
         largest.state, config=config, run_state=RunState.Warmup, since=NOW, epoch=epoch, pending=largest.state.pending[:clients]

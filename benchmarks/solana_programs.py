@@ -21,7 +21,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
 from psyche_backend_solana.layouts import authorizer, coordinator, mining_pool, tokens, treasurer
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, FIRST_ACCOUNT_BYTES, HEADER_BYTES
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES
 from psyche_backend_solana.program_chain import LAMPORTS, ProgramChain
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_core.coordinator import image
@@ -107,10 +107,7 @@ def measure_treasurer(meter: Meter) -> None:
         run_id="measured",
         client_version="1",
     )
-    meter.measure("treasurer.run_create", create, payer)
-    _age(meter, account)
-    migrate = treasurer.run_update(owner.pubkey(), treasury, command=coordinator.migrate(run, authority=treasury.run))
-    meter.measure("treasurer.run_update: migrate", migrate, owner)
+    meter.measure("treasurer.run_create", create, payer, room)
     rates = coordinator.set_future_epoch_rates(run, authority=treasury.run, earning_total_shared=1)
     state = small_state(run_id="measured")
     wanted = coordinator.Update(config=state.config, model=state.model)
@@ -133,18 +130,13 @@ def measure_treasurer(meter: Meter) -> None:
     meter.measure(f"treasurer.run_settle: {len(shown)} of {MAX_ACCOUNTS} accounts", settle, owner)
     withdraw = treasurer.run_withdraw_unused(owner.pubkey(), purse, treasury=treasury)
     meter.measure(f"treasurer.run_withdraw_unused: {MAX_ACCOUNTS} accounts", withdraw, owner)
+    release = treasurer.run_release(user.pubkey(), treasury=treasury)
+    meter.measure(f"treasurer.run_release: of {MAX_ACCOUNTS} accounts", release)
     close = treasurer.participant_close(other.pubkey(), payer.pubkey(), run=treasury.run)
     meter.measure("treasurer.participant_close", close, other)
     meter.chain.advance()
     close = treasurer.run_close(owner.pubkey(), payer.pubkey(), destination=purse, treasury=treasury)
     meter.measure(f"treasurer.run_close: {MAX_ACCOUNTS} accounts", close, owner)
-
-
-def _age(meter: Meter, account: Pubkey) -> None:
-    """The coordinator's account as version 1 had it."""
-    found = meter.chain.account(account)
-    data = bytes(found.data)
-    meter.chain.put(account, data[:8] + (1).to_bytes(4, "little") + data[12:FIRST_ACCOUNT_BYTES], found.owner)
 
 
 def _earn(meter: Meter, account: Pubkey, user: Pubkey, points: int) -> None:

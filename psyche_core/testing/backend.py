@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 import pytest
@@ -109,7 +109,7 @@ class BackendConformance:
         async with self.arena(state, keys) as arena:
             for backend, key in zip(arena.backends, keys, strict=True):
                 update = await until(backend, lambda _: True)
-                assert update.state == state
+                assert update.state == replace(state, instance=update.state.instance)  # a chain has its own
                 assert update.addresses == {}
                 assert (backend.identity.signer, backend.identity.p2p) == (key.public, key.public)
 

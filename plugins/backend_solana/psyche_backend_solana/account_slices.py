@@ -27,8 +27,8 @@ _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 _BETWEEN = (RunState.WaitingForMembers, RunState.Warmup, RunState.Cooldown)
 _NOT_WHILE_PLAYING = frozenset({"config", "model", "accounts"})
 """What no instruction changes from an epoch's first round to its last: settings, where the model is, balances (but see _GONE)."""
-_NOT_BETWEEN = frozenset({"config", "accounts"})
-"""The same while members are waited for, load the model or sign an epoch's end."""
+_NOT_BETWEEN = frozenset({"accounts"})
+"""The same while members are waited for, load the model or sign an epoch's end; a pause may have come and gone unseen."""
 _GONE = "accounts"
 """The owner may free a balance at any time, which makes them fewer: where their number is another one, the whole is read."""
 _MORE = 64

@@ -1,11 +1,11 @@
 """Reads a run's account again and again, in as few bytes as tell for sure what has changed.
 
 Decided: there is always a copy, the account after one instruction byte for byte, and a reading leads to a later one or to none
-(`account_slices` says which bytes that takes). What was added is read before the head; the parts between two readings of a head
-with the same nonce, at slots in that order, so that no byte of another time is among them, whichever endpoint answered. Where
-that fails three times, or the parts do not fit together, whenever an epoch begins or ends, when another endpoint is asked from
-now on, and every few minutes, the account is read whole, in one call: what one endpoint may have made up does not stay. Refuses
-to read backwards: an endpoint that is behind changes nothing.
+(`account_slices` says which bytes that takes). What was added is read before the head, the parts between two readings of a head
+with the same nonce, and the slots of the answers must be in that order, so that no byte of another time is among them, whichever
+endpoint answered. Where that fails three times, or the parts do not fit together, whenever an epoch begins or ends, when another
+endpoint is asked from now on, and every few minutes, the account is read whole, in one call: what one endpoint may have made up
+does not stay. Refuses to read backwards: an endpoint that is behind changes nothing.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class Follower:
         count = told if 1 <= told <= MOST_BEHIND else 1  # a websocket may say anything
         while True:
             where = account_slices.additions(copy.state, count)
-            content = None if where is None else (await self._slice(where)).data
+            content = None if where is None else await self._slice(where)
             head = await self._head()
             behind = head.nonce - copy.nonce
             if behind <= 0:
                 return copy, head.clock
-            if where is not None and content is not None:
-                found = account_slices.added(copy, head.data, where, content)
+            if where is not None and content is not None and content.slot <= head.slot:
+                found = account_slices.added(copy, head.data, where, content.data)
                 if found is not None:
                     return self._keep(found), head.clock
             if behind <= count or behind > MOST_BEHIND or where is None:
@@ -107,7 +107,8 @@ class Follower:
             if steady and closing.nonce == head.nonce:
                 found = account_slices.gathered(copy, plan, closing.data, [read.data for read in reads])
                 return None if found is None else (self._keep(found), closing.clock)
-            head = closing
+            if closing.nonce > copy.nonce:  # and not of an endpoint that is behind
+                head = closing
         return None
 
     def _is_old(self) -> bool:

@@ -347,6 +347,8 @@ class ModelChain:
             raise custom("Halted")
         data = self.accounts[at].data
         after = self._after(state, command)
+        if isinstance(command, Tick) and after == state:
+            raise custom("NothingDue")
         self._store(at, data[:HEADER_BYTES] + image.encode(after) + data[HEADER_BYTES + image.SIZE :])
 
     def _after(self, state: CoordinatorState, command: Command) -> CoordinatorState:

@@ -16,6 +16,7 @@ from model_runs import OWNER, QUICK, TIMEOUT, backend_of, make_run, wallet_of
 from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
+from psyche_backend_solana import backend as backend_module
 from psyche_backend_solana import watcher
 from psyche_backend_solana.address_book import AddressBook
 from psyche_backend_solana.backend import Rhythm
@@ -310,6 +311,18 @@ async def test_who_leaves_last_gives_the_epoch_up_in_the_same_transaction() -> N
             await until(backend, in_phase(RunState.WaitingForMembers))
             assert len(ticks(chain)) == 2
             assert len(Transaction.from_bytes(chain.landed[-1].raw).message.instructions) == 3
+
+
+async def test_a_tick_that_is_not_due_keeps_no_command_from_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tick goes along where one seems to be left to do; somebody else may have done it by then, and a chain refuses it."""
+    monkeypatch.setattr(backend_module, "wants_tick", lambda *_: True)
+    async with open_chain(unix=1_700_000_000) as chain:
+        await make_run(chain, small_state(clients=3))
+        async with backend_of(chain, KEYS[0]) as backend:
+            await backend.join(b"x", timeout=TIMEOUT)
+            await until(backend, pending(1))
+            await backend.send(Withdraw(backend.identity), timeout=TIMEOUT)
+            await until(backend, pending(0))
 
 
 def at(signer: bytes, address: bytes) -> Any:

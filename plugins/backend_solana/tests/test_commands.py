@@ -27,13 +27,15 @@ from psyche_backend_solana.hooks import psyche_register_commands
 from psyche_backend_solana.layouts import address_record, reference, tokens, treasurer
 from psyche_backend_solana.layouts import mining_pool as layout
 from psyche_backend_solana.layouts.coordinator import instance_address
-from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, CoordinatorAccount
+from psyche_backend_solana.layouts.coordinator_accounts import HEADER_BYTES, OLD_ACCOUNT_BYTES, CoordinatorAccount
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.programs.addresses import TOKEN
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.sender import Sender
+from psyche_backend_solana.settings import SolanaSettings
+from psyche_backend_solana.transport_key import transport_key
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.cli.failures import describe_failure
 from psyche_core.coordinator import image
@@ -188,7 +190,8 @@ def test_a_runs_life(shell: Shell) -> None:
     assert dump["config"] == json.loads(json.dumps(config.model_dump()))
     assert (dump["name"], dump["num_parameters"], dump["model"]["LLM"]["architecture"]) == ("First light", 135_000_000, "HfLlama")
 
-    assert "is now WaitingForMembers" in shell("tick", "-r", "life", "--count", "2", "--ms-interval", "1", wallet="member")
+    twice = shell("tick", "-r", "life", "--count", "2", "--ms-interval", "1", wallet="member")
+    assert "nothing is due; 'life' is in WaitingForMembers" in twice
     assert "is now Paused" in shell("set-paused", "-r", "life", wallet="owner")
     assert shell("close-run", "-r", "life", wallet="owner") == "the run 'life' is closed\n"
     assert "there is no run 'life'" in shell("json-dump-run", "-r", "life", code=1)
@@ -265,6 +268,10 @@ def test_authorizations(shell: Shell, run: str) -> None:
     assert "has granted" in shell("join-authorization-read", "--join-authority", owner, "--authorizer", member)
     assert "may join now" in shell("join-authorization-create", "--authorizer", member, wallet="owner")
     assert "may join already" in shell("join-authorization-create", "--authorizer", member, wallet="owner")
+    limited = ("join-authorization-create", "--authorizer", member, "--limit", "3")
+    assert "may join now" in shell(*limited, wallet="owner")
+    assert "may join already" in shell(*limited, wallet="owner")
+    assert shell.json("join-authorization-read", "--join-authority", owner, "--authorizer", member)["limit"] == 3
     assert "can join" in shell("can-join", "-r", run, "--address", member)
     assert "NotAuthorized" in shell("can-join", "-r", run, "--address", delegate, "--authorizer", member, code=1)
     words = ("--join-authority", owner, "--delegates-added", delegate)
@@ -285,6 +292,36 @@ def test_many_delegates_go_in_parts(shell: Shell) -> None:
     words = [word for _ in range(60) for word in ("--delegates-added", str(Pubkey.new_unique()))]
     said = shell("join-authorization-delegate", "--join-authority", str(owner.pubkey), *words, wallet="master")
     assert said.startswith("60 wallets")
+
+
+def test_only_a_run_whose_model_is_lost_goes_back_to_its_checkpoint(shell: Shell, run: str) -> None:
+    assert "give --resume, too" in shell("set-paused", "-r", run, "--from-checkpoint", wallet="owner", code=2)
+    shell("set-paused", "-r", run, wallet="owner")
+    assert "CannotResume" in shell("set-paused", "-r", run, "--resume", "--from-checkpoint", wallet="owner", code=1)
+
+
+def test_a_transport_key_is_of_one_run_and_not_of_the_next_with_its_name(shell: Shell, run: str) -> None:
+    """As a client derives it that was given no key: the chain is asked which account holds the run's state."""
+    wallet = shell.wallet("member")
+    settings = SolanaSettings(rpc=shell.chain.rpc_url, wallet_private_key_path=shell.folder / "member.json")
+    dump = shell.json("json-dump-run", "-r", run)
+    first = transport_key(run, settings)
+    assert first.public == wallet.p2p_key(run, bytes(Pubkey.from_string(dump["account"]))).public
+    shell("set-paused", "-r", run, wallet="owner")
+    shell("close-run", "-r", run, wallet="owner")
+    shell("create-run", "-r", run, "-c", "0.1.0", wallet="owner")
+    assert transport_key(run, settings).public != first.public
+
+
+def test_a_run_of_an_older_version_is_closed(shell: Shell, run: str) -> None:
+    account = shell.json("json-dump-run", "-r", run)["account"]
+    found = shell.portal.call(shell.chain.account, account)
+    assert found is not None
+    old = (bytes(found.data)[:8] + (2).to_bytes(4, "little") + bytes(found.data)[12:HEADER_BYTES]).ljust(
+        OLD_ACCOUNT_BYTES[2], b"\0"
+    )
+    shell.portal.call(shell.chain.set_account, account, Account(found.lamports, old, found.owner))
+    assert shell("close-run", "-r", run, wallet="owner") == f"the run {run!r} is closed\n"
 
 
 def test_runs_are_listed_and_those_that_wait_come_first(shell: Shell, run: str) -> None:
@@ -448,6 +485,9 @@ def test_an_owner_pays_all_members_and_can_close_the_run(shell: Shell) -> None:
     shell("treasurer-top-up-rewards", "-r", "everybody", "--collateral-amount", "3", wallet="owner")
     assert "2100000 units" in shell("treasurer-pay-members", "-r", "everybody", wallet="owner")
     assert {name: units(shell, name, mint) for name in owed} == owed
+    assert shell("treasurer-free-balances", "-r", "everybody", wallet="member") == "8 balances of 'everybody' are freed\n"
+    assert shell.json("json-dump-run", "-r", "everybody")["accounts"] == []
+    assert "can be freed" in shell("treasurer-free-balances", "-r", "everybody", wallet="member", code=2)
 
     shell.pass_time(1)
     shell("close-run", "-r", "everybody", wallet="owner")

@@ -34,7 +34,18 @@ from psyche_backend_solana.svm.chain import member
 from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_backend_solana.svm.random_commands import RandomCommands
 from psyche_core.coordinator import apply, image
-from psyche_core.coordinator.commands import Command, EpochDigest, Equivocation, Settle, Tick, WarmupWitness, Withdraw
+from psyche_core.coordinator.commands import (
+    Command,
+    EpochDigest,
+    Equivocation,
+    Pause,
+    Resume,
+    Settle,
+    Tick,
+    UpdateConfig,
+    WarmupWitness,
+    Withdraw,
+)
 from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.state import CoordinatorState, Epoch
 from psyche_core.errors import BackendClosed, CoordinatorError, WireError
@@ -61,6 +72,11 @@ class Chain:
     """What happens before each answer."""
     parts_behind: int = 0
     """So are all answers that are not the head, nor the whole."""
+    head_behind: int = 0
+    """So are answers that are the head."""
+    old_heads: set[int] = field(default_factory=set)
+    """Of these numbers, from 1, are of the first instruction."""
+    heads: int = 0
     crowded: bool = False
     """Many instructions in one slot, as on a local chain."""
     whole: bool = False
@@ -80,6 +96,9 @@ class Chain:
         wanted = options.get("dataSlice", {"offset": 0, "length": 10**9})
         if wanted["offset"]:
             place = max(0, place - self.parts_behind)
+        elif "dataSlice" in options:
+            self.heads += 1
+            place = 0 if self.heads in self.old_heads else max(0, place - self.head_behind)
         clock = (0).to_bytes(32, "little") + NOW.to_bytes(8, "little")
         values = []
         for name in names:
@@ -108,7 +127,8 @@ class Play:
         self.random = Random(seed)
         self.chain = chain
         self.drawn = RandomCommands(self.random, members)
-        fresh = CoordinatorState(run_id="test-run", config=self.drawn.config, model=self.drawn.model)
+        instance = bytes(RUN.account)
+        fresh = CoordinatorState(run_id="test-run", instance=instance, config=self.drawn.config, model=self.drawn.model)
         self.state = runs.midway(self.random, fresh, [member(place).signer for place in range(members)])
         self.now = NOW
         self.phases: Counter[RunState] = Counter()
@@ -237,6 +257,58 @@ def test_parts_of_an_endpoint_that_is_behind_are_not_mixed_with_the_head_of_anot
         full.do(Withdraw(member(3)))
         copy, _ = await follower.read(heard=1)
         assert copy.state == full.state
+
+    anyio.run(follow)
+
+
+def test_what_was_added_is_not_taken_for_what_an_older_head_counts() -> None:
+    """A balance is freed, then a witness states: who is behind counts one instruction, somebody else shows the statement."""
+    full = Full()
+
+    async def follow() -> None:
+        follower = full.chain.follower()
+        await follower.read(heard=-1)
+        full.do(Settle(full.state.accounts[3].signer))
+        full.states(1)
+        full.chain.head_behind = 1
+        copy, _ = await follower.read(heard=1)
+        assert same(copy, full.chain.versions[copy.nonce])
+
+    anyio.run(follow)
+
+
+def test_an_endpoint_that_is_behind_at_the_closing_head_is_asked_again() -> None:
+    full = Full()
+
+    async def follow() -> None:
+        follower = full.chain.follower()
+        await follower.read(heard=-1)
+        full.states(1)
+        await follower.read(heard=1)
+        full.do(Withdraw(member(3)))
+        full.chain.old_heads = {3}
+        copy, _ = await follower.read(heard=2)
+        assert copy.state == full.state
+        assert full.chain.heads == 4
+        assert max(full.chain.calls[1:]) < WHOLE / 2
+
+    anyio.run(follow)
+
+
+def test_a_configuration_that_was_changed_in_a_pause_nobody_saw() -> None:
+    full = Full()
+    full.state = replace(full.largest.state, run_state=RunState.WaitingForMembers, epoch=Epoch())
+    full.chain.versions = [account(full.state, 0)]
+
+    async def follow() -> None:
+        follower = full.chain.follower()
+        await follower.read(heard=-1)
+        full.do(Pause())
+        full.do(UpdateConfig(full.state.config.model_copy(update={"cooldown_time": 77})))
+        full.do(Resume())
+        copy, _ = await follower.read(heard=3)
+        assert copy.state == full.state
+        assert full.state.config.cooldown_time == 77
 
     anyio.run(follow)
 

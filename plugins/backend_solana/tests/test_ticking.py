@@ -16,6 +16,8 @@ from psyche_core.coordinator.commands import Join, Tick, WarmupWitness, Withdraw
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.testing.backend import small_state
 from psyche_core.types import ClientState, NodeIdentity, RunState
+from psyche_core.wire.messages import sign_join
+from psyche_core.wire.signing import SecretKey
 
 
 def signer(number: int) -> bytes:
@@ -25,7 +27,9 @@ def signer(number: int) -> bytes:
 def joined(members: int) -> CoordinatorState:
     state = small_state(clients=1)
     for number in range(members):
-        state, _ = apply(state, Join(NodeIdentity(signer(number), signer(number))), state.since, 1)
+        key = SecretKey(signer(number))
+        join = Join(NodeIdentity(signer(number), key.public), sign_join(key, state.instance, signer(number)))
+        state, _ = apply(state, join, state.since, 1)
     return state
 
 
@@ -98,7 +102,7 @@ def test_a_command_that_leaves_something_to_do_takes_the_tick_along() -> None:
     now = state.since + 1
     (client,) = state.epoch.clients
     assert wants_tick(state, Withdraw(client.id), now)  # nobody is left: the epoch is to be given up
-    assert not wants_tick(state, WarmupWitness(client.id, 0, 0, bytes(32)), now)  # starts the round by itself
+    assert not wants_tick(state, WarmupWitness(client.id, 0, 0, b"m" * 32), now)  # starts the round by itself
     assert not wants_tick(warming(2), Withdraw(client.id), now)
     assert not wants_tick(state, WarmupWitness(client.id, 0, 3, bytes(32)), now)  # would be refused
     assert not wants_tick(state, Withdraw(client.id), now + 10_000)  # a tick is due anyway, whoever's turn it is

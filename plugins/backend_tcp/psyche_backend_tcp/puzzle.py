@@ -62,7 +62,7 @@ class Proof:
     @property
     def signed(self) -> bool:
         """Whether the holder of the key made it."""
-        return verify(self.public, self.signature, domain=_DOMAIN, run_id="", body=self.cookie)
+        return verify(self.public, self.signature, domain=_DOMAIN, run=b"", body=self.cookie)
 
 
 def encode_challenge(cookie: bytes) -> bytes:
@@ -105,7 +105,7 @@ def prove(cookie: bytes, key: SecretKey) -> Proof:
     counter = 0
     while not solves(cookie, counter):
         counter += 1
-    return Proof(cookie, counter, key.public, key.sign(_DOMAIN, "", cookie))
+    return Proof(cookie, counter, key.public, key.sign(_DOMAIN, b"", cookie))
 
 
 def solves(cookie: bytes, counter: int) -> bool:

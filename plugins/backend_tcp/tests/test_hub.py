@@ -30,8 +30,11 @@ from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.testing.backend import START_TIME, small_state
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.codec import encode
+from psyche_core.wire.messages import sign_join
+from psyche_core.wire.signing import SecretKey
 
-ALICE, BOB, CAROL = (NodeIdentity(bytes([n]) * 32, bytes([n]) * 32) for n in (1, 2, 3))
+KEYS = {key.public: key for key in (SecretKey(bytes([number]) * 32) for number in (1, 2, 3))}
+ALICE, BOB, CAROL = (NodeIdentity(public, public) for public in KEYS)
 LIMITS = Limits(reconnect_seconds=5, ping_seconds=10, silence_seconds=30)
 
 
@@ -61,7 +64,13 @@ def messages(hub: Hub, number: int) -> list[ServerMessage]:
 
 
 def join(hub: Hub, number: int, moment: Moment, *, request: int = 7, address: bytes = b"here") -> None:
-    hub.receive(number, encode_client(JoinRequest(request, address)), moment)
+    hub.receive(number, join_frame(hub, number, request=request, address=address), moment)
+
+
+def join_frame(hub: Hub, number: int, *, request: int = 7, address: bytes = b"here") -> bytes:
+    identity = hub._connections[number].identity
+    proof = sign_join(KEYS[identity.p2p], hub.state.instance, identity.signer)
+    return encode_client(JoinRequest(request, address, proof))
 
 
 def test_whole_document_first_then_patches_then_silence() -> None:
@@ -363,7 +372,7 @@ def test_every_reader_reproduces_the_state_whatever_happens(actions: list[tuple[
         elif action == "whole":
             hub.receive(number, encode_client(WholeRequest()), at(seconds))
         else:
-            command = Withdraw(people[who]) if action == "withdraw" else WarmupWitness(people[who], 0, who, bytes(32))
+            command = Withdraw(people[who]) if action == "withdraw" else WarmupWitness(people[who], 0, who, b"\1" * 32)
             hub.receive(number, encode_client(CommandRequest(next(requests), encode_command(command))), at(seconds))
 
     for who, number in enumerate(numbers):
@@ -462,7 +471,7 @@ def test_a_keys_rate_outlives_its_connection() -> None:
 def test_bytes_beyond_the_rate_are_read_later() -> None:
     hub = make_hub(limits=Limits(bytes_per_second=1000, burst_bytes=3000, burst=1e9))
     alice = hub.connect(ALICE, at(0))
-    frame = encode_client(JoinRequest(1, b"x" * 990))
+    frame = join_frame(hub, alice, request=1, address=b"x" * 924)
     pauses = [hub.receive(alice, frame, at(0)) for _ in range(5)]
     assert pauses[:2] == [0, 0]
     assert pauses[4] == pytest.approx(5 * len(frame) / 1000 - 3)

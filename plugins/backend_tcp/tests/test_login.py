@@ -104,7 +104,7 @@ def test_wrong_run_names_both() -> None:
 def test_other_version_is_told_apart() -> None:
     assert refusal(encode(["psyche", 1, "whatever comes then"]), make_hello()) == "VersionMismatch"
     with pytest.raises(LoginRefused, match="VersionMismatch"):
-        decode_hello(encode(["psyche", 3]), service=COORDINATOR)
+        decode_hello(encode(["psyche", 99]), service=COORDINATOR)
 
 
 def test_wrong_service_is_told() -> None:

@@ -107,7 +107,9 @@ def test_other_lists_are_no_commands(plain: list[Any]) -> None:
         decode_command(plain, SENDER)
 
 
-@pytest.mark.parametrize("message", [Heartbeat(), JoinRequest(2**64 - 1, b"x" * 1024), CommandRequest(0, [1]), WholeRequest()])
+@pytest.mark.parametrize(
+    "message", [Heartbeat(), JoinRequest(2**64 - 1, b"x" * 1024, b"p" * 64), CommandRequest(0, [1]), WholeRequest()]
+)
 def test_client_messages_are_read_back(message: Any) -> None:
     assert decode_client(encode_client(message)) == message
 

@@ -66,7 +66,7 @@ async def test_41_clients_continue_in_the_same_round_after_a_restart(
                 clock.now += 3
                 for slot, backend in enumerate(backends):
                     await until(backend, in_phase(RunState.Warmup))
-                    await backend.send(WarmupWitness(backend.identity, 0, slot, bytes(32)), timeout=TIMEOUT)
+                    await backend.send(WarmupWitness(backend.identity, 0, slot, b"\1" * 32), timeout=TIMEOUT)
                 update = await until(backends[0], in_phase(RunState.RoundTrain))
                 await backends[0].send(Witness(backends[0].identity, statement(update.state, 0)), timeout=TIMEOUT)
                 before, port = first.state, port_of(first)
@@ -260,7 +260,7 @@ async def test_the_clock_stands_until_the_members_are_back(
                 clock.now += 3
                 for slot, backend in enumerate(backends):
                     await until(backend, in_phase(RunState.Warmup))
-                    await backend.send(WarmupWitness(backend.identity, 0, slot, bytes(32)), timeout=TIMEOUT)
+                    await backend.send(WarmupWitness(backend.identity, 0, slot, b"\1" * 32), timeout=TIMEOUT)
                 await until(backends[0], in_phase(RunState.RoundTrain))
                 port = port_of(first)
             await backends[0].aclose()
@@ -306,7 +306,7 @@ async def test_the_first_epochs_settings_end_with_the_first_round(
         clock.now += 3
         update = await until(backend, in_phase(RunState.Warmup))
         assert update.state.config.init_min_clients == 1
-        await backend.send(WarmupWitness(backend.identity, 0, 0, bytes(32)), timeout=TIMEOUT)
+        await backend.send(WarmupWitness(backend.identity, 0, 0, b"\1" * 32), timeout=TIMEOUT)
         update = await until(backend, in_phase(RunState.RoundTrain))
         assert update.state.config == own
 
@@ -350,7 +350,7 @@ async def test_s8_a_key_that_is_no_member_can_say_nothing_that_counts(
         await until(member, in_phase(RunState.Warmup))
         before = server.state
         for command in (
-            WarmupWitness(stranger.identity, 0, 0, bytes(32)),
+            WarmupWitness(stranger.identity, 0, 0, b"\1" * 32),
             WarmupWitness(stranger.identity, 0, 200, bytes(32)),
             HealthCheck(stranger.identity, (0,)),
             Withdraw(stranger.identity),
@@ -359,7 +359,7 @@ async def test_s8_a_key_that_is_no_member_can_say_nothing_that_counts(
                 await stranger.send(command, timeout=TIMEOUT)
             assert refused.value.message
         assert server.state == before
-        await member.send(WarmupWitness(member.identity, 0, 0, bytes(32)), timeout=TIMEOUT)
+        await member.send(WarmupWitness(member.identity, 0, 0, b"\1" * 32), timeout=TIMEOUT)
         update = await until(member, in_phase(RunState.RoundTrain))
         before = server.state
         for command in (HealthCheck(stranger.identity, (0,)), Witness(stranger.identity, statement(update.state, 0))):

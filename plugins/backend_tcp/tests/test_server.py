@@ -325,7 +325,7 @@ async def test_server_survives_whatever_is_thrown_at_it(
                     data = secrets.token_bytes(1 + number)
                     await (frames.send(data) if number % 3 else frames._stream.send(data))
                 if number % 7 == 1:
-                    await frames.send(encode_client(JoinRequest(number, b"x")))
+                    await frames.send(encode_client(JoinRequest(number, b"x", bytes(64))))
             except LOST:
                 pass
             await frames.aclose()

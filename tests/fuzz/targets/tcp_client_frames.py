@@ -41,7 +41,7 @@ def seeds() -> list[bytes]:
         Checkpoint(_SENDER, Choice("Hub", {"repo_id": "a/b"})),
         Checkpoint(_SENDER, Choice("Dummy")),
     ]
-    messages: list[ClientMessage] = [Heartbeat(), JoinRequest(1, b"address"), WholeRequest()]
+    messages: list[ClientMessage] = [Heartbeat(), JoinRequest(1, b"address", bytes(64)), WholeRequest()]
     messages += [CommandRequest(number, encode_command(command)) for number, command in enumerate(commands)]
     return list(map(encode_client, messages))
 

@@ -19,15 +19,20 @@ from psyche_core.coordinator.image_page import rows, slot_records
 from psyche_core.coordinator.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
+    MAX_END_INTERVALS,
+    MAX_ENDS,
+    MAX_UNREADY,
     STORED_ROUNDS,
     Account,
     Client,
     CoordinatorState,
     EndReason,
     Epoch,
+    EpochEnd,
     EpochRates,
     Progress,
     Round,
+    Unready,
 )
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.run_config import Choice, CoordinatorConfig, ModelConfig
@@ -123,8 +128,21 @@ def synthetic(
             drain=height % 2 == 1,
         )
 
+    def end(place: int) -> EpochEnd:
+        return EpochEnd(
+            2**43 + place, 2**44 + place, key("end", place), intervals(min(requeue, MAX_END_INTERVALS), 77), lost=5 + place
+        )
+
     members = [
-        Client(identity(slot), ClientState(slot % 4), exited_height=9 + slot, accepted_rounds=2**32 - 1 - slot, rejoins=slot % 5)
+        Client(
+            identity(slot),
+            ClientState(slot % 4),
+            exited_height=9 + slot,
+            accepted_rounds=2**32 - 1 - slot,
+            rejoins=slot % 5,
+            missed=255 - slot % 7,
+            end_digest=key("end digest", slot),
+        )
         for slot in range(clients)
     ]
     epoch = Epoch(
@@ -136,6 +154,9 @@ def synthetic(
         cold_start=True,
         ready=tuple(range(0, clients, 2)),
         ceded=tuple(range(1, clients, 3)),
+        lacking=tuple(range(0, clients, 3)),
+        held_step=2**45,
+        ready_since=1_700_000_004,
         seed=2**63 + 1,
         rates=EpochRates(earning_total_shared=2**64 - 5, slashing_per_client=3),
     )
@@ -144,6 +165,7 @@ def synthetic(
     numbers = {name: 2**bits - 2 - place for place, (name, bits) in enumerate(CONFIG_BITS.items())}
     return CoordinatorState(
         run_id="é" * 16 if clients == 256 else "a-run",
+        instance=key("instance"),
         config=CoordinatorConfig.model_validate({**numbers, "checkpointers": listed}),
         model=model(filling=filling),
         run_state=RunState.RoundWitness,
@@ -153,6 +175,12 @@ def synthetic(
         pending=tuple(identity("pending", place) for place in range(pending)),
         minimum_since=1_700_000_003,
         pending_pause=True,
+        from_checkpoint=False,
+        model_lost=True,
+        generation=2**32 - 4,
+        stored=end(9),
+        ends=tuple(end(place) for place in range(min(accounts, MAX_ENDS))),
+        unready=tuple(Unready(key("unready", place), 255 - place % 9) for place in range(min(accounts, MAX_UNREADY))),
         requeue=intervals(requeue, 11),
         lost_samples=2**52,
         future_rates=EpochRates(earning_total_shared=5, slashing_per_client=2**64 - 7),
@@ -411,8 +439,8 @@ def test_every_valid_state_round_trips(state: CoordinatorState) -> None:
 def test_the_image_of_a_state_built_by_hand_never_changes() -> None:
     """A failure means that the layout changed: raise VERSION and write a migration, then put the new values here."""
     image = encode(synthetic(**SMALL))
-    assert len(image) == 159_712
-    assert hashlib.sha256(image).hexdigest() == "640994e7078bc5dd1caf7477a194c844139694b9afed3d5be7ad312ef625a6d5"
+    assert len(image) == 182_664
+    assert hashlib.sha256(image).hexdigest() == "d9664212d7686378ccf842d587d2df051197fa024a471e344e3b0047755e2b43"
 
 
 # ---------------------------------------------------------------- hostile bytes
@@ -496,6 +524,8 @@ def slots_of(state: Any, path: str = "") -> dict[str, Any]:
         ("pending", "NodeIdentity"),
         ("requeue", "BatchId"),
         ("accounts", "Account"),
+        ("ends", "EpochEnd"),
+        ("unready", "Unready"),
     ):
         items = state.epoch.clients if name == "epoch.clients" else getattr(state, name)
         found |= {f"{name}[{slot}]": slot_records(IMAGE)[record] for slot in range(len(items))}
@@ -520,7 +550,7 @@ def test_every_padding_byte_must_be_zero() -> None:
                 with pytest.raises(WireError, match=rf" at byte {at}: expected zero in padding, got 0x80"):
                     decode(patched(image, at, b"\x80"))
                 tried += 1
-    assert tried == 60 + 3 * 2 + 4 * (3 + 4 + 4) + 8 * 2
+    assert tried == 72 + 3 * 1 + 4 * (3 + 4 + 4) + 8 * 2 + 2 * 4
 
 
 @pytest.mark.parametrize(
@@ -561,15 +591,15 @@ SIGNER = identity(0).signer
     ("field", "value", "sentence"),
     [
         ("magic", b"X", "magic at byte 0: expected b'PsycheSt', got b'XsycheSt'; this is no image of a coordinator's state"),
-        ("version", b"\1", "version at byte 8: expected 2, got 1; update the older side"),
+        ("version", b"\1", "version at byte 8: expected 3, got 1; update the older side"),
         ("size", b"\0", f"size at byte 12: expected {SIZE}, got"),
         ("run_id", b"a\0b", "run_id at byte 17: expected nothing but zero bytes after the end of the text"),
         ("run_id", b"a\xffrun", "run_id at byte 17: expected UTF-8, got 0xff"),
         ("run_id", bytes(32), "run_id at byte 16: expected a name"),
-        ("minimum_since.present", b"\0", "minimum_since.value at byte 64: expected zero where nothing is present"),
-        ("minimum_since.present", b"\2", "minimum_since.present at byte 56: expected a number of 0 False, 1 True, got 2"),
-        ("run_state", b"\x08", "run_state at byte 120: expected a number of 0 Uninitialized, 1 WaitingForMembers"),
-        ("pending_pause", b"\2", "pending_pause at byte 121: expected a number of"),
+        ("minimum_since.present", b"\0", "minimum_since.value at byte 96: expected zero where nothing is present"),
+        ("minimum_since.present", b"\2", "minimum_since.present at byte 88: expected a number of 0 False, 1 True, got 2"),
+        ("run_state", b"\x08", "run_state at byte 152: expected a number of 0 Uninitialized, 1 WaitingForMembers"),
+        ("pending_pause", b"\2", "pending_pause at byte 153: expected a number of"),
         ("model.checkpoint.kind", b"\6", "model.checkpoint.kind at byte"),
         ("model.checkpoint.kind", b"\0", "expected zero for the kind Ephemeral"),
         ("model.checkpoint.second.present", b"\0", "model.checkpoint.second.value at byte"),
@@ -596,6 +626,12 @@ SIGNER = identity(0).signer
         ("requeue[1].first", bytes(8), "requeue[1] at byte"),
         ("accounts[1].signer", bytes(32), "expected signers in ascending order"),
         ("accounts[0].signer", b"\xff" * 32, "accounts[1] at byte"),
+        ("epoch.lacking", b"\x08", "expected slots of the epoch, which has 3, got 3"),
+        ("model_lost", b"\2", "model_lost at byte"),
+        ("stored.queue.count", b"\x41", "expected at most 64, got 65"),
+        ("ends[0].step", b"\xff" * 8, "expected ends in ascending order of their steps"),
+        ("ends[0].queue[1].first", bytes(8), "ends[0].queue[1] at byte"),
+        ("unready[1].signer", key("unready", 0), "expected each signer once"),
     ],
 )
 def test_refusals_are_sentences_that_name_field_and_byte(field: str, value: bytes, sentence: str) -> None:
@@ -615,7 +651,7 @@ def test_the_byte_of_a_refusal_is_the_field_s() -> None:
 
 def test_another_version_is_named_before_its_size() -> None:
     image = encode(synthetic(**SMALL))
-    with pytest.raises(WireError, match="version at byte 8: expected 2, got 9"):
+    with pytest.raises(WireError, match="version at byte 8: expected 3, got 9"):
         decode(patched(image, 8, b"\x09")[:-100])
 
 

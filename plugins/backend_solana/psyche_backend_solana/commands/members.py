@@ -10,7 +10,7 @@ from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Out
 from psyche_backend_solana.layouts import address_record, authorizer, coordinator
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account
-from psyche_core.errors import UserError
+from psyche_core.errors import CommandRefused, UserError
 from psyche_core.run_config import Choice
 
 
@@ -22,15 +22,25 @@ from psyche_core.run_config import Choice
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many ticks.")
 @command()
 async def tick(desk: Desk, run_id: str, ms_interval: int, count: int) -> Outcome:
-    """Let a run look at the clock. Members do that by themselves; anybody may."""
+    """Let a run look at the clock. Members do that by themselves; anybody may. Where nothing is due it costs nothing."""
     found = await desk.run(run_id)
+    signatures = []
     for number in range(count):
         if number:
             await anyio.sleep(ms_interval / 1000)
-        sent = await desk.send(coordinator.tick(found.run, user=desk.payer))
+        try:
+            signatures.append((await desk.send(coordinator.tick(found.run, user=desk.payer))).signature)
+        except CommandRefused as refusal:
+            if refusal.code != "NothingDue":
+                raise
     state = (await coordinator_account(desk.rpc, found.run, timeout=CALL_SECONDS)).state
     phase = "Uninitialized" if state is None else state.run_state.name
-    return Outcome(f"ticked {count} times; {run_id!r} is now {phase}", {"run_state": phase, "signature": sent.signature})
+    sentence = (
+        f"ticked {len(signatures)} times; {run_id!r} is now {phase}"
+        if signatures
+        else f"nothing is due; {run_id!r} is in {phase}"
+    )
+    return Outcome(sentence, {"run_state": phase, "signatures": signatures})
 
 
 @click.command(

@@ -26,6 +26,7 @@ _TABLE = {
     "set-paused": ("owner:set_paused", "Pause a run, or let it go on."),
     "tick": ("members:tick", "Let a run look at the clock."),
     "treasurer-claim-rewards": ("rewards:claim", "Take out what one has earned."),
+    "treasurer-free-balances": ("balances:free_balances", "Free the balances of members that were paid."),
     "treasurer-pay-members": ("rewards:pay_members", "Pay every member what it has earned."),
     "treasurer-top-up-rewards": ("rewards:top_up", "Put in what a run pays."),
     "update-config": ("owner:update_config", "Change a run's configuration."),

@@ -33,6 +33,7 @@ from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
 from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.history import held_digest
 from psyche_core.coordinator.state import (
     MAX_END_INTERVALS,
     MAX_MISSED,
@@ -193,7 +194,7 @@ class Largest:
         ready = commands.WarmupWitness(member(MAX_CLIENTS - 2), 3, MAX_CLIENTS - 2, bytes(32 * [8]))
         yield Case("warmup_witness: the others left alone", alone, ready)
         lacking = replace(warmup, epoch=replace(warmup.epoch, lacking=_EVERYBODY[:-1], held_step=60, start_step=100))
-        newest = commands.WarmupWitness(member(MAX_CLIENTS - 1), 3, MAX_CLIENTS - 1, self.end(90).digest)
+        newest = commands.WarmupWitness(member(MAX_CLIENTS - 1), 3, MAX_CLIENTS - 1, held_digest(self.end(90).digest))
         yield Case("warmup_witness: back to an earlier end", lacking, newest)
 
     def _playing(self) -> Iterator[Case]:

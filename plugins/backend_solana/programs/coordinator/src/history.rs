@@ -6,6 +6,10 @@ use crate::refusal::{Outcome, DUPLICATE_WITNESS, INVALID_RUN_STATE, INVALID_WITN
 use crate::run::Run;
 use crate::set;
 use crate::shares::total;
+use crate::verified::as_bytes;
+use psyche_common::runtime::sol_sha256;
+
+const HELD: &[u8] = b"psyche/held";
 
 /// A place in the run's history. `first` points to `count` intervals of the image.
 struct Place {
@@ -116,7 +120,15 @@ fn truncate_ends(ends: &mut List<EpochEnd, MAX_ENDS>, step: u64) {
     ends.truncate(kept);
 }
 
-/// Whether a quorum of those who spoke in warmup, min_clients at least, cannot get the model the epoch starts with.
+/// What a member that cannot get the model sends instead of a model's digest, of the end it holds.
+pub fn held_digest(digest: &Key) -> Key {
+    let mut held = [0; 8];
+    let parts: [&[u8]; 2] = [HELD, as_bytes(digest)];
+    unsafe { sol_sha256(parts.as_ptr(), 2, held.as_mut_ptr() as *mut u8) };
+    held
+}
+
+/// Whether a quorum of those who spoke in warmup, init_min_clients at least, cannot get the model the epoch starts with.
 pub fn must_go_back(image: &Image) -> bool {
     let (mut lacking, mut spoken): (Set, Set) = ([0; 4], [0; 4]);
     image.healthy(&mut lacking);
@@ -125,7 +137,7 @@ pub fn must_go_back(image: &Image) -> bool {
         lacking[word] &= image.epoch.lacking[word];
     }
     let count = set::count(&spoken);
-    image.from_checkpoint == 0 && count >= image.config.min_clients as usize && set::count(&lacking) >= quorum(count)
+    image.from_checkpoint == 0 && count >= image.config.init_min_clients as usize && set::count(&lacking) >= quorum(count)
 }
 
 /// Gives the warmup up and goes back to the newest end that a member holds, else to the stored checkpoint, if that is allowed.

@@ -1,7 +1,8 @@
 //! Rounds: started, finished, settled; and how an epoch's rounds end (psyche_core/coordinator/rounds.py).
 use crate::elections::{needed, witnesses};
 use crate::image::{
-    due, ending, health, state, Config, Interval, Model, Round, Set, MAX_MISSED, NONE, STORED_ROUNDS, WAITED_MISSES,
+    due, ending, health, state, Config, Interval, Model, Round, Set, MAX_MISSED, NONE, STORED_ROUNDS, UNWAITED_MISS, WAITED_MISS,
+    WAITED_MISSES,
 };
 use crate::members::exit;
 use crate::refusal::{Outcome, NOTHING_DUE};
@@ -158,7 +159,7 @@ pub fn finish_round(run: &mut Run, current: usize) {
     let mut left = silent;
     while !set::is_empty(&left) {
         let client = &mut run.image.epoch.clients.items[set::take_first(&mut left)];
-        client.missed = client.missed.saturating_add(1);
+        client.missed = client.missed.saturating_add(if client.missed < WAITED_MISSES { WAITED_MISS } else { UNWAITED_MISS });
     }
     let previous = before(run, current, 1);
     if previous != NONE {

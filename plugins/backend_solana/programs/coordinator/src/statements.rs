@@ -1,6 +1,6 @@
 //! What members say: that they are ready, and what a round's witnesses saw (psyche_core/coordinator/statements.py).
 use crate::elections::{needed, witnesses};
-use crate::image::{health, state, Key, Statement, MAX_WITNESSES, NONE, WAITED_MISSES};
+use crate::image::{health, state, Key, Statement, MAX_WITNESSES, NONE, STATED, WAITED_MISSES};
 use crate::members::come_back;
 use crate::refusal::{Outcome, DUPLICATE_WITNESS, HALTED, INVALID_RUN_STATE, INVALID_WITNESS, NO_ACTIVE_ROUND, WITNESSES_FULL};
 use crate::rounds::{everybody_stated, finish_round};
@@ -60,6 +60,8 @@ pub fn witness(run: &mut Run, sender: &Key, statement: &Statement) -> Outcome {
     copy(&mut statements.items[statements.count as usize], statement);
     statements.count += 1;
     let stated = statements.len();
+    let client = &mut run.image.epoch.clients.items[statement.index as usize];
+    client.missed = client.missed.saturating_sub(STATED);
     if run.image.run_state == state::TRAIN && stated >= needed(run, current) {
         run.image.enter(state::WITNESS, run.now);
     }

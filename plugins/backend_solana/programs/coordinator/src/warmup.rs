@@ -1,7 +1,7 @@
 //! Warmup: members load the epoch's model, and the first round starts (psyche_core/coordinator/warmup.py).
 use crate::epochs::wait_for_members;
-use crate::history::{must_go_back, without_model};
-use crate::image::{due, health, same, Key, Set, Unready, MAX_CLIENTS, MAX_UNREADY, MAX_UNREADY_WAITS, NONE, NO_DIGEST};
+use crate::history::{held_digest, must_go_back, without_model};
+use crate::image::{due, health, same, EpochEnd, Key, Set, Unready, MAX_CLIENTS, MAX_UNREADY, MAX_UNREADY_WAITS, NONE, NO_DIGEST};
 use crate::members::exit;
 use crate::refusal::{Outcome, DUPLICATE_WITNESS, INVALID_WITNESS, NOTHING_DUE};
 use crate::rounds::start_round;
@@ -11,19 +11,37 @@ use crate::set;
 const MOST_TIMES: u32 = 255;
 
 /// Starts the first round, goes back, or gives the epoch up, if it is time.
-pub fn tick_warmup(run: &mut Run) -> Outcome { if advance(run) { Ok(()) } else { Err(NOTHING_DUE) } }
+pub fn tick_warmup(run: &mut Run) -> Outcome {
+    if advance(run) {
+        return Ok(());
+    }
+    let timed_out = due(run.image.since, run.now, run.image.config.warmup_time);
+    let (mut healthy, mut ready): (Set, Set) = ([0; 4], [0; 4]);
+    run.image.healthy(&mut healthy);
+    run.image.ready(&mut ready);
+    if !timed_out && set::count(&healthy) >= run.image.config.min_clients as usize {
+        return Err(NOTHING_DUE);
+    }
+    if timed_out {
+        drop_unready(run, &healthy, &ready);
+    }
+    run.backing.keep(0);
+    wait_for_members(run);
+    Ok(())
+}
 
 /// Counts a healthy slot as ready, or as one that lacks the model; goes on if that was the last one waited for.
 pub fn speak(run: &mut Run, slot: usize, digest: &Key) -> Outcome {
     let image = &mut *run.image;
     let start = image.epoch.start_step.wrapping_sub(1);
     let expected = image.end_of(start).map(|end| end.digest);
-    let held = image.ends.used().iter().find(|end| end.step != start && same(&end.digest, digest)).map(|end| end.step);
+    let earlier = |end: &&EpochEnd| end.step.wrapping_add(1) < image.epoch.start_step;
+    let held = image.ends.used().iter().filter(earlier).find(|end| same(&held_digest(&end.digest), digest)).map(|end| end.step);
     let right = expected.is_some_and(|expected| same(&expected, digest));
     if set::has(&image.epoch.ready, slot) {
         return Err(DUPLICATE_WITNESS);
     }
-    if same(digest, &NO_DIGEST) || (held.is_some() && !right) {
+    if same(digest, &NO_DIGEST) || held.is_some() {
         let held_step = image.epoch.held_step.max(held.unwrap_or(0));
         if set::has(&image.epoch.lacking, slot) && held_step == image.epoch.held_step {
             return Err(DUPLICATE_WITNESS);
@@ -52,7 +70,7 @@ pub fn go_on(run: &mut Run) {
     advance(run);
 }
 
-/// Whether anything happened.
+/// Goes back or starts the first round, if it is time; whether it was.
 #[inline(never)]
 fn advance(run: &mut Run) -> bool {
     let timed_out = due(run.image.since, run.now, run.image.config.warmup_time);
@@ -72,15 +90,7 @@ fn advance(run: &mut Run) -> bool {
         start_round(run, &ready, false);
         return true;
     }
-    if !timed_out && set::count(&healthy) >= least {
-        return false;
-    }
-    if timed_out {
-        drop_unready(run, &healthy, &ready);
-    }
-    run.backing.keep(0);
-    wait_for_members(run);
-    true
+    false
 }
 
 /// Whether who is not ready has had its time since enough others were.
