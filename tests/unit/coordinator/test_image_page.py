@@ -18,7 +18,7 @@ from psyche_core.coordinator.image_kinds import U8, U64, Kind
 from psyche_core.coordinator.image_layout import IMAGE
 from psyche_core.coordinator.image_page import markdown
 from psyche_core.coordinator.image_records import List, Record
-from psyche_core.coordinator.state import Account, EndReason, EpochRates
+from psyche_core.coordinator.state import Account, EndReason, EpochEnd, EpochRates, Unready
 from psyche_core.run_config import to_plain
 from psyche_core.types import BatchId, ClientState, RunState
 from psyche_core.wire import codec
@@ -108,7 +108,11 @@ def rich(started: Any) -> Any:
         requeue=(BatchId(1, 2), BatchId(5, 2**62)),
         future_rates=EpochRates(5, 6),
         accounts=(Account(bytes(31) + b"\1", 7, 8), Account(bytes(31) + b"\2", 9, 10)),
-        epoch=replace(run.state.epoch, rates=EpochRates(11, 12), seed=13, ending=EndReason.Rounds),
+        epoch=replace(run.state.epoch, rates=EpochRates(11, 12), seed=13, ending=EndReason.Rounds, lacking=(1,), held_step=14),
+        generation=15,
+        stored=EpochEnd(16, 17, b"\x12" * 32, (BatchId(19, 20),), 21),
+        ends=(EpochEnd(22, 23, b"\x18" * 32, (BatchId(25, 26), BatchId(27, 28)), 29), EpochEnd(30, 31, b"\x20" * 32)),
+        unready=(Unready(b"\x21" * 32, 34), Unready(b"\x23" * 32, 36)),
     )
     assert [len(stored.statements) > 0 for stored in state.epoch.rounds] == [True] * 4
     return state
@@ -117,7 +121,7 @@ def rich(started: Any) -> Any:
 def expected_bytes(state: Any, name: str, size: int) -> bytes | None:
     """What the page promises for a field, worked out from the state alone; None for a slot that is not in use."""
     if name in ("magic", "version", "size"):
-        return {"magic": b"PsycheSt", "version": b"\2\0\0\0", "size": SIZE.to_bytes(4, "little")}[name]
+        return {"magic": b"PsycheSt", "version": b"\3\0\0\0", "size": SIZE.to_bytes(4, "little")}[name]
     if name.endswith("padding"):
         return bytes(size)
     value: Any = state
@@ -195,6 +199,20 @@ CHANGES = {
     "epoch.cold_start": True,
     "epoch.ready": (4,),
     "epoch.ceded": (0, 3),
+    "instance": b"\1" * 32,
+    "from_checkpoint": False,
+    "model_lost": True,
+    "generation": 2**32 - 1,
+    "config.restart_from_checkpoint": True,
+    "epoch.lacking": (0, 4),
+    "epoch.held_step": 2**40,
+    "epoch.ready_since": None,
+    "epoch.clients[3].missed": 255,
+    "epoch.clients[3].end_digest": b"\2" * 32,
+    "stored.lost": 2**40,
+    "ends[0].digest": b"\3" * 32,
+    "ends[1].data_index": 2**40,
+    "unready[1].times": 255,
     "epoch.clients[2].state": ClientState.Ejected,
     "epoch.clients[4].rejoins": 2,
     "epoch.rounds[1].slots": (0, 4),
@@ -268,7 +286,7 @@ def test_no_field_of_the_state_is_left_out() -> None:
         names = table.model_fields if hasattr(table, "model_fields") else [field.name for field in dataclasses.fields(table)]
         assert {part.name for part in record.parts if not part.kind.silent} == set(names), record.title
         seen.add(record.title)
-    assert len(seen) == 11, seen
+    assert len(seen) == 13, seen
 
 
 def test_fields_off_their_alignment_are_refused() -> None:
