@@ -65,7 +65,7 @@ class Restorer:
         if at is not None:
             return at
 
-        base = state.epoch.start_step - 1 if step is None and state.from_checkpoint else step
+        base = state.stored.step if step is None and state.from_checkpoint else step  # there may be no epoch yet
         if base is not None:
             journal.begin(base, trainer.full_digest(), state.generation)
         return step
