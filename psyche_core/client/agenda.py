@@ -143,6 +143,6 @@ def _play(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Wo
     fresh = record.height > notes.opened_at and not record.own_started
     if share is not None and fresh and notes.healthy(state):
         record.own_started = True
-        return Train(record.height, record.round.step, share, notes.tag(record.height))
+        return Train(record.height, record.round.step, share, notes.tag(record.height), state.generation)
 
     return None

@@ -71,13 +71,15 @@ def _without_offers(me: Standing, state: CoordinatorState, notes: EpochNotes, *,
 def _look_on_disk(me: Standing, state: CoordinatorState, notes: EpochNotes) -> bool:
     """Load the model the epoch starts with if it lies on our disk as the end of an earlier epoch; once an epoch.
 
-    Where the run has gone back since we loaded anything we have not yet looked at all.
+    Where the run has gone back since we loaded anything we have not yet looked at all; and a journal may hold results that were
+    not yet decided about when we last read it.
     """
     start = state.epoch.start_step - 1
     if notes.reloaded or me.work is not None or state.run_state is not RunState.Warmup or me.masters_at == start:
         return False
     known = any(end.step == start and end.digest == me.held.get(start) for end in state.ends)
-    if not known and me.loaded_generation == state.generation:
+    behind = me.journalled and (me.masters_at is None or me.masters_at < start)
+    if not (known or behind) and me.loaded_generation == state.generation:
         return False
 
     notes.reloaded = True

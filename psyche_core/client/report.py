@@ -200,7 +200,10 @@ class ModelLost:
 
 @dataclass(frozen=True, slots=True)
 class StatementVoided:
-    """A witness claimed results of members that had no share; its statement does not count. member: first hex digits of its key."""
+    """A witness claimed results of members that had no share;
+
+    its statement does not count. member: first hex digits of its key.
+    """
 
     epoch: int
     height: int

@@ -11,17 +11,14 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from psyche_backend_tcp.store import Store, state_file
 
 from live_run import RUN_ID, THREE, TINY, LiveRun
+from psyche_backend_tcp.store import Store, state_file
 from psyche_core.client.report import (
-    CheckpointStored,
     Ended,
     EpochDigest,
     ModelLoaded,
     ModelLost,
-    PhaseChanged,
-    Problem,
     Resynced,
     StepApplied,
     StepTrained,
