@@ -37,7 +37,8 @@ from psyche_core.coordinator.commands import (
 )
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, CoordinatorError, UserError
-from psyche_core.hookspecs import BackendServer, ServerContext
+from psyche_core.hookspecs import ServerContext
+from psyche_core.interfaces import BackendServer
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import CoordinatorConfig, DataFile, RunFile, check_config
 from psyche_core.settings import ServerSettings
