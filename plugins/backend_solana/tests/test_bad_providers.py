@@ -76,7 +76,7 @@ async def play_a_round(scene: Scene, *, midway: Any = None) -> CoordinatorState:
     await scene.chain.advance(3)
     for slot, backend in enumerate(scene.backends):
         await until(backend, lambda update: update.state.run_state is not RunState.WaitingForMembers)
-        await said(backend, WarmupWitness(backend.identity, 0, slot, bytes(32)), known_already="InvalidWitness")
+        await said(backend, WarmupWitness(backend.identity, 0, slot, b"m" * 32), known_already="InvalidWitness")
     if midway is not None:
         await midway()
     for slot, backend in enumerate(scene.backends):
@@ -143,14 +143,15 @@ async def test_a_member_that_signed_twice_is_ejected_on_the_chain() -> None:
 
         def signed(content: bytes) -> SignedResult:
             commitment = commitment_hash(
-                state.run_id,
+                state.instance,
                 epoch=state.progress.epoch,
                 step=current.step,
+                seed=current.seed,
                 share=shares(state, current)[slot],
                 trainer=second.identity.signer,
                 payload_hash=content,
             )
-            return SignedResult(content, sign_commitment(KEYS[1], state.run_id, commitment))
+            return SignedResult(content, sign_commitment(KEYS[1], state.instance, commitment))
 
         one, other = signed(b"1" * 32), signed(b"2" * 32)
         place = (state.progress.epoch, current.height, slot)
