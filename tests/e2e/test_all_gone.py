@@ -1,4 +1,4 @@
-"""Everybody dies, or the coordinator forgets: real processes lose nothing that a quorum accepted while one disk survives (F18)."""
+"""Everybody dies, or the coordinator forgets: real processes lose nothing a quorum accepted while one disk survives (F18)."""
 
 from __future__ import annotations
 
