@@ -98,8 +98,8 @@ def _sentence(event: Event) -> str:
             )
         case ModelLost():
             return (
-                f"THE MODEL IS LOST: no member has the one after step {event.step}, nor that of an earlier epoch's end; the run is "
-                "paused until a member comes back with its checkpoints and the owner resumes the run, or until the owner lets "
+                f"THE MODEL IS LOST: no member has the one after step {event.step}, nor that of an earlier epoch's end; the run "
+                "is paused until a member comes back with its checkpoints and the owner resumes the run, or until the owner lets "
                 "it begin again from the stored checkpoint (psyche server run … --restart-from-checkpoint)"
             )
         case StatementVoided():

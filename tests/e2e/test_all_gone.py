@@ -111,7 +111,10 @@ def assert_nothing_was_lost(run: LiveRun, *, after: float, last: int, steps: int
     assert state.lost_samples == 0
     batch = int(PACE["global_batch_size_start"])
     queued = sum(interval.last - interval.first + 1 for interval in state.requeue)
-    assert state.progress.data_index - queued == steps * batch, "each step took samples of its own"
+    used = state.progress.data_index - queued
+    assert batch * len(epochs) <= used <= batch * steps, (
+        "no sample was trained twice: a step that nothing was accepted of has none"
+    )
     assert_identical(run, steps=steps)
 
 
@@ -162,7 +165,7 @@ def test_one_surviving_disk_brings_everybody_back(live_run: StartRun) -> None:
 def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_the_stored_checkpoint(
     live_run: StartRun,
 ) -> None:
-    run = live_run(warmup_time=10)
+    run = live_run(warmup_time=12)
     wait_until_applied(run, 13)
     all_gone(run, signal.SIGKILL)
     for name in THREE:
