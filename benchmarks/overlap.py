@@ -205,6 +205,9 @@ class WaitingTrainer:
         self.times.append((began, time.perf_counter()))
         return Done(1.0, samples.count * samples.sequence_length, self.seconds, payload)
 
+    def forget(self) -> None:
+        """Nothing waits to be settled."""
+
     def rate_of(self, step: int) -> float:
         return 0.1
 

@@ -226,6 +226,13 @@ class ServerSettings(_ProgramSettings):
         json_schema_extra=_SECONDS,
         description="Seconds a lost client has to come back; 0: none. After a restart of the server it is 20.",
     )
+    restart_from_checkpoint: bool = Field(
+        default=False,
+        description=(
+            "Let a run that has lost its model (no member's disk has it, nor any epoch's end) begin again from the stored "
+            "checkpoint; what was trained since is lost. Refused where nothing is lost."
+        ),
+    )
     init_warmup_time: int | None = Field(
         default=None,
         ge=1,

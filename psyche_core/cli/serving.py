@@ -21,12 +21,24 @@ import anyio.to_thread
 from psyche_core.builtin.local_data import LocalData
 from psyche_core.builtin.text_corpus import TextProgress, prepare_text
 from psyche_core.cli.run_files import load_run
+from psyche_core.client import report as told
 from psyche_core.client.report import Ended, PhaseChanged, Problem, Report, RewardPaid, Started
 from psyche_core.coordinator import new_state
-from psyche_core.coordinator.commands import ClientsExited, Command, Event, Pause, Resume
+from psyche_core.coordinator.commands import (
+    ClientsExited,
+    Command,
+    EpochSigned,
+    Event,
+    ModelLost,
+    Pause,
+    Resume,
+    StatementVoided,
+    WentBack,
+)
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, CoordinatorError, UserError
 from psyche_core.hookspecs import ServerContext
+from psyche_core.interfaces import BackendServer
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import CoordinatorConfig, DataFile, RunFile, check_config
 from psyche_core.settings import ServerSettings
@@ -84,6 +96,7 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
             raise UserError(message) from error
 
         report(Started("server", key.public.hex(), files.run.run_id, server.address))
+        _heed_loss(server, report, restart=settings.restart_from_checkpoint)
         async with anyio.create_task_group() as tasks:
             if isinstance(server, OwnersDoor):
                 tasks.start_soon(_pause_on_signal, server, report)
@@ -96,6 +109,23 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
         ended = Ended(f"the run finished after {server.state.progress.step - 1} steps", success=True)
         report(ended)
         return ended
+
+
+def _heed_loss(server: BackendServer, report: Report, *, restart: bool) -> None:
+    """Say that a run gone on with has lost its model, or do what its owner says about that. Raises UserError."""
+    state = server.state
+    if restart and not (state.model_lost and isinstance(server, OwnersDoor)):
+        message = (
+            f"--restart-from-checkpoint is for a run that has lost its model; this one has not, it is in {state.run_state.name} "
+            f"before step {state.progress.step}: start the server without the option"
+        )
+        raise UserError(message)
+
+    if restart:
+        assert isinstance(server, OwnersDoor)
+        server.submit(Resume(from_checkpoint=True))
+    elif state.model_lost:
+        report(told.ModelLost(state.progress.step - 1))
 
 
 @runtime_checkable
@@ -164,11 +194,24 @@ def phase_reporter(report: Report) -> Callable[[CoordinatorState, tuple[Event, .
             clients = len(state.healthy_slots)
             report(PhaseChanged(state.run_state.name, state.progress.epoch, state.progress.step, clients, height))
         for event in events:
-            if isinstance(event, ClientsExited):
-                names = ", ".join(state.epoch.clients[slot].id.short for slot in event.slots if slot < len(state.epoch.clients))
-                report(Problem("warning", f"epoch {event.epoch}: lost {names or len(event.slots)}"))
+            match event:
+                case ClientsExited():
+                    names = ", ".join(_member(state, slot) for slot in event.slots if slot < len(state.epoch.clients))
+                    report(Problem("warning", f"epoch {event.epoch}: lost {names or len(event.slots)}"))
+                case EpochSigned():
+                    report(told.EpochSigned(event.step, event.digest.hex()))
+                case WentBack():
+                    report(told.WentBack(event.from_step, event.to_step, event.from_checkpoint))
+                case ModelLost():
+                    report(told.ModelLost(event.step))
+                case StatementVoided():
+                    report(told.StatementVoided(event.epoch, event.height, _member(state, event.slot)))
 
     return tell
+
+
+def _member(state: CoordinatorState, slot: int) -> str:
+    return state.epoch.clients[slot].id.short
 
 
 async def _open_data(data_file: DataFile, cache: Path) -> LocalData:

@@ -58,6 +58,14 @@ def _payload_patience(state: CoordinatorState, patience: Patience) -> float:
     return min(patience.payload, max(patience.leaving / 2, state.config.cooldown_time / 4))
 
 
+def offers_patience(state: CoordinatorState, patience: Patience) -> float:
+    """Seconds to wait for more offers of the model: in a warmup what leaves time to fetch it."""
+    if state.run_state is not RunState.Warmup:
+        return patience.offers
+
+    return min(patience.offers, state.config.warmup_time / 4)
+
+
 def next_work(
     state: CoordinatorState,
     notes: EpochNotes,
@@ -105,7 +113,7 @@ def fetch(
     """The masters to get from others, None while there are none to choose. build: whether the model itself is not built yet."""
     repair = notes.repair
     members = frozenset(slot for slot, client in enumerate(state.epoch.clients) if client.state is not ClientState.Ejected)
-    waited = repair.waited(now, seconds=patience.offers)
+    waited = repair.waited(now, seconds=offers_patience(state, patience))
     choice = repair.choice(
         healthy - {notes.slot},
         members - {notes.slot},
@@ -143,6 +151,6 @@ def _play(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Wo
     fresh = record.height > notes.opened_at and not record.own_started
     if share is not None and fresh and notes.healthy(state):
         record.own_started = True
-        return Train(record.height, record.round.step, share, notes.tag(record.height))
+        return Train(record.height, record.round.step, share, notes.tag(record.height), state.generation)
 
     return None

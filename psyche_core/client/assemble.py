@@ -29,6 +29,7 @@ from psyche_core.client.model_exchange import ModelExchange
 from psyche_core.client.parallelism import parallelism_of
 from psyche_core.client.restoring import ReplayFailed, Restorer, signed_ends
 from psyche_core.client.runtime import ClientRuntime
+from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.schedule import cold_start_bounds
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, ModelError
@@ -37,7 +38,7 @@ from psyche_core.interfaces import DataProvider
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import Choice, LLMConfig
 from psyche_core.settings import ClientSettings
-from psyche_core.training.origin import Origin
+from psyche_core.training.origin import Origin, SourceMissing
 from psyche_core.training.scratch import Scratch, default_folder
 from psyche_core.wire.signing import SecretKey
 
@@ -183,6 +184,18 @@ def bench_builder(
         restorer = Restorer(settings.checkpoint_dir, settings.journal_size, warn_from_thread)
         stack.callback(restorer.close)
 
+    def find_model(start: Start) -> Origin:
+        if start.folder is not None:
+            return Origin(start.folder)
+
+        try:
+            return _find_origin(settings, start, tell=warn_from_thread)
+        except SourceMissing:
+            if restorer is None or not restorer.begins_with_stored(start.state):
+                raise
+            state = replace(start.state, model=loaded_from_hub(start.state.model))
+            return _find_origin(settings, replace(start, state=state), tell=warn_from_thread)
+
     def open_trainer(start: Start, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
         import torch  # heavy: in the worker thread, and not with the command line
 
@@ -194,7 +207,7 @@ def bench_builder(
         llm = state.model.LLM
         for kind, name in (("model", llm.architecture), ("optimizer", llm.optimizer.name), ("data", llm.data_location.name)):
             registry.load(kind, name)  # what is not installed is told before anything is fetched
-        origin = Origin(start.folder) if start.folder is not None else _find_origin(settings, start, tell=warn_from_thread)
+        origin = find_model(start)
         if settings.torch_threads is not None:
             torch.set_num_threads(settings.torch_threads)
         close_newest()

@@ -62,6 +62,9 @@ class TrainerLike(ModelHolder, Protocol):
     def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
         """Apply a step's accepted payloads to the masters. learning_rate: None for that of `rate_of`."""
 
+    def forget(self) -> None:
+        """Keep the masters and forget everything else, results that wait to be settled included."""
+
     def check(self, payload: bytes) -> None:
         """Raise PayloadRejected for a payload that does not fit; callable beside the others."""
 

@@ -17,8 +17,11 @@ from psyche_core.client.hearing import hear_early, repeat_evidence
 from psyche_core.client.rounds import RoundRecord
 from psyche_core.client.standing import Standing
 from psyche_core.coordinator.commands import Withdraw
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.types import ClientState, RunState
+
+ENDS_WITH_ITS_NUMBER = (*PLAYING, RunState.Cooldown)
+"""Phases of an epoch after which its number is used up: another epoch with it shows that this one is forgotten."""
 
 KEPT_ROUNDS = 4
 """Rounds whose messages and payloads are kept for laggards (F11)."""
@@ -44,7 +47,7 @@ def see_state(me: Standing, state: CoordinatorState) -> None:
                 me.notes.judge = True  # how many are a majority has changed
             me.do(SetPeers(members))
     _tell_phase(me, previous, state)
-    if previous is not None and _went_back(previous, state):
+    if previous is not None and (_went_back(previous, state) or _plays_anew(me.notes, previous, state)):
         # Nothing that we hold in memory fits what it knows: what is on our disk is read up to there.
         steps = f"from step {previous.progress.step} to step {state.progress.step}"
         me.stop(f"the coordinator went back {steps}: it was restored from an older state", success=False, again=True)
@@ -60,6 +63,22 @@ def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
         return state.generation < previous.generation
 
     return _place(state) < _place(previous)
+
+
+def _plays_anew(notes: EpochNotes | None, previous: CoordinatorState, state: CoordinatorState) -> bool:
+    """Whether rounds that we know are others in this state: it went back, and has caught up before we saw it."""
+    if state.generation != previous.generation or notes is None:
+        return False
+    if notes.describes(state):
+        known = notes.records
+        return any(known[other.height].round.seed != other.seed for other in _rounds(state) if other.height in known)
+
+    played = previous.current_round is not None and epoch_key(previous) != epoch_key(state)
+    return played and previous.run_state in ENDS_WITH_ITS_NUMBER and state.progress.epoch == previous.progress.epoch
+
+
+def _rounds(state: CoordinatorState) -> tuple[Round, ...]:
+    return () if state.epoch.unplayed else state.epoch.rounds
 
 
 def _place(state: CoordinatorState) -> tuple[int, int, float]:

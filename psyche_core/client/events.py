@@ -77,13 +77,14 @@ class ModelReady:
     """Model, optimizer and data are open. digest: full digest of the masters. max_payload_bytes: of any valid payload.
 
     step: the last step whose results are in these masters; None for the model the run's checkpoint names. held: steps and full
-    digests of the signed epoch ends that lie on our disk, where our masters are not up to date.
+    digests of the signed epoch ends that lie on our disk, where our masters are not up to date. journalled: we keep a journal.
     """
 
     digest: bytes
     max_payload_bytes: int
     step: int | None = None
     held: tuple[tuple[int, bytes], ...] = ()
+    journalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,12 +381,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Work: train a share and publish the payload; answered by Trained or TrainFailed."""
+    """Work: train a share and publish the payload; answered by Trained or TrainFailed.
+
+    generation: of the run; in a new one what was sent in an older one is forgotten first.
+    """
 
     height: int
     step: int
     share: Share
     tag: int
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

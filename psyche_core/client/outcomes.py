@@ -81,6 +81,7 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
     me.model_digest = event.digest
     me.masters_at = me.digest_at = event.step
     me.held |= dict(event.held)
+    me.journalled = event.journalled
     me.doubtful = False
     me.results.max_payload_bytes = event.max_payload_bytes
     if me.notes is None or me.state is None:

@@ -19,6 +19,10 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import RunState
 from psyche_core.wire.messages import ModelWanted
 
+_NOBODY_READY = 1 / 2
+_SOMEBODY_READY = 3 / 4
+"""Parts of warmup_time after which we say that we cannot get the model."""
+
 
 def check_masters(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
     """Find out whether our masters can be used or brought up to date; if not, say which masters we need."""
@@ -45,7 +49,11 @@ def check_masters(me: Standing, state: CoordinatorState, notes: EpochNotes) -> N
     if repair.asks(due, me.now):
         me.do(Broadcast(ModelWanted(notes.number, due), notes.tag(max(notes.newest, 0))))
     waited = me.now - repair.since
-    if waited > me.patience.offers and me.work is None and (not repair.untried(me.now) or _nobody_agrees(me, notes)):
+    if (
+        waited > agenda.offers_patience(state, me.patience)
+        and me.work is None
+        and (not repair.untried(me.now) or _nobody_agrees(me, notes))
+    ):
         _without_offers(me, state, notes, waited=waited)
 
 
@@ -71,13 +79,15 @@ def _without_offers(me: Standing, state: CoordinatorState, notes: EpochNotes, *,
 def _look_on_disk(me: Standing, state: CoordinatorState, notes: EpochNotes) -> bool:
     """Load the model the epoch starts with if it lies on our disk as the end of an earlier epoch; once an epoch.
 
-    Where the run has gone back since we loaded anything we have not yet looked at all.
+    Where the run has gone back since we loaded anything we have not yet looked at all; and a journal may hold results that were
+    not yet decided about when we last read it.
     """
     start = state.epoch.start_step - 1
     if notes.reloaded or me.work is not None or state.run_state is not RunState.Warmup or me.masters_at == start:
         return False
     known = any(end.step == start and end.digest == me.held.get(start) for end in state.ends)
-    if not known and me.loaded_generation == state.generation:
+    behind = me.journalled and (me.masters_at is None or me.masters_at < start)
+    if not (known or behind) and me.loaded_generation == state.generation:
         return False
 
     notes.reloaded = True
@@ -91,6 +101,9 @@ def _say_what_we_hold(me: Standing, state: CoordinatorState, notes: EpochNotes) 
     if notes.slot is None or notes.slot not in me.healthy:
         return
     if notes.lacking_said is not None and me.now - notes.lacking_said <= me.patience.answer:
+        return
+    # Whoever has the model may still be loading it, and would be left behind; while somebody says to have it, offers may come.
+    if me.now - notes.since < state.config.warmup_time * (_SOMEBODY_READY if state.epoch.ready else _NOBODY_READY):
         return
 
     start = state.epoch.start_step - 1

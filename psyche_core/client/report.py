@@ -172,6 +172,45 @@ class RewardPaid:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochSigned:
+    """A quorum of the members signed the full digest (hex) of the masters after `step`: the run can always go back to there."""
+
+    step: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """No member had the model after `from_step`: the run goes on after `to_step`, and trains the samples since again.
+
+    from_checkpoint: with the model of the stored checkpoint, otherwise with one that members hold.
+    """
+
+    from_step: int
+    to_step: int
+    from_checkpoint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLost:
+    """No member has the model after `step`, nor that of an earlier epoch's end: the run waits for its owner."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatementVoided:
+    """A witness claimed results of members that had no share;
+
+    its statement does not count. member: first hex digits of its key.
+    """
+
+    epoch: int
+    height: int
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something people should know; the run goes on. level: `warning` or `error`."""
 
@@ -204,6 +243,10 @@ Event = (
     | CheckpointStored
     | ModelSync
     | RewardPaid
+    | EpochSigned
+    | WentBack
+    | ModelLost
+    | StatementVoided
     | Problem
     | Ended
 )

@@ -16,7 +16,7 @@ from psyche_core.client.epoch import masters_due
 from psyche_core.client.settled_rounds import decided_otherwise, settled_rounds
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import ModelError
-from psyche_core.training.journal import Journal, Recovered, default_limit
+from psyche_core.training.journal import LEAST_LIMIT, Journal, Recovered, default_limit
 from psyche_core.training.journal_records import AppliedRound
 from psyche_core.training.journal_replay import replay
 from psyche_core.training.origin import held
@@ -60,12 +60,13 @@ class Restorer:
         step: the last one in the trainer's masters now; None for the model the run's checkpoint names. use_journal: False begins
         a new one. Raises ReplayFailed, ModelError, ConfigError.
         """
-        journal = self._open(trainer, state)
+        journal = self._open(state)
+        journal.set_limit(self.journal_size or default_limit(trainer.parameter_count * _FLOAT32))
         at = self._replayed(journal, trainer, state, step=step) if use_journal else None
         if at is not None:
             return at
 
-        base = state.epoch.start_step - 1 if step is None and state.from_checkpoint else step
+        base = state.stored.step if step is None and state.from_checkpoint else step  # there may be no epoch yet
         if base is not None:
             journal.begin(base, trainer.full_digest(), state.generation)
         return step
@@ -80,9 +81,14 @@ class Restorer:
             found |= {step: digest for step, digest in ends.items() if step in reach}
         return tuple(sorted(found.items()))
 
-    def _open(self, trainer: Trainer, state: CoordinatorState) -> Journal:
+    def begins_with_stored(self, state: CoordinatorState) -> bool:
+        """Whether our journal goes on from the run's stored model, so that this one is worth getting."""
+        recovered = self._open(state).read()
+        return recovered is not None and recovered.header.base_step == state.stored.step
+
+    def _open(self, state: CoordinatorState) -> Journal:
         if self.journal is None:
-            limit = self.journal_size or default_limit(trainer.parameter_count * _FLOAT32)
+            limit = self.journal_size or LEAST_LIMIT
             self.journal = Journal.open(self.folder, state.run_id, instance=state.instance, limit_bytes=limit, tell=self.tell)
         return self.journal
 

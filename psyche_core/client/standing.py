@@ -47,9 +47,10 @@ class Standing:
     it is answered by a state. source_missing: nothing here says how the model is built, so all of it comes from others. leaving:
     since when we are on our way out. masters_at: the step whose results are in our masters, None when that is unknown; doubtful:
     work on them failed, so that they may be anything. model_digest: the last full digest taken of them; digest_at: the step it
-    was taken at, None when that is unknown. loaded_generation: of the run when we last loaded a model. held: steps and full
-    digests of signed epoch ends that lie on our disk. work: what the trainer is doing. can_store: whether there is a store to put
-    the model into after an epoch; storage: the one on its way there. pace: what our trainings and the turns between rounds took.
+    was taken at, None when that is unknown. journalled: we keep a journal. loaded_generation: of the run when we last loaded a
+    model. held: steps and full digests of signed epoch ends that lie on our disk. work: what the trainer is doing. can_store:
+    whether there is a store to put the model into after an epoch; storage: the one on its way there. pace: what our trainings and
+    the turns between rounds took.
     """
 
     identity: NodeIdentity
@@ -75,6 +76,7 @@ class Standing:
     masters_at: int | None = None
     held: dict[int, bytes] = field(default_factory=dict)
     loaded_generation: int = 0
+    journalled: bool = False
     doubtful: bool = False
     work: Work | None = None
     can_store: bool = False

@@ -116,6 +116,7 @@ class Workshop:
         self._opening = anyio.Lock()
         self._run_id = ""
         self._sequence_length = 0
+        self._generation = 0
         self._payloads = PayloadShelf()
         self._checkpoints = Checkpointer(tell, explain=explain)
         self._reading = ReadAhead(explain=explain)
@@ -226,10 +227,11 @@ class Workshop:
         held = bench.held
         if step is None:  # what the run's store holds may be an earlier end
             held += tuple((end.step, digest) for end in work.state.ends if (end.step, end.digest) == (bench.stored_step, digest))
-        return ModelReady(digest, bench.trainer.max_payload_bytes, step, held)
+        return ModelReady(digest, bench.trainer.max_payload_bytes, step, held, journalled=bench.journal is not None)
 
     def _take_run(self, state: CoordinatorState) -> None:
         self._run_id, self._sequence_length = state.run_id, state.model.LLM.max_seq_len
+        self._generation = state.generation
 
     async def _offer(self, work: TakeSnapshot) -> SnapshotTaken | SnapshotFailed:
         """Offer the masters, and how the model is built; a model that cannot be described is offered to those who know it."""
@@ -282,6 +284,9 @@ class Workshop:
         try:
             self._exchange.check_usable()
             samples = await self._reading.samples(self.bench, work.share, sequence_length=self._sequence_length)
+            if work.generation != self._generation:  # results of a history that was left are never settled
+                await anyio.to_thread.run_sync(self.bench.trainer.forget)
+                self._generation = work.generation
             done = await anyio.to_thread.run_sync(self.bench.trainer.train, work.step, samples)
         except RanksLost:
             raise  # no later step can be trained either

@@ -143,6 +143,10 @@ class Journal:
         """The last applied step it was given, synced or not; the base's when there is none; None without a base."""
         return None if self._file is None else self._file.last_step
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Another limit, see `full`."""
+        self._limit = limit_bytes
+
     @property
     def size(self) -> int:
         """Bytes of the file, with what waits for `sync`."""

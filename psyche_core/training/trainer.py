@@ -112,6 +112,10 @@ class Trainer:
         rate = self.rate_of(step) if learning_rate is None else learning_rate
         self._optimizer.apply(step, payloads, learning_rate=rate, own_accepted=own_accepted)
 
+    def forget(self) -> None:
+        """Keep the masters and forget all other state of the optimizer, results that wait to be settled included."""
+        self._optimizer.load_parameters({name: master.clone() for name, master in self._optimizer.masters.items()})
+
     def evaluate(self, samples: Samples) -> float:
         """Loss at the master weights, in nats per predicted token. The next `train` loads its own weights again."""
         self._optimizer.load_masters()

@@ -10,9 +10,11 @@ from psyche_core.client.report import (
     CheckpointStored,
     Ended,
     EpochDigest,
+    EpochSigned,
     Event,
     MicroBatchFound,
     ModelLoaded,
+    ModelLost,
     ModelSync,
     NetworkTotals,
     PhaseChanged,
@@ -22,9 +24,11 @@ from psyche_core.client.report import (
     RewardPaid,
     Sink,
     Started,
+    StatementVoided,
     StepApplied,
     StepTrained,
     Validated,
+    WentBack,
     WitnessSent,
 )
 from psyche_core.sentences import printable
@@ -80,6 +84,26 @@ def _sentence(event: Event) -> str:
             return f"fetching the model after step {event.step}: {pieces}, {bytes_text(event.bytes_received)}"
         case RewardPaid():
             return f"{event.member} was paid {event.units:,} units for its work"
+        case EpochSigned():
+            return f"the members signed the model after step {event.step}: parameters {event.sha256[:16]}…"
+        case WentBack(from_checkpoint=True):
+            return (
+                f"WENT BACK: no member had the model after step {event.from_step}; the run begins again from the stored "
+                f"checkpoint, after step {event.to_step}, and trains what came since again"
+            )
+        case WentBack():
+            return (
+                f"WENT BACK: no member had the model after step {event.from_step}; the run goes on with the members' model after "
+                f"step {event.to_step}, and trains what came since again"
+            )
+        case ModelLost():
+            return (
+                f"THE MODEL IS LOST: no member has the one after step {event.step}, nor that of an earlier epoch's end; the run "
+                "is paused until a member comes back with its checkpoints and the owner resumes the run, or until the owner lets "
+                "it begin again from the stored checkpoint (psyche server run … --restart-from-checkpoint)"
+            )
+        case StatementVoided():
+            return f"epoch {event.epoch}, round {event.height}: the statement of {event.member} claims results that nobody owed"
         case Problem():
             return f"{event.level}: {event.message}"
         case Ended():

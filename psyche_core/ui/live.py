@@ -23,13 +23,17 @@ from psyche_core.client.report import (
     CheckpointStored,
     Ended,
     EpochDigest,
+    EpochSigned,
     Event,
+    ModelLost,
     ModelSync,
     Problem,
     ReplicasDiffer,
     RewardPaid,
     Started,
+    StatementVoided,
     Validated,
+    WentBack,
 )
 from psyche_core.sentences import printable
 from psyche_core.ui.console import describe
@@ -39,7 +43,18 @@ from psyche_core.ui.ledger_page import ClientPage
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
-_WORTH_A_LINE = (Started, EpochDigest, Validated, CheckpointSaved, CheckpointStored, RewardPaid, Problem, ReplicasDiffer, Ended)
+_COMPLAINTS = (Problem, ReplicasDiffer, WentBack, ModelLost, StatementVoided)
+_WORTH_A_LINE = (
+    Started,
+    EpochDigest,
+    EpochSigned,
+    Validated,
+    CheckpointSaved,
+    CheckpointStored,
+    RewardPaid,
+    *_COMPLAINTS,
+    Ended,
+)
 
 
 class Display(ABC):
@@ -91,7 +106,7 @@ class LiveDisplay(Display):
 
     def show(self, source: str, event: Event | None = None) -> None:
         """Redraw, a few times a second at most; complaints are printed above the panel, where they stay."""
-        if isinstance(event, Problem | ReplicasDiffer):
+        if isinstance(event, _COMPLAINTS):
             self._live.console.print(Text(f"{source}: {describe(event)}", style="yellow"))
         if self._due(PANEL_SECONDS):
             self._live.update(self._draw(), refresh=True)

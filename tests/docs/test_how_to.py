@@ -31,6 +31,7 @@ COMMANDS = [
 ]
 TABLES = [block for page in PAGES.values() for block in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)]
 NEEDS_A_SERVER = "psyche client train"
+HOSTS_A_RUN = "psyche server run"
 NEEDS_A_CLIENT = "python -m psyche_core.training.sidecar"
 
 
@@ -42,6 +43,11 @@ def test_there_is_something_to_check() -> None:
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(NEEDS_A_SERVER)])
 def test_each_command_that_needs_a_server_parses(command: str) -> None:
     assert parse(shlex.split(command)[1:])["run_id"] == "local-testnet"
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(HOSTS_A_RUN)])
+def test_each_command_that_hosts_a_run_parses(command: str) -> None:
+    assert parse(shlex.split(command)[1:])["restart_from_checkpoint"] is True
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith(NEEDS_A_CLIENT)])
@@ -57,7 +63,7 @@ def test_the_other_commands_run_one_after_the_other(tmp_path: Path, monkeypatch:
         (tmp_path / "books" / f"{number}.txt").write_text("To be, or not to be, that is the question.\n" * 400)
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
-        if not command.startswith((NEEDS_A_SERVER, NEEDS_A_CLIENT)):
+        if not command.startswith((NEEDS_A_SERVER, HOSTS_A_RUN, NEEDS_A_CLIENT)):
             program, *words = shlex.split(command)
             assert program == "psyche"
             done = CliRunner().invoke(cli, words)

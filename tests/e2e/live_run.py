@@ -30,7 +30,7 @@ THREE = ("client-1", "client-2", "client-3")
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 """Keys of a model's config.json that make it small."""
 
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 240.0
 POLL_SECONDS = 0.05
 
 _Found = TypeVar("_Found")
@@ -82,9 +82,9 @@ class LiveRun:
             name, (*train, "--torch-threads", 1, "--checkpoint-dir", self.folder / f"{name}-checkpoints", *options), inside=inside
         )
 
-    def start_again(self, name: str) -> None:
-        """Start a member that has ended with the very command it had."""
-        self._run(name, self._commands[name])
+    def start_again(self, name: str, *options: object) -> None:
+        """Start a member that has ended with the very command it had, and more options for this once."""
+        self._run(name, [*self._commands[name], *map(str, options)])
 
     def _start(self, name: str, arguments: Sequence[object], *, inside: Sequence[object] = ()) -> None:
         log = ("--logs", "none", "--events-file", self.folder / f"{name}.jsonl")

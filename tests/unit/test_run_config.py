@@ -343,8 +343,8 @@ def test_a_bad_type_in_one_table_does_not_hide_a_broken_rule_in_another() -> Non
     (("run_id = ", "runid = "), "runid: unknown key; did you mean run_id?"),
     (("[config]\n", "[config]\nzzz = 1\n"), ("config.zzz: unknown key; known: checkpointers, cooldown_time, epoch_time, "
      "global_batch_size_end, global_batch_size_start, global_batch_size_warmup_tokens, init_min_clients, max_round_train_time, "
-     "min_clients, round_witness_time, rounds_per_epoch, total_steps, verification_percent, waiting_for_members_extra_time, "
-     "warmup_time, witness_nodes")),
+     "min_clients, restart_from_checkpoint, round_witness_time, rounds_per_epoch, total_steps, verification_percent, "
+     "waiting_for_members_extra_time, warmup_time, witness_nodes")),
     (("lr_schedule.Cosine", "lr_schedule.cosin"), "model.LLM.lr_schedule.cosin: unknown variant; did you mean Cosine?"),
     (("checkpoint.Hub", "checkpoint.Hubb"), "model.LLM.checkpoint.Hubb: unknown variant; did you mean Hub?"),
 ])  # fmt: skip

@@ -76,7 +76,7 @@ async def play_a_round(scene: Scene, *, midway: Any = None) -> CoordinatorState:
     await scene.chain.advance(3)
     for slot, backend in enumerate(scene.backends):
         await until(backend, lambda update: update.state.run_state is not RunState.WaitingForMembers)
-        await said(backend, WarmupWitness(backend.identity, 0, slot, b"d" * 32), known_already="InvalidWitness")
+        await said(backend, WarmupWitness(backend.identity, 0, slot, b"m" * 32), known_already="InvalidWitness")
     if midway is not None:
         await midway()
     for slot, backend in enumerate(scene.backends):

@@ -114,8 +114,8 @@ class Store:
     def _advice(self, path: Path) -> str:
         if path != self._previous and self._previous.exists():
             return (
-                f"{self._previous} holds the state before it: rename it to {path.name} to go on from there (members may then "
-                "be a step ahead), or move both away to start the run anew"
+                f"{self._previous} holds the state before it: rename it to {path.name} to go on from there (members then begin "
+                "anew from their checkpoints and journals), or move both away to start the run anew"
             )
 
         return "Move it away to start the run anew"

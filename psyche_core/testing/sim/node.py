@@ -84,6 +84,7 @@ class Node:
         self.counts: Counter[str] = world.counts
         self.replica: Replica = world.new_replica()
         self._order = StepOrder(self.name)
+        self._generation = 0
         self.peers: set[int] = set()
         self.out: set[int] = set()
         self.told_peers: frozenset[bytes] = frozenset()
@@ -428,6 +429,8 @@ class Node:
 
     def _train(self, work: ev.Train, lineage: int) -> ev.Event:  # noqa: ARG002
         self._trained += 1
+        if work.generation != self._generation:
+            self._order, self._generation = StepOrder(self.name), work.generation
         self._order.trains(work.step)
         salt = b"%d/%d/%d" % (self.index, self.life, self._trained)
         payload_hash, content = self.replica.train(work.step, work.share, salt=salt)

@@ -10,6 +10,7 @@ from psyche_core.coordinator.commands import Event, Pause, Resume, WarmupWitness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.testing.backend import START_TIME, BackendArena, BackendConformance, small_state
 from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.messages import sign_join
 from psyche_core.wire.signing import SecretKey
 
 
@@ -19,6 +20,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def proof(coordinator: MemoryCoordinator, key: SecretKey) -> bytes:
+    """That the member with one key for everything holds it."""
+    return sign_join(key, coordinator.state.instance, key.public)
 
 
 class TestMemoryBackend(BackendConformance):
@@ -49,13 +55,13 @@ class TestMemoryBackend(BackendConformance):
             numbers = iter(range(1000))
             coordinator = MemoryCoordinator(small_state(), clock=clock, seeds=lambda numbers=numbers: next(numbers))  # type: ignore[misc]  # default binds early
             for key in keys:
-                coordinator.join(NodeIdentity(key.public, key.public), b"")
+                coordinator.join(NodeIdentity(key.public, key.public), b"", proof=proof(coordinator, key))
             for _ in range(30):
                 clock.now += 10
                 coordinator.tick()
                 if coordinator.state.run_state is RunState.Warmup:
                     for slot, client in enumerate(coordinator.state.epoch.clients):
-                        coordinator.submit(WarmupWitness(client.id, coordinator.state.progress.epoch, slot, bytes(32)))
+                        coordinator.submit(WarmupWitness(client.id, coordinator.state.progress.epoch, slot, b"\1" * 32))
             states.append(coordinator.state)
         assert states[0] == states[1]
         assert states[0].current_round is not None
@@ -63,8 +69,9 @@ class TestMemoryBackend(BackendConformance):
     async def test_run_ticks_until_cancelled(self) -> None:
         clock = Clock()
         coordinator = MemoryCoordinator(small_state(clients=1), clock=clock)
-        coordinator.join(NodeIdentity(bytes(32), bytes(32)), b"")
-        backend = coordinator.backend(SecretKey(bytes(32)))
+        key = SecretKey(bytes(32))
+        coordinator.join(NodeIdentity(key.public, key.public), b"", proof=proof(coordinator, key))
+        backend = coordinator.backend(key)
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: coordinator.run(tick_seconds=0.001))
             clock.now += 3

@@ -59,6 +59,9 @@ class ChainTrainer:
         prefix = b"bad!" if step in self.bad else b"good"
         return Done(4.0, samples.count * samples.sequence_length, 0.01, prefix + f"{self.name} {step}".encode())
 
+    def forget(self) -> None:
+        """Nothing waits to be settled."""
+
     def rate_of(self, step: int) -> float:
         return 0.1
 

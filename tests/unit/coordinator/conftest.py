@@ -14,6 +14,7 @@ from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import (
     Command,
+    EpochDigest,
     EpochEnded,
     Equivocation,
     Event,
@@ -24,13 +25,14 @@ from psyche_core.coordinator.commands import (
     SignedResult,
     Tick,
     WarmupWitness,
+    WentBack,
     Withdraw,
     Witness,
 )
 from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.rewards import signers_without_account
 from psyche_core.coordinator.shuffle import Lcg
-from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, CoordinatorState
+from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, NO_DIGEST, CoordinatorState, EpochEnd
 from psyche_core.coordinator.witness import BroadcastBloom, merkle_root
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import CoordinatorConfig, ModelConfig
@@ -112,6 +114,7 @@ class Play:
         self.events: list[Event] = []
         self.applied: list[BatchId] = []
         self.paid: dict[bytes, tuple[int, int]] = {}
+        self.applied_by: dict[EpochEnd, list[BatchId]] = {end_without_digest(state.stored): []}
         self._seeds = Lcg(2026)
 
     def do(self, command: Command, *, after: int = 0) -> list[Event]:
@@ -133,9 +136,22 @@ class Play:
                     self.applied.remove(batch)
             if isinstance(event, RewardsShared):
                 self.note_paid(before, event)
+            if isinstance(event, WentBack):
+                held = next((end for end in before.ends if end.step == event.to_step), None)
+                target = before.stored if event.from_checkpoint else held
+                assert target is not None
+                self.applied = list(self.applied_by[end_without_digest(target)])
+        self.note_ends(before)
         self.events += events
         check(self, before)
         return list(events)
+
+    def note_ends(self, before: CoordinatorState) -> None:
+        """Remember what was applied by the places in the history to which the run can go back."""
+        known = {end_without_digest(end) for end in (before.stored, *before.ends)}
+        for end in (self.state.stored, *self.state.ends):
+            if end_without_digest(end) not in known:
+                self.applied_by[end_without_digest(end)] = list(self.applied)
 
     def note_paid(self, before: CoordinatorState, event: RewardsShared) -> None:
         """Keep our own books of what was paid."""
@@ -182,9 +198,32 @@ class Play:
         assert self.phase == "RoundTrain"
         return self
 
-    def ready(self, slot: int) -> WarmupWitness:
+    def ready(self, slot: int, *, digest: bytes | None = None) -> WarmupWitness:
+        """Slot `slot` has loaded a model, by default the one that a quorum signed where one did."""
         sender = self.state.epoch.clients[slot].id
-        return WarmupWitness(sender=sender, epoch=self.state.progress.epoch, index=slot, model_digest=b"\1" * 32)
+        start = self.state.epoch.start_step - 1
+        signed = next((end.digest for end in self.state.ends if end.step == start), b"\1" * 32)
+        digest = signed if digest is None else digest
+        return WarmupWitness(sender=sender, epoch=self.state.progress.epoch, index=slot, model_digest=digest)
+
+    def lacking(self, slot: int, *, held: bytes = NO_DIGEST) -> WarmupWitness:
+        """Slot `slot` cannot get the model, and holds another one or none."""
+        return self.ready(slot, digest=held)
+
+    def end_digest(self, slot: int, digest: bytes) -> EpochDigest:
+        """Slot `slot` says how the epoch that ended, or ends now, left its masters."""
+        epoch = self.state.progress.epoch - (0 if self.phase == "Cooldown" else 1)
+        return EpochDigest(self.state.epoch.clients[slot].id, epoch=epoch, index=slot, digest=digest)
+
+    def sign_end(self, digest: bytes) -> list[Event]:
+        """Every healthy slot says so."""
+        return [event for slot in self.state.healthy_slots for event in self.do(self.end_digest(slot, digest))]
+
+    def play_signed_epoch(self, digest: bytes) -> None:
+        """From round 0 to WaitingForMembers, the end signed by everybody."""
+        self.play_epoch()
+        self.sign_end(digest)
+        self.cool_down()
 
     @property
     def phase(self) -> str:
@@ -295,6 +334,11 @@ def samples(batches: Iterable[BatchId]) -> list[int]:
     return [sample for batch in batches for sample in range(batch.first, batch.last + 1)]
 
 
+def end_without_digest(end: EpochEnd) -> EpochEnd:
+    """The place in the history, whoever signed it."""
+    return replace(end, digest=NO_DIGEST)
+
+
 def check(play: Play, before: CoordinatorState) -> None:
     """What must hold after every accepted command."""
     state = play.state
@@ -319,6 +363,7 @@ def check(play: Play, before: CoordinatorState) -> None:
     if state.epoch.start_time == before.epoch.start_time and before.epoch.clients:
         check_same_epoch(state, before)
     check_members(state)
+    check_history(state)
     check_progress(play, before)
     assert {account.signer: (account.earned, account.slashed) for account in state.accounts} == play.paid
 
@@ -361,12 +406,33 @@ def check_members(state: CoordinatorState) -> None:
     assert list(ready) == sorted(set(ready))
 
 
+def check_history(state: CoordinatorState) -> None:
+    """Bounds of what is remembered, and that it belongs to the history that is gone on with."""
+    assert all(client.missed <= 255 for client in state.epoch.clients)
+    steps = [end.step for end in state.ends]
+    assert steps == sorted(set(steps))
+    assert len(steps) <= 4
+    assert all(step < state.progress.step for step in (*steps, state.stored.step))
+    assert all(end.digest != NO_DIGEST and len(end.queue) <= 64 for end in state.ends)
+    late = [entry.signer for entry in state.unready]
+    assert len(late) == len(set(late)) <= 256
+    assert not set(state.epoch.ready) & set(state.epoch.lacking) or state.run_state is not RunState.Warmup
+    assert not state.model_lost or state.run_state is RunState.Paused
+
+
 def check_progress(play: Play, before: CoordinatorState) -> None:
     """Steps, epochs and samples only go forward, an epoch at its end only, a step at a trained round's end only."""
     state = play.state
-    assert before.progress.step <= state.progress.step <= before.progress.step + 1
+    if state.generation == before.generation:
+        assert before.progress.step <= state.progress.step <= before.progress.step + 1
+        assert state.progress.data_index >= before.progress.data_index
+    else:
+        assert state.generation == before.generation + 1
+        assert state.run_state in (RunState.WaitingForMembers, RunState.Finished)
+        assert (state.epoch.rounds, state.epoch.unplayed, state.model_lost) == ((), True, False)
+        assert state.progress.step <= before.progress.step
+        assert state.progress.data_index <= before.progress.data_index
     assert state.progress.step <= state.config.total_steps + 1
-    assert state.progress.data_index >= before.progress.data_index
     ended = state.progress.epoch - before.progress.epoch
     assert ended in (0, 1)
     last = play.events[-3:] if ended else []

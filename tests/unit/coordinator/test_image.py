@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from functools import cache
 from typing import Any
 
@@ -40,7 +40,19 @@ from psyche_core.run_config_rules import MAX_TABLES_BYTES
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
 from psyche_core.wire import codec
 
-SMALL = {"clients": 3, "rounds": 4, "batches": 2, "statements": 2, "pending": 2, "requeue": 2, "accounts": 2, "checkpointers": 2}
+SMALL = {
+    "clients": 3,
+    "rounds": 4,
+    "batches": 2,
+    "statements": 2,
+    "pending": 2,
+    "requeue": 2,
+    "accounts": 2,
+    "checkpointers": 2,
+    "ends": 2,
+    "queue": 2,
+    "unready": 2,
+}
 FULL = {
     "clients": 256,
     "rounds": 4,
@@ -50,6 +62,9 @@ FULL = {
     "requeue": 512,
     "accounts": 512,
     "checkpointers": 16,
+    "ends": 4,
+    "queue": 64,
+    "unready": 256,
 }
 
 
@@ -102,6 +117,9 @@ def synthetic(
     requeue: int,
     accounts: int,
     checkpointers: int,
+    ends: int,
+    queue: int,
+    unready: int,
 ) -> CoordinatorState:
     """A state in which no two neighbouring fields are equal, with so many slots in use in every list."""
 
@@ -126,12 +144,11 @@ def synthetic(
             batches=intervals(batches, 2**50 + height),
             statements=tuple(statement(height, slot) for slot in reversed(range(statements))),
             drain=height % 2 == 1,
+            voided=tuple(range(height % 2, clients, 2)),
         )
 
-    def end(place: int) -> EpochEnd:
-        return EpochEnd(
-            2**43 + place, 2**44 + place, key("end", place), intervals(min(requeue, MAX_END_INTERVALS), 77), lost=5 + place
-        )
+    def end(step: int) -> EpochEnd:
+        return EpochEnd(step, data_index=2**56 + step, digest=key("end", step), queue=intervals(queue, step), lost=2**57 + step)
 
     members = [
         Client(
@@ -155,8 +172,9 @@ def synthetic(
         ready=tuple(range(0, clients, 2)),
         ceded=tuple(range(1, clients, 3)),
         lacking=tuple(range(0, clients, 3)),
-        held_step=2**45,
+        held_step=2**43,
         ready_since=1_700_000_004,
+        unplayed=clients == 256,
         seed=2**63 + 1,
         rates=EpochRates(earning_total_shared=2**64 - 5, slashing_per_client=3),
     )
@@ -165,9 +183,9 @@ def synthetic(
     numbers = {name: 2**bits - 2 - place for place, (name, bits) in enumerate(CONFIG_BITS.items())}
     return CoordinatorState(
         run_id="é" * 16 if clients == 256 else "a-run",
-        instance=key("instance"),
-        config=CoordinatorConfig.model_validate({**numbers, "checkpointers": listed}),
+        config=CoordinatorConfig.model_validate({**numbers, "restart_from_checkpoint": True, "checkpointers": listed}),
         model=model(filling=filling),
+        instance=key("instance"),
         run_state=RunState.RoundWitness,
         progress=Progress(epoch=2**32 - 2, step=2**42, data_index=2**51),
         epoch=epoch,
@@ -175,14 +193,14 @@ def synthetic(
         pending=tuple(identity("pending", place) for place in range(pending)),
         minimum_since=1_700_000_003,
         pending_pause=True,
-        from_checkpoint=False,
-        model_lost=True,
-        generation=2**32 - 4,
-        stored=end(9),
-        ends=tuple(end(place) for place in range(min(accounts, MAX_ENDS))),
-        unready=tuple(Unready(key("unready", place), 255 - place % 9) for place in range(min(accounts, MAX_UNREADY))),
         requeue=intervals(requeue, 11),
         lost_samples=2**52,
+        from_checkpoint=clients == 256,
+        model_lost=True,
+        generation=2**32 - 6,
+        stored=end(2**44),
+        ends=tuple(end(2**45 + place) for place in range(ends)),
+        unready=tuple(Unready(key("unready", place), 2**32 - 1 - place) for place in range(unready)),
         future_rates=EpochRates(earning_total_shared=5, slashing_per_client=2**64 - 7),
         accounts=tuple(
             Account(signer, earned=2**53 + place, slashed=2**54 + place)
@@ -208,6 +226,22 @@ def test_a_state_of_full_capacity_fits() -> None:
     assert len(tables(state.model)) == MAX_TABLES_BYTES
     assert (FULL["clients"], FULL["batches"], FULL["statements"]) == (MAX_CLIENTS, MAX_INTERVALS + 1, MAX_WITNESSES)
     assert (FULL["rounds"], FULL["requeue"], FULL["accounts"]) == (STORED_ROUNDS, MAX_INTERVALS, MAX_ACCOUNTS)
+    assert (FULL["ends"], FULL["queue"], FULL["unready"]) == (MAX_ENDS, MAX_END_INTERVALS, MAX_UNREADY)
+
+
+@pytest.mark.parametrize("sizes", [SMALL, FULL], ids=["small", "full"])
+def test_no_field_of_the_states_built_by_hand_has_its_default(sizes: dict[str, int]) -> None:
+    """So that a field that an implementation forgets is noticed."""
+    state = synthetic(**sizes)
+    end, client = state.ends[0], state.epoch.clients[1]
+    same = {
+        f"{type(value).__name__}.{field.name}"
+        for value in (state, state.epoch, state.epoch.rounds[1], client, end, state.stored, state.unready[0], state.progress)
+        for field in fields(value)
+        if getattr(value, field.name) == field.default
+        or (field.default_factory is not MISSING and getattr(value, field.name) == field.default_factory())
+    }
+    assert same == ({"Epoch.unplayed"} if sizes == SMALL else {"CoordinatorState.from_checkpoint"})
 
 
 def test_states_reached_by_random_commands_round_trip(play: Any, members: Any, joins: Any) -> None:
@@ -339,6 +373,7 @@ models = st.fixed_dictionaries(
 configs = st.fixed_dictionaries(
     {
         **{name: numbers(bits) for name, bits in CONFIG_BITS.items()},
+        "restart_from_checkpoint": st.booleans(),
         "checkpointers": st.lists(keys.map(bytes.hex), max_size=16),
     }
 ).map(CoordinatorConfig.model_validate)
@@ -355,6 +390,8 @@ def epochs(draw: st.DrawFn) -> Epoch:
                 exited_height=numbers(32),
                 accepted_rounds=numbers(32),
                 rejoins=numbers(8),
+                missed=numbers(8),
+                end_digest=keys,
             ),
             max_size=5,
             unique_by=lambda client: client.id.signer,
@@ -387,6 +424,7 @@ def epochs(draw: st.DrawFn) -> Epoch:
                 batches=draw(batches_of()),
                 statements=tuple(statements),
                 drain=draw(st.booleans()),
+                voided=draw(subsets(len(clients))),
             )
         )
     return Epoch(
@@ -398,13 +436,29 @@ def epochs(draw: st.DrawFn) -> Epoch:
         cold_start=draw(st.booleans()),
         ready=draw(subsets(len(clients))),
         ceded=draw(subsets(len(clients))),
+        lacking=draw(subsets(len(clients))),
+        held_step=draw(numbers(64)),
+        ready_since=draw(st.none() | numbers(64)),
+        unplayed=draw(st.booleans()),
         seed=draw(numbers(64)),
         rates=draw(rates),
     )
 
 
+ends = st.builds(EpochEnd, step=numbers(64), data_index=numbers(64), digest=keys, queue=batches_of(), lost=numbers(64))
 states = st.builds(
     CoordinatorState,
+    instance=keys,
+    from_checkpoint=st.booleans(),
+    model_lost=st.booleans(),
+    generation=numbers(32),
+    stored=ends,
+    ends=st.lists(ends, max_size=MAX_ENDS, unique_by=lambda end: end.step).map(
+        lambda found: tuple(sorted(found, key=lambda end: end.step))
+    ),
+    unready=st.lists(st.builds(Unready, signer=keys, times=numbers(32)), max_size=4, unique_by=lambda entry: entry.signer).map(
+        tuple
+    ),
     run_id=texts(32, at_least=1),
     config=configs,
     model=models,
@@ -440,7 +494,7 @@ def test_the_image_of_a_state_built_by_hand_never_changes() -> None:
     """A failure means that the layout changed: raise VERSION and write a migration, then put the new values here."""
     image = encode(synthetic(**SMALL))
     assert len(image) == 182_664
-    assert hashlib.sha256(image).hexdigest() == "d9664212d7686378ccf842d587d2df051197fa024a471e344e3b0047755e2b43"
+    assert hashlib.sha256(image).hexdigest() == "349f34d1205be856f313329fc6a80f6004b8fe18eedf4c406eb99d5cc310a3d2"
 
 
 # ---------------------------------------------------------------- hostile bytes
@@ -529,6 +583,8 @@ def slots_of(state: Any, path: str = "") -> dict[str, Any]:
     ):
         items = state.epoch.clients if name == "epoch.clients" else getattr(state, name)
         found |= {f"{name}[{slot}]": slot_records(IMAGE)[record] for slot in range(len(items))}
+    for at, end in (("stored", state.stored), *((f"ends[{place}]", end) for place, end in enumerate(state.ends))):
+        found |= {f"{at}.queue[{slot}]": slot_records(IMAGE)["BatchId"] for slot in range(len(end.queue))}
     for place, stored in enumerate(state.epoch.rounds):
         at = f"epoch.rounds[{place}]"
         found[at] = slot_records(IMAGE)["Round"]
@@ -550,7 +606,7 @@ def test_every_padding_byte_must_be_zero() -> None:
                 with pytest.raises(WireError, match=rf" at byte {at}: expected zero in padding, got 0x80"):
                     decode(patched(image, at, b"\x80"))
                 tried += 1
-    assert tried == 72 + 3 * 1 + 4 * (3 + 4 + 4) + 8 * 2 + 2 * 4
+    assert tried == 72 + 2 * 4 + 3 * 1 + 4 * (3 + 4 + 4) + 8 * 2
 
 
 @pytest.mark.parametrize(
@@ -563,6 +619,10 @@ def test_every_padding_byte_must_be_zero() -> None:
         "pending",
         "requeue",
         "accounts",
+        "ends",
+        "ends[1].queue",
+        "stored.queue",
+        "unready",
     ],
 )
 def test_unused_slots_must_be_zero(field: str) -> None:
@@ -626,12 +686,18 @@ SIGNER = identity(0).signer
         ("requeue[1].first", bytes(8), "requeue[1] at byte"),
         ("accounts[1].signer", bytes(32), "expected signers in ascending order"),
         ("accounts[0].signer", b"\xff" * 32, "accounts[1] at byte"),
-        ("epoch.lacking", b"\x08", "expected slots of the epoch, which has 3, got 3"),
+        ("from_checkpoint", b"\2", "from_checkpoint at byte"),
         ("model_lost", b"\2", "model_lost at byte"),
+        ("config.restart_from_checkpoint", b"\2", "config.restart_from_checkpoint at byte"),
+        ("epoch.lacking", b"\x08", "expected slots of the epoch, which has 3, got 3"),
+        ("epoch.ready_since.present", b"\0", "epoch.ready_since.value at byte"),
         ("stored.queue.count", b"\x41", "expected at most 64, got 65"),
-        ("ends[0].step", b"\xff" * 8, "expected ends in ascending order of their steps"),
+        ("stored.queue[1].first", bytes(8), "stored.queue[1] at byte"),
+        ("ends.count", b"\5", "expected at most 4, got 5"),
         ("ends[0].queue[1].first", bytes(8), "ends[0].queue[1] at byte"),
-        ("unready[1].signer", key("unready", 0), "expected each signer once"),
+        ("ends[1].step", bytes(8), "expected ends in ascending order of their steps"),
+        ("unready.count", b"\1\1", "expected at most 256, got 257"),
+        ("unready[1].signer", key("unready", 0), "unready at byte"),
     ],
 )
 def test_refusals_are_sentences_that_name_field_and_byte(field: str, value: bytes, sentence: str) -> None:
@@ -703,6 +769,16 @@ STATEMENT = synthetic(**SMALL).epoch.rounds[0].statements[0]
         ("epoch.rounds[0].statements", (STATEMENT,) * 2, "epoch.rounds[0].statements[1].index: expected one statement"),
         ("epoch.rounds[0].statements[1].merkle_root", b"x", "merkle_root: expected 32 bytes"),
         ("epoch.rounds[1].drain", 1, "epoch.rounds[1].drain: expected one of 0 False, 1 True, got 1"),
+        ("instance", b"x", "instance: expected 32 bytes"),
+        ("generation", 2**32, "generation: expected a whole number"),
+        ("epoch.clients[1].missed", 256, "epoch.clients[1].missed: expected a whole number from 0 to 255, got 256"),
+        ("epoch.clients[1].end_digest", b"", "epoch.clients[1].end_digest: expected 32 bytes"),
+        ("epoch.lacking", (1, 3), "epoch.lacking: expected slots of the epoch, which has 3, got 3"),
+        ("stored.queue", intervals(65, 0), "stored.queue: expected at most 64, got 65"),
+        ("ends", tuple(EpochEnd(step) for step in range(5)), "ends: expected at most 4, got 5"),
+        ("ends", (EpochEnd(1), EpochEnd(1)), "ends[1]: expected ends in ascending order of their steps"),
+        ("unready", tuple(Unready(key(place), 1) for place in range(257)), "unready: expected at most 256, got 257"),
+        ("unready", (Unready(key(1), 1), Unready(key(1), 2)), "unready: expected each signer once"),
         ("model", model(filling=2048), "model.tables: expected at most 2048 bytes of CBOR for architecture, data and optimizer"),
     ],
 )

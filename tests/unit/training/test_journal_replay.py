@@ -28,7 +28,7 @@ from psyche_core.training.trainer import Trainer
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.settings import DistroSettings
 from tests.unit.training.journal_cases import INSTANCE, result
-from tests.unit.training.test_trainer import LLAMA, samples
+from tests.unit.training.trainer_cases import LLAMA, samples
 
 BASE, LAST = 8, 30
 

@@ -20,19 +20,7 @@ from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.testing.model import gradients_of, weights_of
 from psyche_core.training.trainer import Trainer
-
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+from tests.unit.training.trainer_cases import LLAMA, samples
 
 
 @pytest.fixture(autouse=True)
@@ -60,14 +48,6 @@ def build(source: Path, *, learning_rate: float = 0.003, micro_batch_size: int =
     optimizer = AdamW(AdamWSettings(weight_decay=0.0), model)
     trainer = Trainer(model=model, optimizer=optimizer, learning_rate=lambda _: learning_rate, micro_batch_size=micro_batch_size)
     return model, optimizer, trainer
-
-
-def samples(seed: int, *, count: int = 4, sequence_length: int = 16) -> Samples:
-    """Tokens that count up by a step of their own per sequence: learnable."""
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randint(61, (count, 1), generator=generator)
-    ids = (start + torch.arange(sequence_length)) % 61  # (B, T)
-    return Samples(b"".join(int(token).to_bytes(2, "little") for token in ids.flatten()), count, sequence_length, 2)
 
 
 class Ledger(Optimizer):

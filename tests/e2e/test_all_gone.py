@@ -1,0 +1,221 @@
+"""Everybody dies, or the coordinator forgets: real processes lose nothing a quorum accepted while one disk survives (F18)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from live_run import RUN_ID, THREE, TINY, LiveRun
+from psyche_backend_tcp.store import Store, state_file
+from psyche_core.client.report import (
+    Ended,
+    EpochDigest,
+    ModelLoaded,
+    ModelLost,
+    Resynced,
+    StepApplied,
+    StepTrained,
+    WentBack,
+)
+from psyche_core.coordinator.state import CoordinatorState
+
+pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(600)]
+
+TOTAL = 16
+PACE = {
+    "init_min_clients": 3,
+    "min_clients": 2,
+    "rounds_per_epoch": 10,
+    "total_steps": TOTAL,
+    "warmup_steps": 2,
+    "global_batch_size_start": 6,
+    "global_batch_size_end": 6,
+    "warmup_time": 20,
+    "max_round_train_time": 5,
+    "cooldown_time": 2,
+}
+
+StartRun = Callable[..., LiveRun]
+
+
+@pytest.fixture
+def live_run(local_testnet: Callable[..., Path], free_port: Callable[[], int]) -> Iterator[StartRun]:
+    """A function that makes a small run whose server keeps its state, and starts the server; all is killed at the end."""
+    runs: list[LiveRun] = []
+
+    def make(*, clients: Sequence[object] = (), **changes: object) -> LiveRun:
+        config = local_testnet(**PACE | changes)
+        model = config / "model" / "config.json"
+        model.write_text(json.dumps(json.loads(model.read_text()) | TINY))
+        run = LiveRun(config, port=free_port())
+        runs.append(run)
+        run.start_server("--save-state-dir", run.folder / "saved", "--reconnect-seconds", 1)
+        for name in THREE:
+            run.start_client(name, *clients)
+        return run
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+def saved_state(run: LiveRun) -> CoordinatorState:
+    """The coordinator's state as it lies on the disk."""
+    saved = Store(run.folder / "saved", RUN_ID).load()
+    assert saved is not None
+    return saved.update.state
+
+
+def wait_until_applied(run: LiveRun, step: int) -> None:
+    """Wait until all three have applied a step."""
+    run.wait(lambda: all(any(told.step >= step for told in run.told(name, StepApplied)) for name in THREE))
+
+
+def newest_applied(run: LiveRun) -> int:
+    """The newest step that any client has applied so far."""
+    return max(told.step for name in THREE for told in run.told(name, StepApplied))
+
+
+def all_gone(run: LiveRun, how: int) -> None:
+    """End all clients by a signal and wait until they are gone."""
+    if how == signal.SIGKILL:
+        run.kill(*THREE)
+        return
+
+    for name in THREE:
+        run.signal(name, how)
+    for name in THREE:
+        assert run.processes[name].wait(timeout=60) == 0, run.log(name)
+
+
+def assert_nothing_was_lost(run: LiveRun, *, after: float, last: int, steps: int = TOTAL) -> None:
+    """The run went on after step `last` and to its end; each step was accepted in one epoch only; all hold the same model."""
+    first = min(told.step for name in THREE for told in run.told(name, StepTrained, after=after))
+    assert first > last, f"step {last} was applied, then step {first} was trained"
+    assert not run.told("server", WentBack)
+    epochs: dict[int, set[int]] = {}
+    for told in chain.from_iterable(run.told(name, StepApplied) for name in THREE):
+        if told.accepted:
+            epochs.setdefault(told.step, set()).add(told.epoch)
+    replayed = max(told.step or 0 for name in THREE for told in run.told(name, ModelLoaded, after=after))
+    assert {*epochs, *range(last + 1, replayed + 1)} == set(range(1, steps + 1)), "what the state had settled was on the disks"
+    assert {step: where for step, where in epochs.items() if len(where) > 1} == {}, "steps that were trained twice"
+    state = saved_state(run)
+    assert state.lost_samples == 0
+    batch = int(PACE["global_batch_size_start"])
+    queued = sum(interval.last - interval.first + 1 for interval in state.requeue)
+    used = state.progress.data_index - queued
+    assert batch * len(epochs) <= used <= batch * steps, (
+        "no sample was trained twice: a step that nothing was accepted of has none"
+    )
+    assert_identical(run, steps=steps)
+
+
+def assert_identical(run: LiveRun, *, steps: int = TOTAL) -> None:
+    """Everybody ended well, with one and the same final model, and the loss went on falling."""
+    assert [run.told(name, Ended)[-1].success for name in ("server", *THREE)] == [True] * 4
+    final = {name: run.told(name, EpochDigest)[-1] for name in THREE}
+    assert {end.step for end in final.values()} == {steps}
+    assert len({end.sha256 for end in final.values()}) == 1, final
+    losses: dict[int, float] = {told.step: told.loss for name in THREE for told in run.told(name, StepTrained)}
+    assert losses[steps] < losses[1] - 0.3, losses
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+@pytest.mark.parametrize("step", [4, 13], ids=["first-epoch", "later-epoch"])
+def test_who_comes_back_with_a_disk_goes_on_after_the_last_accepted_step(live_run: StartRun, how: int, step: int) -> None:
+    run = live_run()
+    wait_until_applied(run, step)
+    gone = time.time()
+    all_gone(run, how)
+    last = newest_applied(run)
+    for name in THREE:
+        run.start_again(name)
+    run.wait_for_end()
+    for name in THREE:
+        loaded = run.told(name, ModelLoaded, after=gone)[0]
+        assert loaded.step is not None, "no weights of the beginning"
+    assert max(run.told(name, ModelLoaded, after=gone)[0].step or 0 for name in THREE) >= last
+    assert_nothing_was_lost(run, after=gone, last=last)
+
+
+def test_one_surviving_disk_brings_everybody_back(live_run: StartRun) -> None:
+    run = live_run()
+    wait_until_applied(run, 13)
+    gone = time.time()
+    all_gone(run, signal.SIGKILL)
+    last = newest_applied(run)
+    for name in THREE[1:]:
+        shutil.rmtree(run.folder / f"{name}-checkpoints")
+    for name in THREE:
+        run.start_again(name)
+    run.wait_for_end()
+    for name in THREE[1:]:
+        assert run.told(name, Resynced, after=gone), "from the one that has it"
+    assert_nothing_was_lost(run, after=gone, last=last)
+
+
+def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_the_stored_checkpoint(
+    live_run: StartRun,
+) -> None:
+    run = live_run(warmup_time=12)
+    wait_until_applied(run, 13)
+    all_gone(run, signal.SIGKILL)
+    for name in THREE:
+        shutil.rmtree(run.folder / f"{name}-checkpoints")
+        run.start_again(name)
+    lost = run.wait(lambda: run.told("server", ModelLost))[-1]
+    assert lost.step >= 10
+    state = run.wait(lambda: (state := saved_state(run)).model_lost and state)
+    assert state.run_state.name == "Paused"
+
+    run.kill("server")
+    restarted = time.time()
+    run.start_again("server", "--restart-from-checkpoint")
+    back = run.wait(lambda: run.told("server", WentBack, after=restarted))[-1]
+    assert (back.from_step, back.to_step, back.from_checkpoint) == (lost.step, 0, True)
+    run.wait_for_end()
+    first = min(told.step for name in THREE for told in run.told(name, StepTrained, after=restarted))
+    assert first == 1
+    assert_identical(run)
+
+
+@pytest.mark.parametrize("which", ["previous", "rounds-ago", "epoch-ago"])
+def test_members_go_on_with_a_coordinator_that_comes_back_with_an_older_state(live_run: StartRun, which: str) -> None:
+    run = live_run()
+    path = state_file(run.folder / "saved", RUN_ID)
+    copy = run.folder / "older.state"
+    if which == "previous":
+        wait_until_applied(run, 5)
+    else:
+        wait_until_applied(run, 3 if which == "rounds-ago" else 8)
+        run.wait(lambda: _copied(path, copy))
+        wait_until_applied(run, 6 if which == "rounds-ago" else 13)
+    run.processes["server"].terminate()
+    run.processes["server"].wait(timeout=30)
+    path.unlink()
+    shutil.copyfile(path.with_name(path.name + ".previous") if which == "previous" else copy, path)
+    older = saved_state(run)
+    restarted = time.time()
+    run.start_again("server")
+    run.wait(lambda: any(run.told(name, StepTrained, after=restarted) for name in THREE))
+    first = min(told.step for name in THREE for told in run.told(name, StepTrained, after=restarted))
+    assert first >= older.progress.step - 1
+    run.wait_for_end()
+    assert_identical(run)
+
+
+def _copied(path: Path, to: Path) -> bool:
+    """Copy a file that is replaced now and then."""
+    try:
+        shutil.copyfile(path, to)
+    except FileNotFoundError:
+        return False
+    return True

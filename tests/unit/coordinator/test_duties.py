@@ -1,0 +1,254 @@
+"""Witnesses that do not state (F16): counted, not paid, then not waited for, then dropped; forgiven by statements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from psyche_core.coordinator.commands import ClientsExited, Event, RoundSettled, RoundStarted, StatementVoided
+from psyche_core.types import ClientState, bitmap
+
+STRANGERS = bitmap([77])
+
+
+def missed(run: Any, slot: int = 3) -> int:
+    return int(run.state.epoch.clients[slot].missed)
+
+
+def set_missed(run: Any, score: int, slot: int = 3) -> None:
+    clients = list(run.state.epoch.clients)
+    clients[slot] = replace(clients[slot], missed=score)
+    run.state = replace(run.state, epoch=replace(run.state.epoch, clients=tuple(clients)))
+
+
+def others_state(run: Any, *silent: int) -> list[Event]:
+    """Every elected witness of the round but these states."""
+    height, events = run.round.height, []
+    for slot in run.elected:
+        if slot not in silent and run.phase in ("RoundTrain", "RoundWitness") and run.round.height == height:
+            events += run.do(run.statement(slot), after=1)
+    return events
+
+
+def round_without(run: Any, *silent: int) -> list[Event]:
+    """A whole round in which these do not state, with the witness phase's time passing where the round waits for them."""
+    height = run.round.height
+    events = others_state(run, *silent)
+    if run.phase == "RoundWitness" and run.round.height == height:
+        events += run.tick(after=run.state.config.round_witness_time)
+    assert run.phase == "Cooldown" or run.round.height == height + 1
+    return events
+
+
+def test_a_witness_is_waited_for_until_it_has_missed_two_duties(play: Any) -> None:
+    run = play(4)
+    for score in (32, 64):
+        others_state(run, 3)
+        assert (run.phase, missed(run)) == ("RoundWitness", score - 32)
+        assert run.tick(after=9) == []
+        run.tick(after=1)
+        assert (run.phase, missed(run)) == ("RoundTrain", score)
+    height = run.round.height
+    others_state(run, 3)
+    assert (run.round.height, missed(run)) == (height + 1, 66)
+
+
+def test_nobody_waits_for_a_slow_witness_and_it_pays_little_for_it(play: Any) -> None:
+    run = play(4)
+    set_missed(run, 64)
+    for score in range(66, 90, 2):
+        others_state(run, 3)
+        assert missed(run) == score
+
+
+def test_statements_forgive_and_bring_back_the_waiting(play: Any) -> None:
+    run = play(4)
+    round_without(run, 3)
+    run.play_round()
+    assert missed(run) == 31
+    round_without(run, 3)
+    run.do(run.statement(3))
+    assert missed(run) == 62
+    others_state(run, 3)
+    set_missed(run, 64)
+    run.do(run.statement(3), after=1)
+    assert missed(run) == 63
+    others_state(run, 3)
+    others_state(run, 3)
+    assert run.phase == "RoundWitness"
+    run.do(run.statement(3))
+    assert (run.phase, missed(run)) == ("RoundTrain", 62)
+
+
+def test_nothing_is_forgiven_below_zero(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    assert [missed(run, slot) for slot in range(4)] == [0, 0, 0, 0]
+
+
+def test_who_never_states_is_dropped(play: Any) -> None:
+    run = play(4, total_steps=2000)
+    rounds, events = 0, []
+    while ClientState.Healthy is run.state.epoch.clients[3].state:
+        events = round_without(run, 3)
+        rounds += 1
+        assert rounds <= 34
+    assert (rounds, missed(run)) == (34, 128)
+    assert ClientsExited(epoch=0, slots=(3,)) in events
+    assert run.state.epoch.clients[3].state is ClientState.Dropped
+    assert run.round.slots == (0, 1, 2)
+    run.come_back(3)
+    assert (run.state.healthy_slots, missed(run)) == ((0, 1, 2, 3), 64)
+    run.play_round()
+    assert 3 in run.round.slots
+    others_state(run, 3)
+    assert missed(run) == 66
+
+
+def test_the_score_stays_within_its_byte(play: Any) -> None:
+    run = play(4)
+    set_missed(run, 254)
+    round_without(run, 3)
+    assert (missed(run), run.state.epoch.clients[3].state) == (255, ClientState.Dropped)
+
+
+def test_who_comes_back_with_few_missed_duties_keeps_its_score(play: Any) -> None:
+    run = play(4)
+    round_without(run, 3)
+    run.withdraw(3)
+    run.come_back(3)
+    assert missed(run) == 32
+
+
+def test_a_missed_duty_costs_the_share_it_attests_to(play: Any) -> None:
+    """The result is applied all the same: it is the pay that is lost."""
+    run = play(4)
+    run.play_round()
+    (settled,) = [event for event in round_without(run, 3) if isinstance(event, RoundSettled)]
+    assert (settled.height, settled.accepted) == (0, (0, 1, 2, 3))
+    assert [client.accepted_rounds for client in run.state.epoch.clients] == [1, 1, 1, 0]
+    run.play_round()
+    assert [client.accepted_rounds for client in run.state.epoch.clients] == [2, 2, 2, 1]
+
+
+def test_a_missed_duty_in_the_drain_round_costs_the_last_share(play: Any) -> None:
+    run = play(4, rounds_per_epoch=1)
+    run.play_round()
+    assert run.round.drain
+    round_without(run, 3)
+    assert run.phase == "Cooldown"
+    assert [client.accepted_rounds for client in run.state.epoch.clients] == [1, 1, 1, 0]
+
+
+def test_only_the_elected_have_a_duty(play: Any) -> None:
+    run = play(6, witness_nodes=3, init_min_clients=6)
+    run.play_round()
+    idle = set(range(6)) - set(run.elected)
+    run.play_round()
+    assert all(missed(run, slot) == 0 for slot in idle)
+    assert all(run.state.epoch.clients[slot].accepted_rounds == 1 for slot in range(6))
+
+
+def test_without_a_quorum_nobody_has_missed_anything(play: Any) -> None:
+    """The silent majority may be the one that was cut off by the rest."""
+    run = play(4)
+    run.play_round()
+    others_state(run, 2, 3)
+    run.tick(after=30)
+    run.tick(after=10)
+    assert run.round.drain
+    assert [missed(run, slot) for slot in range(4)] == [0, 0, 0, 0]
+
+
+def test_who_came_back_in_the_round_is_excused(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    run.withdraw(3)
+    run.come_back(3)
+    round_without(run, 3)
+    assert (missed(run), run.state.epoch.clients[3].accepted_rounds) == (0, 1)
+    round_without(run, 3)
+    assert (missed(run), run.state.epoch.clients[3].accepted_rounds) == (32, 1)
+
+
+def test_who_left_has_no_duty(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    run.withdraw(3)
+    others_state(run, 3)
+    run.tick()
+    assert missed(run) == 0
+    assert run.state.epoch.clients[3].accepted_rounds == 1
+
+
+# ---------------------------------------------------------------- void statements
+
+
+def test_a_void_statement_counts_for_nothing_but_against_its_sender(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    before = run.state
+    assert run.do(run.statement(3, participants=STRANGERS)) == [StatementVoided(epoch=0, height=1, slot=3)]
+    assert missed(run) == 64
+    set_missed(run, 0)
+    assert run.state == before
+
+
+def test_nobody_waits_for_who_made_a_void_statement(play: Any) -> None:
+    run = play(4)
+    run.do(run.statement(3, seen=[0]))
+    others_state(run, 3)
+    assert run.round.height == 1
+    assert missed(run) == 66
+
+
+def test_a_void_statement_of_the_last_one_waited_for_ends_the_round(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    others_state(run, 3)
+    assert run.phase == "RoundWitness"
+    events = run.do(run.statement(3, participants=STRANGERS))
+    assert events[0] == StatementVoided(epoch=0, height=1, slot=3)
+    assert RoundStarted(epoch=0, height=2, step=3, drain=False) in events
+    assert run.state.epoch.clients[3].accepted_rounds == 0
+
+
+def test_a_void_statement_does_not_end_the_training(play: Any) -> None:
+    run = play(4)
+    for slot in range(2):
+        run.do(run.statement(slot))
+    run.do(run.statement(2, participants=STRANGERS))
+    run.do(run.statement(3, participants=STRANGERS))
+    assert (run.phase, run.round.height) == ("RoundTrain", 0)
+
+
+def test_a_proper_statement_may_still_follow(play: Any) -> None:
+    run = play(4)
+    run.play_round()
+    run.do(run.statement(3, participants=STRANGERS))
+    run.do(run.statement(3))
+    assert missed(run) == 63
+    others_state(run, 3)
+    assert (run.round.height, missed(run), run.state.epoch.clients[3].accepted_rounds) == (2, 63, 1)
+    run.play_round()
+
+
+def test_a_void_statement_after_a_proper_one_is_only_a_duplicate(play: Any) -> None:
+    run = play(4)
+    run.do(run.statement(3))
+    run.refused(run.statement(3, participants=STRANGERS), "DuplicateWitness")
+
+
+@pytest.mark.parametrize("voids", [2, 5])
+def test_who_makes_void_statements_again_is_dropped_with_the_round(play: Any, voids: int) -> None:
+    run = play(4)
+    run.play_round()
+    for _ in range(voids):
+        run.do(run.statement(3, participants=STRANGERS))
+    assert missed(run) == min(64 * voids, 255)
+    assert 3 in run.state.healthy_slots
+    events = others_state(run, 3)
+    assert ClientsExited(epoch=0, slots=(3,)) in events
+    assert run.round.slots == (0, 1, 2)
