@@ -121,21 +121,15 @@ class EpochNotes:
 
     def waited_for(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> frozenset[int]:
         """Healthy slots whose Finished of a round is worth waiting for (protocol F16)."""
-        return frozenset(
-            slot
-            for slot in healthy
-            if slot in record.finished
-            or self.finishing.waits(slot, record.finished, record.trainers, opened=record.opened_at, now=now)
-        )
+        done = healthy.intersection(record.finished)
+        missing = healthy - done
+        return done | self.finishing.waited_for(missing, record.finished, record.trainers, opened=record.opened_at, now=now)
 
     def delivering(self, record: RoundRecord, healthy: frozenset[int], *, since: float, now: float) -> frozenset[int]:
         """Healthy slots whose result of a round is worth waiting for. since: when we came to need it, done with our own work."""
         times, expected = record.deliveries(healthy, since=since)
-        return frozenset(
-            slot
-            for slot in healthy
-            if slot in record.verified or self.deliveries.waits(slot, times, expected, opened=record.opened_at, now=now)
-        )
+        done = healthy.intersection(record.verified)
+        return done | self.deliveries.waited_for(healthy - done, times, expected, opened=record.opened_at, now=now)
 
     def round_over(self, height: int, healthy: frozenset[int], *, now: float) -> None:
         """A round is over: note who held us up in it."""

@@ -106,7 +106,7 @@ class ClientMachine:
             _speak_in_round(me, me.state)  # most events are these two, and nothing else can be due after them
         elif not isinstance(message, Result):
             _advance(me, me.state)
-        return me.actions
+        return _up_to_stop(me.actions)
 
     def _take(self, me: Standing, event: ev.Event) -> None:
         match event:
@@ -146,6 +146,12 @@ class ClientMachine:
                 outcomes.work_done(me, event, sign=self._sign)
             case _:
                 assert_never(event)
+
+
+def _up_to_stop(actions: list[ev.Action]) -> list[ev.Action]:
+    """The actions up to the first Stop: what was asked for after it has nobody to do it."""
+    stops = [place for place, action in enumerate(actions) if isinstance(action, ev.Stop)]
+    return actions[: stops[0] + 1] if stops else actions
 
 
 def _advance(me: Standing, state: CoordinatorState) -> None:

@@ -10,7 +10,7 @@ so a bad moment is forgiven.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from psyche_core.coordinator.witness import quorum
@@ -35,14 +35,19 @@ class WaitingBudget:
     began: float | None = None
     _spent: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def waits(self, slot: int, times: Mapping[int, float], expected: Sequence[int], *, opened: float, now: float) -> bool:
-        """Whether a slot that is not done is still waited for.
+    def waited_for(
+        self, slots: Iterable[int], times: Mapping[int, float], expected: Sequence[int], *, opened: float, now: float
+    ) -> frozenset[int]:
+        """Those of some slots that are not done and still waited for.
 
         times: when others were done, by slot; expected: all slots that are to be done; opened: when they could begin.
         """
-        return all(
-            self._spent.get((measure, slot), 0.0) + now - moment <= self._allowed(measure, moment - opened, now=now)
+        left = [
+            (measure, self._allowed(measure, moment - opened, now=now) - (now - moment))
             for measure, moment in self._moments(times, expected)
+        ]
+        return frozenset(
+            slot for slot in slots if all(self._spent.get((measure, slot), 0.0) <= seconds for measure, seconds in left)
         )
 
     def charge(self, times: Mapping[int, float], expected: Sequence[int], *, now: float) -> None:
