@@ -416,7 +416,8 @@ def check_history(state: CoordinatorState) -> None:
     assert all(end.digest != NO_DIGEST and len(end.queue) <= 64 for end in state.ends)
     late = [entry.signer for entry in state.unready]
     assert len(late) == len(set(late)) <= 256
-    assert not set(state.epoch.ready) & set(state.epoch.lacking) or state.run_state is not RunState.Warmup
+    both = set(state.epoch.ready) & set(state.epoch.lacking)
+    assert all(state.epoch.clients[slot].rejoins > 0 for slot in both)  # who came back in warmup is ready whatever it lacked
     assert not state.model_lost or state.run_state is RunState.Paused
 
 

@@ -1,20 +1,24 @@
 """Random commands from honest, late, mistaken and hostile senders; after each, everything `conftest.check` lists holds.
 
 Among it: every sample is applied, queued, undecided or counted as lost, exactly once; past rounds never change; slots never move;
-who is ejected stays so; the books of what was paid agree with the accounts, and no epoch pays more than its pool.
+who is ejected stays so; the books of what was paid agree with the accounts, and no epoch pays more than its pool. Where the run
+goes back, the books of samples are those of the end that it goes back to.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck as HypothesisCheck
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from psyche_core.coordinator import commands
+from psyche_core.coordinator import apply, commands
+from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.errors import NAMES
 from psyche_core.coordinator.plain import from_plain, to_plain
 from psyche_core.coordinator.rounds import everybody_stated
@@ -22,6 +26,7 @@ from psyche_core.coordinator.witness import accepted_slots
 from psyche_core.errors import CoordinatorError
 from psyche_core.run_config import Choice
 from psyche_core.types import ClientState, RunState, bitmap
+from psyche_core.wire.messages import sign_join
 
 PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 LIMITS = {
@@ -36,8 +41,11 @@ LIMITS = {
 }
 
 
-def machine(play: Any, members: Any, joins: Any, **config: Any) -> type[RuleBasedStateMachine]:
-    """The machine, over a run of at most 24 steps with every limit small. Seven members, numbered 0 to 6."""
+def machine(play: Any, members: Any, joins: Any, secrets: Any, happened: set[str], **config: Any) -> type[RuleBasedStateMachine]:
+    """The machine, over a run of at most 24 steps with every limit small. Seven members, numbered 0 to 6.
+
+    happened: collects the names of the events and refusals of all runs.
+    """
 
     class Commands(RuleBasedStateMachine):
         def __init__(self) -> None:
@@ -62,6 +70,7 @@ def machine(play: Any, members: Any, joins: Any, **config: Any) -> type[RuleBase
             except CoordinatorError as error:
                 refusal = error.name
             assert refusal is None or (refusal in NAMES and self.run.state is before)
+            happened.add(refusal or "accepted")
             return refusal
 
         @rule(steps=st.integers(1, 4), crowd=st.integers(2, 6), blind=st.sets(st.integers(0, 5), max_size=1))
@@ -70,6 +79,7 @@ def machine(play: Any, members: Any, joins: Any, **config: Any) -> type[RuleBase
             for _ in range(steps):
                 match self.run.state.run_state:
                     case RunState.WaitingForMembers:
+                        self.sign(set(), lie=False)
                         self.join(set(range(crowd)))
                         self.tick(3)
                     case RunState.Warmup:
@@ -81,7 +91,7 @@ def machine(play: Any, members: Any, joins: Any, **config: Any) -> type[RuleBase
                     case RunState.Cooldown:
                         self.tick(5)
                     case RunState.Paused:
-                        self.send(commands.Resume())
+                        self.send(commands.Resume(from_checkpoint=self.run.state.model_lost))
 
         @rule(crowd=st.integers(2, 6), blind=st.sets(st.integers(0, 5), max_size=2))
         def go_on_far(self, crowd: int, blind: set[int]) -> None:
@@ -106,6 +116,94 @@ def machine(play: Any, members: Any, joins: Any, **config: Any) -> type[RuleBase
             for slot in self.slots:
                 if slot not in late:
                     self.send(self.run.ready(slot))
+
+        @rule(slots=st.sets(st.integers(0, 5), min_size=1, max_size=2), held=st.integers(-1, 4))
+        def some_lack(self, slots: set[int], held: int) -> None:
+            """Slots that say they lack the model, truly or not, and hold some signed end, none, or something unheard of."""
+            for slot in sorted(slots & set(self.slots)):
+                self.lack(slot, held)
+
+        @precondition(lambda self: self.run.state.run_state is RunState.Warmup)
+        @rule(held=st.lists(st.integers(-1, 3), min_size=6, max_size=6))
+        def all_lack(self, held: list[int]) -> None:
+            before = self.run.state
+            for slot in before.healthy_slots:
+                if self.run.state.run_state is RunState.Warmup:
+                    self.lack(slot, held[slot % len(held)])
+            state = self.run.state
+            if state.generation > before.generation:
+                steps = {end.step for end in before.ends}
+                assert state.from_checkpoint or state.progress.step - 1 in steps
+                assert state.pending == before.pending
+
+        @initialize(ends=st.integers(0, 2), held=st.sampled_from([-1, 0]))
+        def begin(self, ends: int, held: int) -> None:
+            """Many runs begin where they have just gone back, or lost their model: they rarely get there by chance."""
+            self.lose_the_model(5, ends, [held] * 6)
+
+        @rule(
+            crowd=st.integers(3, 6),
+            ends=st.integers(1, 3),
+            held=st.lists(st.integers(-1, 1), min_size=6, max_size=6) | st.just([-1] * 6),
+        )
+        def lose_the_model(self, crowd: int, ends: int, held: list[int]) -> None:
+            """On to a warmup that begins with the members' model, after so many signed ends; by then nobody has it."""
+            if ends == 0:
+                return
+            for _ in range(60):
+                state = self.run.state
+                if state.run_state is RunState.Warmup and not state.from_checkpoint and len(state.ends) >= ends:
+                    self.all_lack(held)
+                    return
+                self.go_on(1, crowd, set())
+
+        def lack(self, slot: int, held: int) -> None:
+            """held: which end, from the oldest; -1 for none."""
+            ends = self.run.state.ends
+            digest = bytes(32) if held < 0 else ends[held].digest if held < len(ends) else b"\xee" * 32
+            self.send(self.run.lacking(slot, held=digest))
+
+        @rule(silent=st.sets(st.integers(0, 5), max_size=2), lie=st.booleans())
+        def sign(self, silent: set[int], lie: bool) -> None:
+            """What members say of an epoch's end; a quorum of honest ones signs it. lie: the last of them says otherwise."""
+            progress, healthy = self.run.state.progress, self.run.state.healthy_slots
+            true = hashlib.sha256(f"{progress.step} {self.run.state.generation}".encode()).digest()
+            for slot in sorted(set(healthy) - silent):
+                self.send(self.run.end_digest(slot, b"\xdd" * 32 if lie and slot == healthy[-1] else true))
+
+        @rule(owner=st.integers(0, 6), thief=st.integers(0, 6))
+        def stolen_key(self, owner: int, thief: int) -> None:
+            """Nobody takes another member's transport key, heard of or even held."""
+            if owner == thief:
+                return
+            identity = replace(members(thief), p2p=members(owner).p2p)
+            instance = self.run.state.instance
+            finished = self.run.state.run_state is RunState.Finished
+            forged = commands.Join(identity, sign_join(secrets(thief), instance, identity.signer))
+            assert self.send(forged) == ("Halted" if finished else "InvalidProof")
+            known = {*self.run.state.pending, *(client.id for client in self.run.state.epoch.clients)}
+            if members(owner) in known:
+                copied = commands.Join(identity, sign_join(secrets(owner), instance, identity.signer))
+                assert self.send(copied) == ("Halted" if finished else "TransportKeyTaken")
+
+        @precondition(lambda self: self.run.state.run_state is RunState.Paused)
+        @rule()
+        def back_to_the_checkpoint(self) -> None:
+            """The owner's word counts only where no member holds the model."""
+            before = self.run.state
+            refusal = self.send(commands.Resume(from_checkpoint=True))
+            assert refusal == (None if before.model_lost else "CannotResume")
+            if refusal is None and self.run.state.run_state is not RunState.Finished:
+                assert self.run.state.progress.step == before.stored.step + 1
+
+        @precondition(lambda self: self.run.state.run_state in (RunState.Cooldown, RunState.WaitingForMembers))
+        @rule()
+        def store(self) -> None:
+            """Whoever is to store the model does."""
+            slot = checkpointer_slot(self.run.state)
+            if slot is not None:
+                sender = self.run.state.epoch.clients[slot].id
+                self.send(commands.Checkpoint(sender=sender, location=Choice("Hub", {"repo_id": "r"})))
 
         @precondition(lambda self: len(self.run.state.healthy_slots) < len(self.slots))
         @rule(choice=st.integers(0, 6), first=st.sampled_from([True, True, False]))
@@ -132,12 +230,17 @@ def machine(play: Any, members: Any, joins: Any, **config: Any) -> type[RuleBase
                     self.send(self.run.statement(slot, seen=seen))
 
         @precondition(lambda self: self.playing)
-        @rule(slot=st.integers(0, 5), bits=st.sets(st.integers(0, 8)), height=st.integers(0, 6), epoch=st.integers(0, 2))
-        def odd_statement(self, slot: int, bits: set[int], height: int, epoch: int) -> None:
+        @rule(
+            slot=st.integers(0, 5),
+            bits=st.sets(st.integers(0, 8)),
+            later=st.sampled_from([0, 0, 0, 1, -1]),
+            epoch=st.sampled_from([0, 0, 0, 1]),
+        )
+        def odd_statement(self, slot: int, bits: set[int], later: int, epoch: int) -> None:
             if slot in self.slots:
-                good = self.run.statement(slot, seen=[])
-                statement = replace(good.statement, participants=bitmap(bits), height=height, epoch=epoch)
-                self.send(replace(good, statement=statement))
+                good = self.run.statement(slot, seen=[]).statement
+                changes = {"participants": bitmap(bits), "height": max(good.height + later, 0), "epoch": good.epoch + epoch}
+                self.send(self.run.statement(slot, seen=[], **changes))
 
         @rule(sender=st.integers(0, 6), slots=st.sets(st.integers(0, 6), max_size=2))
         def health(self, sender: int, slots: set[int]) -> None:
@@ -191,6 +294,13 @@ def machine(play: Any, members: Any, joins: Any, **config: Any) -> type[RuleBase
             elif luck == 0:
                 self.send(commands.Pause())
 
+        def teardown(self) -> None:
+            happened.update(type(event).__name__ for event in self.run.events)
+            happened.update(
+                "back to the checkpoint" for event in self.run.seen_events(commands.WentBack) if event.from_checkpoint
+            )
+            happened.update("back to an end" for event in self.run.seen_events(commands.WentBack) if not event.from_checkpoint)
+
         @invariant()
         def travels(self) -> None:
             assert from_plain(to_plain(self.run.state)) == self.run.state
@@ -202,13 +312,29 @@ def machine(play: Any, members: Any, joins: Any, **config: Any) -> type[RuleBase
             if state.run_state is RunState.RoundWitness and everybody_stated(state):
                 assert len(state.healthy_slots) < len(self.run.elected) or len(state.healthy_slots) < len(self.slots)
 
+        @invariant()
+        def warmup_is_not_endless(self) -> None:
+            """With enough members ready and a grace that is over, the next tick starts the rounds."""
+            state, now = self.run.state, self.run.now
+            since = state.epoch.ready_since
+            ready = set(state.epoch.ready) & set(state.healthy_slots)
+            if state.run_state is RunState.Warmup and since is not None and len(ready) >= state.config.min_clients:
+                grace = max(since - state.since, state.config.warmup_time // 4)
+                after, _ = apply(state, commands.Tick(), max(now, since + grace), 1)
+                assert after.run_state is not RunState.Warmup
+
     return Commands
 
 
-def test_random_commands(play: Any, members: Any, joins: Any) -> None:
+@pytest.mark.parametrize("restart", [False, True], ids=["the owner decides", "back to the checkpoint by itself"])
+def test_random_commands(play: Any, members: Any, joins: Any, secrets: Any, restart: bool) -> None:
+    happened: set[str] = set()
     run_state_machine_as_test(
-        machine(play, members, joins),
+        machine(play, members, joins, secrets, happened, restart_from_checkpoint=restart),
         settings=settings(
-            max_examples=80, stateful_step_count=60, deadline=None, suppress_health_check=list(HypothesisCheck), derandomize=True
+            max_examples=20, stateful_step_count=60, deadline=None, suppress_health_check=list(HypothesisCheck), derandomize=True
         ),
     )
+    wanted = {"EpochSigned", "StatementVoided", "back to an end", "back to the checkpoint", "InvalidProof", "TransportKeyTaken"}
+    assert wanted - happened == set()
+    assert ("ModelLost" in happened) == (not restart)
