@@ -88,8 +88,8 @@ def _sentence(event: Event) -> str:
             return f"the members signed the model after step {event.step}: parameters {event.sha256[:16]}…"
         case WentBack(from_checkpoint=True):
             return (
-                f"WENT BACK: no member had the model after step {event.from_step}; the run begins again from the stored checkpoint, "
-                f"after step {event.to_step}, and trains what came since again"
+                f"WENT BACK: no member had the model after step {event.from_step}; the run begins again from the stored "
+                f"checkpoint, after step {event.to_step}, and trains what came since again"
             )
         case WentBack():
             return (
@@ -98,9 +98,9 @@ def _sentence(event: Event) -> str:
             )
         case ModelLost():
             return (
-                f"THE MODEL IS LOST: no member has the one after step {event.step}, nor that of an earlier epoch's end; the run is "
-                "paused until a member comes back with its checkpoints and the owner resumes the run, or until the owner lets it "
-                "begin again from the stored checkpoint (psyche server run … --restart-from-checkpoint)"
+                f"THE MODEL IS LOST: no member has the one after step {event.step}, nor that of an earlier epoch's end; the run "
+                "is paused until a member comes back with its checkpoints and the owner resumes the run, or until the owner lets "
+                "it begin again from the stored checkpoint (psyche server run … --restart-from-checkpoint)"
             )
         case StatementVoided():
             return f"epoch {event.epoch}, round {event.height}: the statement of {event.member} claims results that nobody owed"

@@ -260,6 +260,7 @@ MUTATIONS = (
     Mutation(warmup_waits_for_everybody, ("idle-joiners",), ("a-liar-costs-little-time",), lone=True),
 )  # fmt: skip
 
+
 def played(mutation: Mutation, seed: int) -> SimFailure | None:
     """What breaks in one run."""
     if not mutation.lone:

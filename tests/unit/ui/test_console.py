@@ -40,19 +40,25 @@ EVENTS: list[tuple[report.Event, str]] = [
     (report.EpochSigned(60, "cd" * 32), "the members signed the model after step 60: parameters cdcdcdcdcdcdcdcd…"),
     (
         report.WentBack(63, 60, from_checkpoint=False),
-        "WENT BACK: no member had the model after step 63; the run goes on with the members' model after step 60, "
-        "and trains what came since again",
+        (
+            "WENT BACK: no member had the model after step 63; the run goes on with the members' model after step 60, "
+            "and trains what came since again"
+        ),
     ),
     (
         report.WentBack(63, 0, from_checkpoint=True),
-        "WENT BACK: no member had the model after step 63; the run begins again from the stored checkpoint, after step 0, "
-        "and trains what came since again",
+        (
+            "WENT BACK: no member had the model after step 63; the run begins again from the stored checkpoint, after step 0, "
+            "and trains what came since again"
+        ),
     ),
     (
         report.ModelLost(63),
-        "THE MODEL IS LOST: no member has the one after step 63, nor that of an earlier epoch's end; the run is paused until a "
-        "member comes back with its checkpoints and the owner resumes the run, or until the owner lets it begin again from the "
-        "stored checkpoint (psyche server run … --restart-from-checkpoint)",
+        (
+            "THE MODEL IS LOST: no member has the one after step 63, nor that of an earlier epoch's end; the run is paused until a "
+            "member comes back with its checkpoints and the owner resumes the run, or until the owner lets it begin again from "
+            "the stored checkpoint (psyche server run … --restart-from-checkpoint)"
+        ),
     ),
     (
         report.StatementVoided(0, 5, "3ae20e59"),
