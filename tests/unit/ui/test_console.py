@@ -55,8 +55,8 @@ EVENTS: list[tuple[report.Event, str]] = [
     (
         report.ModelLost(63),
         (
-            "THE MODEL IS LOST: no member has the one after step 63, nor that of an earlier epoch's end; the run is paused until a "
-            "member comes back with its checkpoints and the owner resumes the run, or until the owner lets it begin again from "
+            "THE MODEL IS LOST: no member has the one after step 63, nor that of an earlier epoch's end; the run is paused until "
+            "a member comes back with its checkpoints and the owner resumes the run, or until the owner lets it begin again from "
             "the stored checkpoint (psyche server run … --restart-from-checkpoint)"
         ),
     ),
