@@ -200,10 +200,7 @@ class ModelLost:
 
 @dataclass(frozen=True, slots=True)
 class StatementVoided:
-    """A witness claimed results of members that had no share;
-
-    its statement does not count. member: first hex digits of its key.
-    """
+    """A witness claimed results of members that had no share; its statement does not count. member: its key's first digits."""
 
     epoch: int
     height: int

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from psyche_backend_tcp.documents import Documents
+from psyche_backend_tcp.hub import Unsaved
+from psyche_backend_tcp.store import Store
 from psyche_core.cli.run_files import load_run
 from psyche_core.cli.serving import KEY_FILE, first_config, serve_run, server_key
-from psyche_core.client.report import PhaseChanged, Report, Started
-from psyche_core.errors import ConfigError, IdentityError
+from psyche_core.client.report import Event, ModelLost, PhaseChanged, Report, Started, WentBack
+from psyche_core.coordinator import new_state
+from psyche_core.coordinator.state import Progress
+from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
 from psyche_core.settings import ServerSettings, load_settings
+from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 
 
@@ -93,3 +100,51 @@ async def test_sigusr1_pauses_and_lets_go_on(local_testnet: Any, tmp_path: Path)
                 while seen != wanted:
                     await changed.wait()
             group.cancel_scope.cancel()
+
+
+async def saved_run(folder: Path, saved: Path, *, model_lost: bool, events: list[Event], **options: Any) -> None:
+    """Serve a paused run whose state was saved before step 7, until it has said what it makes of that."""
+    given = {"state": folder / "state.toml", "data_config": folder / "data.toml", "save_state_dir": saved}
+    quiet = anyio.Event()
+
+    def sink(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, ModelLost | WentBack):
+            quiet.set()
+
+    files = load_run(folder / "state.toml", folder / "data.toml", PluginRegistry.discover()).run
+    start = new_state(files.run_id, files.config, files.model, progress=Progress(0, 1, 0), now=0, instance=b"i" * 32)
+    there = replace(start, progress=Progress(1, 7, 60), run_state=RunState.Paused, model_lost=model_lost, from_checkpoint=False)
+    draft = Documents(start, {}).draft(there, {})
+    assert draft is not None
+    Store(saved, files.run_id).save(Unsaved(1, draft, None))
+    settings = load_settings(ServerSettings, given | options)
+    async with anyio.create_task_group() as group:
+        group.start_soon(serve_run, settings, PluginRegistry.discover(), Report(sink))
+        await quiet.wait()
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_run_without_a_model_says_so_when_its_server_starts_again(local_testnet: Any, tmp_path: Path) -> None:
+    events: list[Event] = []
+    with anyio.fail_after(60):
+        await saved_run(local_testnet(), tmp_path / "saved", model_lost=True, events=events)
+    assert [event for event in events if isinstance(event, ModelLost)] == [ModelLost(6)]
+
+
+@pytest.mark.anyio
+async def test_its_owner_lets_it_go_on_from_the_stored_checkpoint(local_testnet: Any, tmp_path: Path) -> None:
+    events: list[Event] = []
+    with anyio.fail_after(60):
+        await saved_run(local_testnet(), tmp_path / "saved", model_lost=True, events=events, restart_from_checkpoint=True)
+    assert [event for event in events if isinstance(event, WentBack)] == [WentBack(6, 0, from_checkpoint=True)]
+
+
+@pytest.mark.anyio
+async def test_what_is_not_lost_is_not_given_up(local_testnet: Any, tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as raised, anyio.fail_after(60):
+        await saved_run(local_testnet(), tmp_path / "saved", model_lost=False, events=[], restart_from_checkpoint=True)
+    assert raised.group_contains(
+        UserError, match=r"--restart-from-checkpoint is for a run that has lost its model.*before step 7"
+    )
