@@ -10,7 +10,7 @@ from psyche_core.client.epoch import PLAYING, EpochNotes, masters_due
 from psyche_core.client.events import CloseEpoch, Digest, FetchModel, TakeSnapshot, Train, Work
 from psyche_core.client.patience import Patience
 from psyche_core.client.rounds import RoundRecord
-from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.types import ClientState, RunState
 
 SNAPSHOT_ROUNDS = 8
@@ -36,6 +36,10 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
         return f"this client holds the model after step {masters_at}, and the run is at step {due}"
     if masters_at is None:
         return f"this client has to begin with the model after step {start} and holds another one"
+    signed = next((end.digest for end in state.ends if end.step == start), None)
+    ours = notes.digests.ours
+    if state.run_state is RunState.Warmup and masters_at == start and signed is not None and ours not in (signed, NO_DIGEST):
+        return f"this client's model after step {start} is not the one that the run's members signed"
     if masters_at < start and (record is None or record.round.step > masters_at + 1):
         return f"this client has to begin with the model after step {start} and holds that after step {masters_at}"
     if record is None:

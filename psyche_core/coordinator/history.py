@@ -1,10 +1,10 @@
 """The run's history: signed epoch ends, and going back to one where nobody holds what came after (F18).
 
-An epoch's end is signed once a quorum of the healthy members said that its masters have the same full digest. Going back is for
-the case that no member's memory or disk has the model any more: a quorum of those who speak in a warmup says that it cannot get
-the model, each with the newest signed end it holds, and the run goes on from the newest of these. Digests decide, so nobody can
-bring in another model; who claims an end it does not have makes the run go back to one more, earlier, end. Where nobody holds
-any, the stored checkpoint is left, and that is the owner's decision unless the configuration took it.
+An epoch's end is signed once a quorum of the members that began its last round said that its masters have the same full digest.
+Going back is for the case that no member's memory or disk has the model any more: a quorum of those who speak in a warmup says
+that it cannot get the model, each with the newest signed end it holds, and the run goes on from the newest of these. Digests
+decide, so nobody can bring in another model; who claims an end it does not have makes the run go back to one more, earlier, end.
+Where nobody holds any, the stored checkpoint is left, and that is the owner's decision unless the configuration took it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def present_end(state: CoordinatorState) -> EpochEnd:
 
 
 def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
-    """Note a member's digest of the epoch's end; a quorum of equal ones signs it.
+    """Note a member's digest of the epoch's end; a quorum of equal ones signs it, once.
+
+    The quorum is of those who were healthy when the epoch's last round began, so that who leaves afterwards leaves nobody alone
+    with the signature; and what is signed is never signed otherwise.
 
     Raises CoordinatorError (InvalidRunState, InvalidWitness, DuplicateWitness).
     """
@@ -65,11 +68,17 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
     clients = list(state.epoch.clients)
     clients[slot] = replace(clients[slot], end_digest=command.digest)
     state = replace(state, epoch=replace(state.epoch, clients=tuple(clients)))
-    healthy = state.healthy_slots
-    if sum(clients[other].end_digest == command.digest for other in healthy) < quorum(len(healthy)):
+    began = state.epoch.rounds[-1].slots
+    equal = [
+        other
+        for other in began
+        if clients[other].end_digest == command.digest and clients[other].state is not ClientState.Ejected
+    ]
+    present = present_end(state)
+    if len(equal) < quorum(len(began)) or present.digest not in (NO_DIGEST, command.digest):
         return state, ()
 
-    end = replace(present_end(state), digest=command.digest)
+    end = replace(present, digest=command.digest)
     news = all(known.step != end.step or known.digest != end.digest for known in state.ends)
     ends = (*(known for known in state.ends if known.step < end.step), end)[-MAX_ENDS:]
     stored = state.stored
@@ -80,7 +89,7 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
 
 
 def _hears_digests(state: CoordinatorState) -> bool:
-    return state.run_state is RunState.Cooldown or (state.run_state in _AFTERWARDS and state.current_round is not None)
+    return state.run_state in (RunState.Cooldown, *_AFTERWARDS) and state.current_round is not None
 
 
 def held_digest(digest: bytes) -> bytes:
@@ -96,9 +105,9 @@ def must_go_back(state: CoordinatorState) -> bool:
 
     Never from an epoch that starts with the stored checkpoint: there is nothing else to begin with.
     """
-    healthy = set(state.healthy_slots)
-    lacking = healthy & set(state.epoch.lacking)
-    spoken = lacking | healthy & set(state.epoch.ready)
+    healthy, ready = set(state.healthy_slots), set(state.epoch.ready)
+    lacking = healthy & set(state.epoch.lacking) - ready
+    spoken = lacking | healthy & ready
     return not state.from_checkpoint and len(spoken) >= state.config.init_min_clients and len(lacking) >= quorum(len(spoken))
 
 

@@ -86,7 +86,9 @@ def _gone_on(state: CoordinatorState, now: int, *, seed: int) -> Outcome | None:
     """What follows where the run goes back or the first round starts; None while warmup goes on."""
     timed_out = due(state.since, now, state.config.warmup_time)
     ready, waited = _ready(state), _waited_for(state)
-    if (timed_out or waited <= ready | set(state.epoch.lacking)) and must_go_back(state):
+    # While somebody has the model, the others may still get it.
+    all_spoke = not ready and waited <= set(state.epoch.lacking)
+    if (timed_out or all_spoke) and must_go_back(state):
         return without_model(state, now)
 
     enough = len(ready) >= state.config.min_clients

@@ -30,6 +30,7 @@ from psyche_core.coordinator.commands import (
     Witness,
 )
 from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.history import held_digest
 from psyche_core.coordinator.rewards import signers_without_account
 from psyche_core.coordinator.shuffle import Lcg
 from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, NO_DIGEST, CoordinatorState, EpochEnd
@@ -208,7 +209,7 @@ class Play:
 
     def lacking(self, slot: int, *, held: bytes = NO_DIGEST) -> WarmupWitness:
         """Slot `slot` cannot get the model, and holds another one or none."""
-        return self.ready(slot, digest=held)
+        return self.ready(slot, digest=held if held == NO_DIGEST else held_digest(held))
 
     def end_digest(self, slot: int, digest: bytes) -> EpochDigest:
         """Slot `slot` says how the epoch that ended, or ends now, left its masters."""

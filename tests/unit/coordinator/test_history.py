@@ -102,12 +102,23 @@ def test_one_member_signs_no_end_alone_and_keeps_none_from_it(play: Any) -> None
     assert run.state.ends[-1].digest == FIRST
 
 
-def test_a_quorum_that_thinks_again_replaces_the_end(play: Any) -> None:
+def test_what_is_signed_is_never_signed_otherwise(play: Any) -> None:
     run = play(4, **LIMITS)
     run.play_epoch()
     run.sign_end(FIRST)
-    run.sign_end(OTHER)
-    assert [(end.step, end.digest) for end in run.state.ends] == [(2, OTHER)]
+    assert run.sign_end(OTHER) == []
+    assert [(end.step, end.digest) for end in run.state.ends] == [(2, FIRST)]
+
+
+def test_who_stays_alone_signs_nothing_alone(play: Any) -> None:
+    """The quorum is of those who began the epoch's last round, wherever they are by now: a liar need only wait for them to go."""
+    run = play(4, **LIMITS)
+    run.play_epoch()
+    run.cool_down()
+    for slot in (0, 1, 2):
+        run.withdraw(slot)
+    assert run.do(run.end_digest(3, OTHER)) == []
+    assert run.state.ends == ()
 
 
 @pytest.mark.parametrize("phase", ["Cooldown", "WaitingForMembers", "Paused", "Finished"])
@@ -178,9 +189,9 @@ def test_an_end_that_is_signed_again_has_the_queue_and_losses_of_then(play: Any)
     assert run.state.ends == (EpochEnd(2, 16, FIRST),)
     run.do(run.evidence(3, 1, by=0))
     assert run.state.lost_samples == 2
-    run.do(run.end_digest(0, SECOND))
-    assert run.do(run.end_digest(1, SECOND)) == [EpochSigned(step=2, digest=SECOND)]
-    assert run.state.ends == (EpochEnd(2, 16, SECOND, lost=2),)
+    assert run.do(run.end_digest(0, SECOND)) == []
+    assert run.do(run.end_digest(0, FIRST)) == []
+    assert run.state.ends == (EpochEnd(2, 16, FIRST, lost=2),)
 
 
 # ---------------------------------------------------------------- the stored checkpoint

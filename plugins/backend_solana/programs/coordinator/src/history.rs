@@ -64,11 +64,12 @@ fn refill<const N: usize>(queue: &mut List<Interval, N>, first: *const Interval,
 /// The stored checkpoint holds what the run has trained so far.
 pub fn note_stored(image: &mut Image) { Place::present(image).write(&mut image.stored) }
 
-/// Notes a member's digest of the epoch's end; a quorum of equal ones signs it.
+/// Notes a member's digest of the epoch's end; a quorum of equal ones, among those who began its last round, signs it, once.
 pub fn epoch_digest(run: &mut Run, sender: &Key, epoch: u32, index: u16, digest: &Key) -> Outcome {
     let image = &mut *run.image;
-    let afterwards = matches!(image.run_state, state::WAITING | state::PAUSED | state::FINISHED) && image.current() != NONE;
-    if image.run_state != state::COOLDOWN && !afterwards {
+    let last = image.current();
+    let afterwards = matches!(image.run_state, state::WAITING | state::PAUSED | state::FINISHED);
+    if last == NONE || (image.run_state != state::COOLDOWN && !afterwards) {
         return Err(INVALID_RUN_STATE);
     }
     let ended = image.progress.epoch.wrapping_sub(u32::from(afterwards));
@@ -81,14 +82,13 @@ pub fn epoch_digest(run: &mut Run, sender: &Key, epoch: u32, index: u16, digest:
         return Err(DUPLICATE_WITNESS);
     }
     client.end_digest = *digest;
-    let (mut healthy, mut equal) = (0, 0);
-    for client in image.epoch.clients.used() {
-        if client.state == health::HEALTHY {
-            healthy += 1;
-            equal += usize::from(same(&client.end_digest, digest));
-        }
+    let began = image.round(last).slots;
+    let mut equal = 0;
+    for (slot, client) in image.epoch.clients.used().iter().enumerate() {
+        equal += usize::from(set::has(&began, slot) && client.state != health::EJECTED && same(&client.end_digest, digest));
     }
-    if equal >= quorum(healthy) {
+    let otherwise = image.end_of(image.progress.step.wrapping_sub(1)).is_some_and(|end| !same(&end.digest, digest));
+    if equal >= quorum(set::count(&began)) && !otherwise {
         sign_end(image, digest);
     }
     Ok(())
@@ -134,7 +134,7 @@ pub fn must_go_back(image: &Image) -> bool {
     image.healthy(&mut lacking);
     for word in 0..4 {
         spoken[word] = lacking[word] & (image.epoch.ready[word] | image.epoch.lacking[word]);
-        lacking[word] &= image.epoch.lacking[word];
+        lacking[word] &= image.epoch.lacking[word] & !image.epoch.ready[word];
     }
     let count = set::count(&spoken);
     image.from_checkpoint == 0 && count >= image.config.init_min_clients as usize && set::count(&lacking) >= quorum(count)

@@ -81,7 +81,7 @@ fn advance(run: &mut Run) -> bool {
         spoken[word] = ready[word] | run.image.epoch.lacking[word];
     }
     let least = run.image.config.min_clients as usize;
-    if must_go_back(run.image) && (timed_out || nobody_awaited(run, &healthy, &spoken)) {
+    if must_go_back(run.image) && (timed_out || (set::is_empty(&ready) && nobody_awaited(run, &healthy, &spoken))) {
         without_model(run);
         return true;
     }
