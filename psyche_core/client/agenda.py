@@ -36,9 +36,7 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
         return f"this client holds the model after step {masters_at}, and the run is at step {due}"
     if masters_at is None:
         return f"this client has to begin with the model after step {start} and holds another one"
-    signed = next((end.digest for end in state.ends if end.step == start), None)
-    ours = notes.digests.ours
-    if state.run_state is RunState.Warmup and masters_at == start and signed is not None and ours not in (signed, NO_DIGEST):
+    if state.run_state is RunState.Warmup and masters_at == start and _signed_otherwise(state, start, notes.digests.ours):
         return f"this client's model after step {start} is not the one that the run's members signed"
     if masters_at < start and (record is None or record.round.step > masters_at + 1):
         return f"this client has to begin with the model after step {start} and holds that after step {masters_at}"
@@ -52,6 +50,12 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
         return f"nobody could give us an accepted result of step {record.round.step}"
 
     return None
+
+
+def _signed_otherwise(state: CoordinatorState, step: int, digest: bytes) -> bool:
+    """Whether the run's members signed another model after a step than the one with this digest."""
+    signed = next((end.digest for end in state.ends if end.step == step), None)
+    return signed is not None and digest not in (signed, NO_DIGEST)
 
 
 def _payload_patience(state: CoordinatorState, patience: Patience) -> float:

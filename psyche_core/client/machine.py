@@ -106,7 +106,7 @@ class ClientMachine:
             _speak_in_round(me, me.state)  # most events are these two, and nothing else can be due after them
         elif not isinstance(message, Result):
             _advance(me, me.state)
-        return _up_to_stop(me.actions)
+        return _up_to_stop(me)
 
     def _take(self, me: Standing, event: ev.Event) -> None:
         match event:
@@ -148,10 +148,12 @@ class ClientMachine:
                 assert_never(event)
 
 
-def _up_to_stop(actions: list[ev.Action]) -> list[ev.Action]:
-    """The actions up to the first Stop: what was asked for after it has nobody to do it."""
-    stops = [place for place, action in enumerate(actions) if isinstance(action, ev.Stop)]
-    return actions[: stops[0] + 1] if stops else actions
+def _up_to_stop(me: Standing) -> list[ev.Action]:
+    """The actions up to a Stop: what was asked for after it has nobody to do it."""
+    if me.stopped is None:
+        return me.actions
+
+    return me.actions[: me.actions.index(me.stopped) + 1]
 
 
 def _advance(me: Standing, state: CoordinatorState) -> None:

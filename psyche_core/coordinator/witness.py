@@ -29,6 +29,7 @@ _MASK = 2**64 - 1
 _LANE = 128
 _REMEMBERED_ITEMS = 4096
 _REMEMBERED_FILTERS = 256
+_REMEMBERED_STATEMENTS = 16
 
 
 def quorum(elected: int) -> int:
@@ -177,7 +178,8 @@ class BroadcastBloom:
         return self._bits.to_bytes(BLOOM_BYTES, "little")
 
 
-def statements_digest(statements: Iterable[WitnessStatement]) -> bytes:
+@lru_cache(maxsize=_REMEMBERED_STATEMENTS)
+def statements_digest(statements: tuple[WitnessStatement, ...]) -> bytes:
     """SHA-256 over a round's statements, as canonical CBOR, ascending by slot: what a journal keeps of them."""
     fields = [
         [said.epoch, said.height, said.index, said.participants, said.broadcast_bloom, said.merkle_root, said.model_digest]
