@@ -78,8 +78,9 @@ bench: $(STAMP) ## measure: encoders, transforms, transport
 build: $(STAMP) ## wheels of all distributions in dist/
 	@for folder in . $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$folder || exit 1; done
 
-soak: $(STAMP) ## SEEDS simulated runs (SEEDS=100000), SEQUENCES on chain (SEQUENCES=2000), 5,000 tables of DisTrO; hours
+soak: $(STAMP) ## SEEDS simulated runs (SEEDS=100000), SEQUENCES on chain (SEQUENCES=2000), 5,000 tables of DisTrO, deaths of all members; hours
 	$(BIN)/python -m pytest -q -m soak plugins/optim_distro
+	$(LOOPBACK) $(BIN)/python -m pytest -q -m soak tests/e2e
 	$(BIN)/psyche sim --seeds 0:$(SEEDS) --clients 8 --faults all --jobs $(JOBS)
 	$(BIN)/python -m psyche_backend_solana.svm.differential --sequences $(SEQUENCES)
 

@@ -130,8 +130,15 @@ def assert_identical(run: LiveRun, *, steps: int = TOTAL) -> None:
     assert losses[steps] < losses[1] - 0.3, losses
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
-@pytest.mark.parametrize("step", [4, 13], ids=["first-epoch", "later-epoch"])
+@pytest.mark.parametrize(
+    ("step", "how"),
+    [
+        pytest.param(4, signal.SIGTERM, id="first-epoch-term"),
+        pytest.param(13, signal.SIGKILL, id="later-epoch-kill"),
+        pytest.param(4, signal.SIGKILL, id="first-epoch-kill", marks=pytest.mark.soak),
+        pytest.param(13, signal.SIGTERM, id="later-epoch-term", marks=pytest.mark.soak),
+    ],
+)
 def test_who_comes_back_with_a_disk_goes_on_after_the_last_accepted_step(live_run: StartRun, how: int, step: int) -> None:
     run = live_run()
     wait_until_applied(run, step)
@@ -189,7 +196,7 @@ def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_
     assert_identical(run)
 
 
-@pytest.mark.parametrize("which", ["previous", "rounds-ago"])
+@pytest.mark.parametrize("which", [pytest.param("previous", marks=pytest.mark.soak), "rounds-ago"])
 def test_members_go_on_with_a_coordinator_that_comes_back_with_an_older_state(live_run: StartRun, which: str) -> None:
     run = live_run()
     path = state_file(run.folder / "saved", RUN_ID)
