@@ -64,6 +64,7 @@ async def train_client(
     """
     backend_kind = await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))
     address = _address_for(backend_kind, settings)
+    await anyio.to_thread.run_sync(_check_folders, settings)
     key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
@@ -119,6 +120,18 @@ async def train_client(
 
         tell(report.Problem("warning", "starting over from what is on this client's disk"))
         await anyio.sleep(_ANEW_SECONDS)
+
+
+def _check_folders(settings: ClientSettings) -> None:
+    """What would end the client once it has joined is told before. Raises ConfigError."""
+    if not settings.base.is_dir():
+        message = f"--base {settings.base} is no folder; give the one that the run's relative paths start at"
+        raise ConfigError(message)
+
+    folder = settings.checkpoint_dir
+    if folder is not None and folder.exists() and not folder.is_dir():
+        message = f"--checkpoint-dir {folder} is a file; give a folder, which is made when there is none"
+        raise ConfigError(message)
 
 
 def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:

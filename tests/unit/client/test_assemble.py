@@ -20,7 +20,7 @@ from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.cli.failures import describe_failure
 from psyche_core.client import report
-from psyche_core.client.assemble import _open_store, bench_builder
+from psyche_core.client.assemble import _open_store, bench_builder, train_client
 from psyche_core.client.bench import Start
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.coordinator import new_state
@@ -61,6 +61,15 @@ data_location = "Dummy"
 lr_schedule = { Constant = { base_lr = 5e-3, warmup_init_lr = 0.0, warmup_steps = 2 } }
 optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8, clip_grad_norm = 1.0 } }
 """
+
+
+@pytest.mark.parametrize("wrong", [{"base": "nosuch"}, {"checkpoint_dir": "a-file"}], ids=["base", "checkpoints"])
+async def test_folders_that_are_none_are_told_before_anything_is_joined(tmp_path: Path, wrong: dict[str, str]) -> None:
+    (tmp_path / "a-file").write_text("")
+    folders = {name: tmp_path / value for name, value in wrong.items()}
+    settings = ClientSettings(**{"run_id": "world", "server_addr": "127.0.0.1:9", "base": tmp_path, **folders})
+    with pytest.raises(ConfigError, match=r"--(base|checkpoint-dir) .* (is no folder|is a file); give"):
+        await train_client(settings, PluginRegistry.discover(), report.Report(lambda _: None))
 
 
 class Client:
