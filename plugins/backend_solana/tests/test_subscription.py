@@ -39,7 +39,7 @@ async def test_a_lost_websocket_is_opened_again() -> None:
         group.start_soon(listening.run)
         await wait_for(lambda: listening.listening)
         async with Rpc([door.endpoint]) as rpc:
-            await Sender(rpc, OWNER).send(program.tick(run, user=OWNER.pubkey), timeout=TIMEOUT)
+            await Sender(rpc, OWNER).send(program.set_future_epoch_rates(run, authority=OWNER.pubkey), timeout=TIMEOUT)
         await wait_for(lambda: heard == [chain.account(run.account).nonce])
 
         door.shut()
@@ -47,7 +47,7 @@ async def test_a_lost_websocket_is_opened_again() -> None:
         await group.start(door.run)
         await wait_for(lambda: listening.listening)
         async with Rpc([door.endpoint]) as rpc:
-            await Sender(rpc, OWNER).send(program.tick(run, user=OWNER.pubkey), timeout=TIMEOUT)
+            await Sender(rpc, OWNER).send(program.set_future_epoch_rates(run, authority=OWNER.pubkey), timeout=TIMEOUT)
         await wait_for(lambda: heard[-1] == chain.account(run.account).nonce)
         assert len(heard) == 2
         group.cancel_scope.cancel()

@@ -31,7 +31,7 @@ async def test_only_a_newer_account_is_passed_on() -> None:
         assert await watching.read() == sights[0]
         assert await watching.read() is None
         stale = chain.accounts[run.account]
-        await Sender(rpc, OWNER).send(program.tick(run, user=OWNER.pubkey), timeout=TIMEOUT)
+        await Sender(rpc, OWNER).send(program.set_future_epoch_rates(run, authority=OWNER.pubkey), timeout=TIMEOUT)
         chain.unix += 5
         newest = await watching.read()
         assert newest is not None

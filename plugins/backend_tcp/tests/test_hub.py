@@ -67,8 +67,9 @@ def join(hub: Hub, number: int, moment: Moment, *, request: int = 7, address: by
     hub.receive(number, join_frame(hub, number, request=request, address=address), moment)
 
 
-def join_frame(hub: Hub, number: int, *, request: int = 7, address: bytes = b"here") -> bytes:
-    identity = hub._connections[number].identity
+def join_frame(hub: Hub, number: int, *, request: int = 7, address: bytes = b"here", identity: NodeIdentity = ALICE) -> bytes:
+    connection = hub._connections.get(number)
+    identity = identity if connection is None else connection.identity
     proof = sign_join(KEYS[identity.p2p], hub.state.instance, identity.signer)
     return encode_client(JoinRequest(request, address, proof))
 

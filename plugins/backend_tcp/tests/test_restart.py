@@ -24,6 +24,7 @@ from psyche_core.errors import BackendClosed, CommandRefused, ConfigError, UserE
 from psyche_core.hookspecs import ServerContext
 from psyche_core.testing.backend import in_phase, small_state, until
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
+from psyche_core.wire.messages import sign_join
 from psyche_core.wire.signing import SecretKey
 
 TIMEOUT = 10.0
@@ -237,10 +238,14 @@ async def test_changes_during_a_write_share_the_next_one(
 async def test_stopping_saves_what_nobody_was_told(client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey]) -> None:
     async with hosting(tmp_path, clock) as server:
         server._hub.connect(identity_of(keys[0]), server._now())
-        server._hub._join(identity_of(keys[0]), b"here", server._now())
+        server._hub._join(identity_of(keys[0]), b"here", server._now(), proof=proof_of(keys[0], server))
     saved = Store(tmp_path, "conformance").load()
     assert saved is not None
     assert saved.update.state.pending == (identity_of(keys[0]),)
+
+
+def proof_of(key: SecretKey, server: TcpServer) -> bytes:
+    return sign_join(key, server.state.instance, key.public)
 
 
 def identity_of(key: SecretKey) -> NodeIdentity:
@@ -290,7 +295,7 @@ async def test_members_that_do_not_come_back_are_withdrawn_and_the_run_goes_on(
 async def test_another_configuration_is_refused_at_the_start(clock: Any, tmp_path: Path) -> None:
     async with hosting(tmp_path, clock) as first:
         first._hub.connect(identity_of(SERVER_KEY), first._now())
-        first._hub._join(identity_of(SERVER_KEY), b"", first._now())
+        first._hub._join(identity_of(SERVER_KEY), b"", first._now(), proof=proof_of(SERVER_KEY, first))
     with pytest.raises(ConfigError, match=r"config\.init_min_clients is 2 there and 3 in the run's file"):
         async with hosting(tmp_path, clock, state=small_state(clients=3)):
             pass

@@ -376,7 +376,9 @@ class World:
                 raise Broken("nothing-is-lost-that-a-member-holds", sentence)
 
             last, target = node.disk.last, state.progress.step - 1
-            if last is not None and last.step > target and self.replicas.has_more(last.masters, last.step, than=target):
+            # What lies between the newest signed end and the step asked for is of no use: the run goes back to signed ends only.
+            whole = last is not None and last.step >= step
+            if last is not None and whole and self.replicas.has_more(last.masters, last.step, than=target):
                 sentence = f"the run goes back to step {target}, {node.name} has step {last.step} on its disk"
                 raise Broken("nothing-is-lost-that-a-disk-holds", sentence)
 

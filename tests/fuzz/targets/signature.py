@@ -10,7 +10,7 @@ MEMORY = (16, 65_536)
 
 _KEY = SecretKey(b"k" * 32)
 _BODY = b"what was signed"
-_SIGNED = _KEY.public + _KEY.sign("commitment", "run", _BODY) + _BODY
+_SIGNED = _KEY.public + _KEY.sign("commitment", b"run", _BODY) + _BODY
 _IDENTITY = b"\1" + bytes(31)
 """The group's neutral element: with it as key a lax verifier accepts forgeries."""
 
