@@ -1,6 +1,6 @@
 """The run's history: signed epoch ends, and going back to one where nobody holds what came after (F18).
 
-An epoch's end is signed once a quorum of the members that began its last round said that its masters have the same full digest.
+An epoch's end is signed once a quorum of the members that took part in it said that its masters have the same full digest.
 Going back is for the case that no member's memory or disk has the model any more: a quorum of those who speak in a warmup says
 that it cannot get the model, each with the newest signed end it holds, and the run goes on from the newest of these. Digests
 decide, so nobody can bring in another model; who claims an end it does not have makes the run go back to one more, earlier, end.
@@ -43,8 +43,8 @@ def present_end(state: CoordinatorState) -> EpochEnd:
 def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
     """Note a member's digest of the epoch's end; a quorum of equal ones signs it, once.
 
-    The quorum is of those who were healthy when the epoch's last round began, so that who leaves afterwards leaves nobody alone
-    with the signature; and what is signed is never signed otherwise.
+    The quorum is of those who took part in the epoch, wherever they are by now: who is left alone signs nothing alone. What is
+    signed is never signed otherwise.
 
     Raises CoordinatorError (InvalidRunState, InvalidWitness, DuplicateWitness).
     """
@@ -68,14 +68,10 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
     clients = list(state.epoch.clients)
     clients[slot] = replace(clients[slot], end_digest=command.digest)
     state = replace(state, epoch=replace(state.epoch, clients=tuple(clients)))
-    began = state.epoch.rounds[-1].slots
-    equal = [
-        other
-        for other in began
-        if clients[other].end_digest == command.digest and clients[other].state is not ClientState.Ejected
-    ]
+    voters = _took_part(state)
+    equal = [other for other in voters if clients[other].end_digest == command.digest]
     present = present_end(state)
-    if len(equal) < quorum(len(began)) or present.digest not in (NO_DIGEST, command.digest):
+    if len(equal) < quorum(len(voters)) or present.digest not in (NO_DIGEST, command.digest):
         return state, ()
 
     end = replace(present, digest=command.digest)
@@ -86,6 +82,16 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
         stored = replace(stored, digest=end.digest)
     event = EpochSigned(step=end.step, digest=end.digest)
     return replace(state, ends=ends, stored=stored), ((event,) if news else ())
+
+
+def _took_part(state: CoordinatorState) -> list[int]:
+    """Slots with accepted work in the epoch, or healthy when its last round began, but those that were ejected."""
+    last = state.epoch.rounds[-1].slots
+    return [
+        slot
+        for slot, client in enumerate(state.epoch.clients)
+        if client.state is not ClientState.Ejected and (client.accepted_rounds > 0 or slot in last)
+    ]
 
 
 def _hears_digests(state: CoordinatorState) -> bool:

@@ -64,7 +64,7 @@ fn refill<const N: usize>(queue: &mut List<Interval, N>, first: *const Interval,
 /// The stored checkpoint holds what the run has trained so far.
 pub fn note_stored(image: &mut Image) { Place::present(image).write(&mut image.stored) }
 
-/// Notes a member's digest of the epoch's end; a quorum of equal ones, among those who began its last round, signs it, once.
+/// Notes a member's digest of the epoch's end; a quorum of equal ones, among those who took part in it, signs it, once.
 pub fn epoch_digest(run: &mut Run, sender: &Key, epoch: u32, index: u16, digest: &Key) -> Outcome {
     let image = &mut *run.image;
     let last = image.current();
@@ -83,12 +83,15 @@ pub fn epoch_digest(run: &mut Run, sender: &Key, epoch: u32, index: u16, digest:
     }
     client.end_digest = *digest;
     let began = image.round(last).slots;
-    let mut equal = 0;
+    let (mut voters, mut equal) = (0, 0);
     for (slot, client) in image.epoch.clients.used().iter().enumerate() {
-        equal += usize::from(set::has(&began, slot) && client.state != health::EJECTED && same(&client.end_digest, digest));
+        if client.state != health::EJECTED && (client.accepted_rounds > 0 || set::has(&began, slot)) {
+            voters += 1;
+            equal += usize::from(same(&client.end_digest, digest));
+        }
     }
     let otherwise = image.end_of(image.progress.step.wrapping_sub(1)).is_some_and(|end| !same(&end.digest, digest));
-    if equal >= quorum(set::count(&began)) && !otherwise {
+    if equal >= quorum(voters) && !otherwise {
         sign_end(image, digest);
     }
     Ok(())
