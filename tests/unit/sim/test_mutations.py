@@ -35,7 +35,6 @@ from psyche_core.coordinator.state import EndReason
 from psyche_core.errors import CoordinatorError
 from psyche_core.testing.sim import keys, lies
 from psyche_core.testing.sim.compare import too_slow
-from psyche_core.testing.sim.disk import Disk
 from psyche_core.testing.sim.failure import SimFailure
 from psyche_core.testing.sim.generate import generate, lone_liar
 from psyche_core.testing.sim.world import run_script
@@ -265,11 +264,6 @@ def going_back_is_not_said(patch: Patch) -> None:
         patch.setattr(room, "went_back", went_back)
 
 
-def journals_are_not_replayed(patch: Patch) -> None:
-    """F18: a restarted member has its last checkpoint and nothing more."""
-    patch.setattr(Disk, "replayed", lambda *_, **__: None)
-
-
 def equal_payloads_expire_with_the_first(patch: Patch) -> None:
     """Bytes that are announced again are kept no longer for that."""
 
@@ -315,7 +309,6 @@ MUTATIONS = (
     Mutation(the_run_goes_back_as_soon_as_one_lacks_the_model, ("false-digests", "all-die"),
              ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds")),
     Mutation(going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only")),
-    Mutation(journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),
     Mutation(equal_payloads_expire_with_the_first, ("empty-results", "repeated-payload"),
              ("applies-what-it-holds", "the-run-goes-on", "honest-members-succeed")),
     Mutation(warmup_waits_for_everybody, ("idle-joiners",), ("a-liar-costs-little-time",), lone=True),
