@@ -101,7 +101,7 @@ class Repair:
         if self.floor is None:
             return False
 
-        if self.heard_at is None and any(offer.step >= self.floor for known in self.offers.values() for offer in known):
+        if self.heard_at is None and any(self._useful(offer) for known in self.offers.values() for offer in known):
             self.heard_at = now
         return self.heard_at is not None and now - max(self.since, self.heard_at) > seconds
 
@@ -122,7 +122,7 @@ class Repair:
         if self.floor is None:
             return None
 
-        known = [(slot, offer) for slot, offers in self.offers.items() for offer in offers if offer.step >= self.floor]
+        known = [(slot, offer) for slot, offers in self.offers.items() for offer in offers if self._useful(offer)]
         voters = (healthy | members.intersection(slot for slot, _ in known)) if waited else members
         voters = (voters | self.alike) - self.unlike
         voices: dict[tuple[int, bytes], list[ModelOffer]] = {}
@@ -152,12 +152,14 @@ class Repair:
 
     def untried(self, now: float) -> bool:
         """Whether there are offers that may still help, now."""
-        floor = -1 if self.floor is None else self.floor
-        known = (offer for offers in self.offers.values() for offer in offers)
+        known = (offer for offers in self.offers.values() for offer in offers if self._useful(offer))
         return any(
-            offer.step >= floor and offer.manifest_hash not in self.refused and now >= self.resting.get(offer.manifest_hash, now)
-            for offer in known
+            offer.manifest_hash not in self.refused and now >= self.resting.get(offer.manifest_hash, now) for offer in known
         )
+
+    def _useful(self, offer: ModelOffer) -> bool:
+        """Whether an offer is of masters that we can go on from, and that anybody can have: the run has not come further."""
+        return self.floor is not None and self.wanted is not None and self.floor <= offer.step <= self.wanted
 
     @property
     def exhausted(self) -> bool:
