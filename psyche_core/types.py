@@ -136,7 +136,7 @@ class WitnessStatement:
     participants: 32 bytes, bit `slot % 8` of byte `slot // 8` set when that slot's result was received and verified.
     broadcast_bloom: 320 bytes (2560 bits, 8 keys derived from the seed of round `height`) over the accepted commitments.
     merkle_root: root over the accepted commitments sorted by (batch, hash); 32 zero bytes when there are none.
-    model_digest: SHA-256 over the sampled parameter blocks after the last apply (protocol section 5).
+    model_digest: full digest of the masters during the round, after its applies (protocol section 5).
     """
 
     epoch: int

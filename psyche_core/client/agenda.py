@@ -1,7 +1,7 @@
 """Which piece of trainer work comes next, and what stands in the way. Pure functions over what the client knows.
 
 Decided here, in this order: masters from others while ours cannot be used; masters for others who asked for exactly those we
-hold; results that are settled, oldest first; the digest of the masters; our share of the current round; the end of the epoch.
+hold; results that are settled, oldest first; our share of the current round; the digest of the masters; the end of the epoch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from psyche_core.types import ClientState, RunState
 
 SNAPSHOT_ROUNDS = 8
 """Rounds a snapshot of our masters is offered for."""
+
+_LAST_CHANCE = (RunState.Warmup, RunState.Finished)
+"""States in which the most voices for a model are enough: nobody else can come to hold it any more."""
 
 _FROM_PEERS = ("P2P", "P2PGcs")
 
@@ -36,8 +39,8 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
         return f"this client holds the model after step {masters_at}, and the run is at step {due}"
     if masters_at is None:
         return f"this client has to begin with the model after step {start} and holds another one"
-    if state.run_state is RunState.Warmup and masters_at == start and _signed_otherwise(state, start, notes.digests.ours):
-        return f"this client's model after step {start} is not the one that the run's members signed"
+    if state.run_state in _LAST_CHANCE and masters_at == due and _signed_otherwise(state, due, notes.digests.ours):
+        return f"this client's model after step {due} is not the one that the run's members signed"
     if masters_at < start and (record is None or record.round.step > masters_at + 1):
         return f"this client has to begin with the model after step {start} and holds that after step {masters_at}"
     if record is None:
@@ -122,12 +125,13 @@ def fetch(
     repair = notes.repair
     members = frozenset(slot for slot, client in enumerate(state.epoch.clients) if client.state is not ClientState.Ejected)
     waited = repair.waited(now, seconds=offers_patience(state, patience))
+    asked_long_ago = now - repair.asked_at > offers_patience(state, patience) or state.run_state is RunState.Warmup
     choice = repair.choice(
         healthy - {notes.slot},
         members - {notes.slot},
         now=now,
         waited=waited,
-        settle_for_fewer=waited and state.run_state is RunState.Warmup,
+        settle_for_fewer=waited and asked_long_ago and state.run_state in _LAST_CHANCE,
     )
     if choice is None:
         return None
@@ -152,13 +156,12 @@ def fetch(
 
 def _play(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Work | None:
     share = record.shares.get(notes.slot) if notes.slot is not None else None
-    if not record.digest_asked:
-        record.digest_asked = True
-        return Digest(record.height, record.round.seed)
-
     fresh = record.height > notes.opened_at and not record.own_started
     if share is not None and fresh and notes.healthy(state):
         record.own_started = True
         return Train(record.height, record.round.step, share, notes.tag(record.height), state.generation)
+    if not record.digest_asked:  # after training: our result is on its way while the model is hashed
+        record.digest_asked = True
+        return Digest(record.height)
 
     return None

@@ -1,4 +1,4 @@
-"""Whether our replica is the others': full digests at the two ends of an epoch, sampled ones in every round's statements.
+"""Whether our replica is the others': at the two ends of an epoch, and in every round's statements.
 
 The reference never exchanged a hash of its weights, so replicas could drift unseen (its defect 9.1-1).
 """

@@ -68,9 +68,6 @@ class TrainerLike(ModelHolder, Protocol):
     def check(self, payload: bytes) -> None:
         """Raise PayloadRejected for a payload that does not fit; callable beside the others."""
 
-    def sampled_digest(self, seed: int) -> bytes:
-        """SHA-256 over a seeded sample of the masters."""
-
     def evaluate(self, samples: Samples) -> float:
         """Mean loss at the masters, in nats per token."""
 

@@ -132,7 +132,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Digested:
-    """The sampled digest of the masters for a round."""
+    """The full digest (32 bytes) of the masters during a round."""
 
     height: int
     digest: bytes
@@ -415,10 +415,9 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Work: sampled digest of the masters; answered by Digested. seed: the round's."""
+    """Work: digest of the masters during a round; answered by Digested."""
 
     height: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)

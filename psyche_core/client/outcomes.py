@@ -171,6 +171,8 @@ def _digested(me: Standing, event: ev.Digested) -> None:
     if me.notes is not None and record is not None and record.digest_asked:
         record.digest = event.digest
         me.notes.judge = True
+        if not me.doubtful:
+            me.model_digest, me.digest_at = event.digest, me.masters_at
 
 
 def _epoch_closed(me: Standing, event: ev.EpochClosed) -> None:

@@ -1,7 +1,7 @@
 """Seeing that our masters are the others', and getting theirs when ours cannot be used (protocol section 5).
 
-Decided here: full digests judge at an epoch's two ends, sampled ones in every settled round; who is astray, or cannot be brought
-up to date from what it knows, asks the members for their masters and takes no part in training until it has them. Only when
+Decided here: digests judge at an epoch's two ends and in every settled round; who is astray, or cannot be brought up to date from
+what it knows, asks the members for their masters and takes no part in training until it has them. Only when
 that fails again and again, or no model has a majority, the client withdraws with a sentence.
 """
 
@@ -14,7 +14,7 @@ from psyche_core.client.events import Broadcast, Load, ModelFetched, ModelFetchF
 from psyche_core.client.rounds import NO_DIGEST
 from psyche_core.client.standing import Standing
 from psyche_core.coordinator.commands import WarmupWitness
-from psyche_core.coordinator.history import held_digest
+from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import RunState
 from psyche_core.wire.messages import ModelWanted
@@ -48,18 +48,11 @@ def check_masters(me: Standing, state: CoordinatorState, notes: EpochNotes) -> N
     due = masters_due(state)
     if repair.asks(due, me.now):
         me.do(Broadcast(ModelWanted(notes.number, due), notes.tag(max(notes.newest, 0))))
-    waited = me.now - repair.since
-    if (
-        waited > agenda.offers_patience(state, me.patience)
-        and me.work is None
-        and (not repair.untried(me.now) or _nobody_agrees(me, notes))
-    ):
+    # What could not be had while the run went on may be had at its end.
+    waited = me.now - (repair.asked_at if state.run_state is RunState.Finished else repair.since)
+    helpless = not repair.untried(me.now) or min(waited, me.now - repair.failed_at) > me.patience.payload
+    if waited > agenda.offers_patience(state, me.patience) and me.work is None and helpless:
         _without_offers(me, state, notes, waited=waited)
-
-
-def _nobody_agrees(me: Standing, notes: EpochNotes) -> bool:
-    """Whether what is offered has not been enough to take for a long time: a few liars may offer anything, at any time."""
-    return me.now - max(notes.repair.since, notes.repair.failed_at) > me.patience.payload
 
 
 def _without_offers(me: Standing, state: CoordinatorState, notes: EpochNotes, *, waited: float) -> None:
@@ -97,7 +90,7 @@ def _look_on_disk(me: Standing, state: CoordinatorState, notes: EpochNotes) -> b
 
 
 def _say_what_we_hold(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
-    """Tell the coordinator that we cannot get the model, and which earlier end of an epoch we have (protocol F18)."""
+    """Tell the coordinator that we cannot get the model, and which earlier signed step we have (protocol F18)."""
     if notes.slot is None or notes.slot not in me.healthy:
         return
     if notes.lacking_said is not None and me.now - notes.lacking_said <= me.patience.answer:
@@ -107,12 +100,17 @@ def _say_what_we_hold(me: Standing, state: CoordinatorState, notes: EpochNotes) 
         return
 
     start = state.epoch.start_step - 1
-    ends = [end for end in state.ends if end.step < start and me.held.get(end.step) == end.digest]
+    ours = me.held if me.digest_at is None else {**me.held, me.digest_at: me.model_digest}
+    held = {step: digest for step, digest in signed_digests(state).items() if step < start and ours.get(step) == digest}
+    newest = max(held, default=None)
     if notes.lacking_said is None:
-        best = f"the newest one on our disk is that after step {ends[-1].step}" if ends else "there is none on our disk"
+        best = (
+            "none on our disk is one that members signed" if newest is None else f"the newest one we have is after step {newest}"
+        )
         me.tell(report.Problem("warning", f"no member has the model after step {start}; {best}"))
     notes.lacking_said = me.now
-    me.do(Send(WarmupWitness(me.identity, notes.number, notes.slot, held_digest(ends[-1].digest) if ends else NO_DIGEST)))
+    said = NO_DIGEST if newest is None else held_digest(held[newest])
+    me.do(Send(WarmupWitness(me.identity, notes.number, notes.slot, said)))
 
 
 def model_fetched(me: Standing, event: ModelFetched) -> None:
@@ -175,7 +173,7 @@ def masters_doubtful(me: Standing, reason: str) -> None:
 
 
 def _judge_digests(me: Standing, notes: EpochNotes) -> None:
-    """Compare our replica with the others': full digests at an epoch's ends, sampled ones of each settled round."""
+    """Compare our replica with the others', at an epoch's ends and in each settled round."""
     for peer, theirs in notes.digests.disagreements():
         name = notes.clients[peer].short
         me.tell(report.ReplicasDiffer(notes.number, notes.digests.ours.hex(), theirs.hex(), name))

@@ -37,9 +37,9 @@ class Offered:
 class Repair:
     """One epoch's efforts. reason: why our masters cannot be used, None while they can.
 
-    astray: our masters are not what others have, so nothing may be built on them. wanted: the step last asked for; floor: the
-    first one asked for, from which on we know all rounds; since: when that was; heard_at: when somebody first offered it;
-    failed_at: when we last failed to get it.
+    astray: our masters are not what others have, so nothing may be built on them. wanted: the step last asked for, where the run
+    is, and asked_at when; floor: the first one asked for, from which on we know all rounds; since: when that was; heard_at: when
+    somebody first offered it; failed_at: when we last failed to get it.
     refused: manifests that led astray; resting: those that could not be had, until when they are left alone. alike, unlike:
     slots that had our masters, and others, when ours were still right.
     """
@@ -47,6 +47,7 @@ class Repair:
     reason: str | None = None
     astray: bool = False
     wanted: int | None = None
+    asked_at: float = 0.0
     floor: int | None = None
     since: float = 0.0
     heard_at: float | None = None
@@ -85,7 +86,7 @@ class Repair:
 
         if self.floor is None:
             self.floor, self.since, self.heard_at = step, now, None
-        self.wanted = step
+        self.wanted, self.asked_at = step, now
         return True
 
     def offered(self, slot: int, offer: ModelOffer) -> None:

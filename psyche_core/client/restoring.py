@@ -2,7 +2,7 @@
 
 The journal's rounds are applied again on top of the checkpoint, then those that the state says were accepted while we were
 ending. How far: to where the coordinator is, never beyond, since it may have been restored from an older state. A journal of a
-history that the run has left is used as far as an epoch end that a quorum signed. Blocking; for a worker thread.
+history that the run has left is used as far as a step that members signed. Blocking; for a worker thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from psyche_core.client.epoch import masters_due
 from psyche_core.client.settled_rounds import decided_otherwise, settled_rounds
-from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
+from psyche_core.coordinator.history import signed_digests
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.training.journal import LEAST_LIMIT, Journal, Recovered, default_limit
 from psyche_core.training.journal_records import AppliedRound
@@ -28,11 +29,8 @@ _FLOAT32 = 4
 
 
 def signed_ends(state: CoordinatorState) -> Mapping[int, bytes]:
-    """Full digests by step of the epoch ends that a member may go on from; none where the stored checkpoint is to be used."""
-    if state.from_checkpoint:
-        return {}
-
-    return {end.step: end.digest for end in state.ends if end.digest != NO_DIGEST}
+    """Full digests by step of what a member may go on from; none where the stored checkpoint is to be used."""
+    return {} if state.from_checkpoint else signed_digests(state)
 
 
 class ReplayFailed(ModelError):
@@ -111,7 +109,8 @@ class Restorer:
             message = f"the journal cannot be replayed: {error}"
             raise ReplayFailed(message) from error
 
-        if recovered.header.generation != state.generation and trainer.full_digest() != signed_ends(state).get(at):
+        signed = signed_ends(state).get(at)
+        if (signed is not None or recovered.header.generation != state.generation) and trainer.full_digest() != signed:
             message = f"the journal does not lead to the model that the run's members signed after step {at}"
             raise ReplayFailed(message)
         if recovered.header.generation != state.generation or at < recovered.last_step:

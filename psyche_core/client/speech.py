@@ -86,12 +86,7 @@ def in_round(
     said: list[Action] = []
     before = notes.records.get(record.height - 1)
     trained = record.own_done or record.nearly_done or notes.slot not in record.shares
-    if (
-        not record.finished_sent
-        and trained
-        and record.digest != NO_DIGEST
-        and _holds_results(before, record, notes, healthy=healthy, now=now)
-    ):
+    if not record.finished_sent and trained and _holds_results(before, record, notes, healthy=healthy, now=now):
         record.finished_sent = True
         record.finished.setdefault(notes.slot, now)
         said += keep_verified(before, notes)
@@ -146,7 +141,7 @@ def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, hea
     """Whether a witness speaks now: everybody it waits for is done, or time is up."""
     if state.run_state is RunState.RoundWitness:
         return True
-    if not record.finished_sent:
+    if not record.finished_sent or record.digest == NO_DIGEST:
         return False
 
     return record.all_finished(healthy) or record.all_finished(notes.waited_for(record, healthy, now=now))

@@ -158,7 +158,7 @@ class Workshop:
             case Apply():
                 return await self._apply(work)
             case Digest():
-                return Digested(work.height, await anyio.to_thread.run_sync(self.bench.trainer.sampled_digest, work.seed))
+                return Digested(work.height, await anyio.to_thread.run_sync(self.bench.trainer.full_digest))
             case CloseEpoch():
                 return await self._close(work)
             case TakeSnapshot():

@@ -1,19 +1,24 @@
-"""The run's history: signed epoch ends, and going back to one where nobody holds what came after (F18).
+"""The run's history: what members signed, and going back to it where nobody holds what came after (F18).
 
-An epoch's end is signed once a quorum of the members that took part in it said that its masters have the same full digest.
-Going back is for the case that no member's memory or disk has the model any more: a quorum of those who speak in a warmup says
-that it cannot get the model, each with the newest signed end it holds, and the run goes on from the newest of these. Digests
-decide, so nobody can bring in another model; who claims an end it does not have makes the run go back to one more, earlier, end.
+An epoch's end is signed once a quorum of the members that took part in it said that its masters have the same full digest. The
+last steps of its rounds are signed by the witness statements that are still stored, each of which has the digest of the masters
+during its round. Going back is for the case that no member's memory or disk has the model any more: a quorum of those who speak
+in a warmup says that it cannot get the model, each with the newest signed step it holds, and the run goes on from the newest of
+these. Digests decide, so nobody can bring in another model; who claims a step it does not have makes the run go back once more.
 Where nobody holds any, the stored checkpoint is left, and that is the owner's decision unless the configuration took it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
+from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import EpochDigest, EpochEnded, EpochSigned, ModelLost, Outcome, WentBack
 from psyche_core.coordinator.phases import entered, wait_for_members
+from psyche_core.coordinator.requeue import added
 from psyche_core.coordinator.state import (
     MAX_END_INTERVALS,
     MAX_ENDS,
@@ -22,9 +27,9 @@ from psyche_core.coordinator.state import (
     EpochEnd,
     Progress,
 )
-from psyche_core.coordinator.witness import quorum
+from psyche_core.coordinator.witness import accepted_slots, quorum
 from psyche_core.errors import CoordinatorError
-from psyche_core.types import ClientState, RunState, total_samples
+from psyche_core.types import MAX_WITNESSES, ClientState, RunState, total_samples
 
 _HELD = b"psyche/held"
 _AFTERWARDS = (RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
@@ -34,10 +39,33 @@ _AFTERWARDS = (RunState.WaitingForMembers, RunState.Paused, RunState.Finished)
 def present_end(state: CoordinatorState) -> EpochEnd:
     """Where the run stands between two epochs, with the digest that a quorum signed for it, if any."""
     step = state.progress.step - 1
-    digest = next((end.digest for end in state.ends if end.step == step), NO_DIGEST)
+    return _end_at(state, step, next((end.digest for end in state.ends if end.step == step), NO_DIGEST))
+
+
+def _end_at(state: CoordinatorState, step: int, digest: bytes) -> EpochEnd:
     kept, left_out = state.requeue[-MAX_END_INTERVALS:], state.requeue[:-MAX_END_INTERVALS]
     lost = state.lost_samples + total_samples(left_out)
     return EpochEnd(step=step, data_index=state.progress.data_index, digest=digest, queue=kept, lost=lost)
+
+
+def signed_digests(state: CoordinatorState) -> Mapping[int, bytes]:
+    """Full digests (32 bytes) of the masters after each step that members signed: epoch ends, and what stored statements say.
+
+    Statements count where as many say the same as are a quorum of all members of the stored rounds, or of the largest committee
+    where those are more: who is left alone signs nothing alone.
+    """
+    rounds = state.epoch.rounds
+    members = {slot for stored in rounds for slot in stored.slots}
+    needed = quorum(min(len(members), MAX_WITNESSES))
+    found: dict[int, bytes] = {}
+    for stored in rounds:
+        said = Counter(statement.model_digest for statement in stored.statements)
+        del said[NO_DIGEST]
+        digest, count = max(said.items(), key=lambda item: item[1], default=(NO_DIGEST, 0))
+        # During a round everybody's masters are those after the round before the last; an epoch's first round has nothing new.
+        if count >= needed and stored.height > 0 and stored.step > 2:
+            found[stored.step - 2] = digest
+    return found | {end.step: end.digest for end in state.ends if end.digest != NO_DIGEST}
 
 
 def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
@@ -76,12 +104,17 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
 
     end = replace(present, digest=command.digest)
     news = all(known.step != end.step or known.digest != end.digest for known in state.ends)
-    ends = (*(known for known in state.ends if known.step < end.step), end)[-MAX_ENDS:]
+    ends = _ends_with(state, end)
     stored = state.stored
     if stored.step == end.step and stored.digest == NO_DIGEST:
         stored = replace(stored, digest=end.digest)
     event = EpochSigned(step=end.step, digest=end.digest)
     return replace(state, ends=ends, stored=stored), ((event,) if news else ())
+
+
+def _ends_with(state: CoordinatorState, end: EpochEnd) -> tuple[EpochEnd, ...]:
+    """The ends before this one, and this one as the last; the oldest goes when there are too many."""
+    return (*(known for known in state.ends if known.step < end.step), end)[-MAX_ENDS:]
 
 
 def _took_part(state: CoordinatorState) -> list[int]:
@@ -99,7 +132,7 @@ def _hears_digests(state: CoordinatorState) -> bool:
 
 
 def held_digest(digest: bytes) -> bytes:
-    """What a member that cannot get the model sends instead of a model's digest, of the end it holds (32 bytes, as `digest`).
+    """What a member that cannot get the model sends instead of a model's digest, of the step it holds (32 bytes, as `digest`).
 
     Not the end's own digest: masters of two steps can be equal, and that one would be the model it is ready with.
     """
@@ -118,15 +151,35 @@ def must_go_back(state: CoordinatorState) -> bool:
 
 
 def without_model(state: CoordinatorState, now: int) -> Outcome:
-    """Give the warmup up and go back to the newest end that a member holds, else to the stored checkpoint, if that is allowed."""
+    """Give the warmup up and go back to the newest step that a member holds, else to the stored checkpoint if that may be."""
     given_up = EpochEnded(epoch=state.progress.epoch, success=False)
-    held = next((end for end in state.ends if end.step == state.epoch.held_step), None) if state.epoch.held_step else None
+    held = _end_after(state, state.epoch.held_step) if state.epoch.held_step else None
     if held is None and not state.config.restart_from_checkpoint:
         lost = ModelLost(step=state.progress.step - 1)
         return entered(replace(state, model_lost=True), RunState.Paused, now), (given_up, lost)
 
     state, events = went_back(state, held or state.stored, from_checkpoint=held is None)
     return wait_for_members(state, now), (given_up, *events)
+
+
+def _end_after(state: CoordinatorState, step: int) -> EpochEnd | None:
+    """The place in the history after a signed step, None where it is not signed (any more).
+
+    Within an epoch's last rounds: what was accepted of later rounds waits to be assigned again, behind what waited already.
+    """
+    known = next((end for end in state.ends if end.step == step), None)
+    digest = signed_digests(state).get(step)
+    if known is not None or digest is None:
+        return known
+
+    queue, lost = state.requeue, state.lost_samples
+    for stored in state.epoch.rounds:
+        if stored.step > step and not stored.drain:
+            assigned = shares(state, stored)
+            again = [batch for slot in sorted(accepted_slots(state, stored)) for batch in assigned[slot]]
+            queue, given_up = added(queue, again)
+            lost += given_up
+    return _end_at(replace(state, requeue=queue, lost_samples=lost), step, digest)
 
 
 def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: bool) -> Outcome:
@@ -138,7 +191,7 @@ def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: boo
         progress=progress,
         requeue=target.queue,
         lost_samples=target.lost,
-        ends=tuple(end for end in state.ends if end.step <= target.step),
+        ends=tuple(end for end in state.ends if end.step <= target.step) if from_checkpoint else _ends_with(state, target),
         from_checkpoint=from_checkpoint,
         generation=state.generation + 1,
         epoch=replace(state.epoch, rounds=(), unplayed=True),  # they led to what is left behind

@@ -16,7 +16,7 @@ from psyche_core.coordinator.members import returned
 from psyche_core.coordinator.phases import entered
 from psyche_core.coordinator.rounds import active_round, everybody_stated, finish_round, with_missed
 from psyche_core.coordinator.state import STATED, WAITED_MISSES, CoordinatorState, Round
-from psyche_core.coordinator.warmup import came_back_in_warmup, spoken_in_warmup
+from psyche_core.coordinator.warmup import came_back_in_warmup, check_who_comes_back, spoken_in_warmup
 from psyche_core.coordinator.witness import BLOOM_BYTES, quorum
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, ClientState, NodeIdentity, RunState, WitnessStatement
@@ -40,6 +40,8 @@ def warmup_witness(state: CoordinatorState, command: WarmupWitness, now: int, *,
     if state.epoch.clients[slot].state is ClientState.Healthy:
         return spoken_in_warmup(state, command, now, seed=seed) if warming_up else (state, ())
 
+    if warming_up:
+        check_who_comes_back(state, command)
     state, events = returned(state, slot)
     if not warming_up:
         return state, events

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from psyche_core.coordinator.commands import EpochEnded, Event, Outcome, WarmupWitness
 from psyche_core.coordinator.exits import exited
-from psyche_core.coordinator.history import held_digest, must_go_back, without_model
+from psyche_core.coordinator.history import held_digest, must_go_back, signed_digests, without_model
 from psyche_core.coordinator.phases import due, wait_for_members
 from psyche_core.coordinator.rounds import start_round
 from psyche_core.coordinator.state import MAX_UNREADY, MAX_UNREADY_WAITS, NO_DIGEST, CoordinatorState, Unready
@@ -46,9 +46,7 @@ def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, 
     """
     slot, digest = command.index, command.model_digest
     epoch = state.epoch
-    start = epoch.start_step - 1
-    expected = next((end.digest for end in state.ends if end.step == start), None)
-    held = next((end.step for end in state.ends if end.step < start and held_digest(end.digest) == digest), None)
+    held = _step_of(state, digest)
     if slot in epoch.ready:
         raise CoordinatorError("DuplicateWitness", f"slot {slot} is already ready")
 
@@ -57,15 +55,37 @@ def spoken_in_warmup(state: CoordinatorState, command: WarmupWitness, now: int, 
         if slot in epoch.lacking and held_step == epoch.held_step:
             raise CoordinatorError("DuplicateWitness", f"slot {slot} has already said what it holds")
         epoch = replace(epoch, lacking=tuple(sorted({*epoch.lacking, slot})), held_step=held_step)
-    elif expected is not None and digest != expected:
-        message = f"the epoch starts with the model {expected[:4].hex()} after step {start}, slot {slot} has {digest[:4].hex()}"
-        raise CoordinatorError("InvalidWitness", message)
     else:
+        _check_model(state, slot, digest)
         ready = tuple(sorted({*epoch.ready, slot}))
         lacking = tuple(other for other in epoch.lacking if other != slot)
         epoch = replace(epoch, ready=ready, lacking=lacking)
     state = _with_ready_since(replace(state, epoch=epoch), now)
     return _gone_on(state, now, seed=seed) or (state, ())
+
+
+def _step_of(state: CoordinatorState, held: bytes) -> int | None:
+    """The newest signed step before the epoch's start that a member says to hold, None where it says none."""
+    steps = (step for step, digest in signed_digests(state).items() if held_digest(digest) == held)
+    return max((step for step in steps if step < state.epoch.start_step - 1), default=None)
+
+
+def _check_model(state: CoordinatorState, slot: int, digest: bytes) -> None:
+    """Refuse (InvalidWitness) a model that is not the one the epoch starts with, where that one is signed."""
+    start = state.epoch.start_step - 1
+    expected = next((end.digest for end in state.ends if end.step == start), None)
+    if expected is not None and digest != expected:
+        message = f"the epoch starts with the model {expected[:4].hex()} after step {start}, slot {slot} has {digest[:4].hex()}"
+        raise CoordinatorError("InvalidWitness", message)
+
+
+def check_who_comes_back(state: CoordinatorState, command: WarmupWitness) -> None:
+    """Refuse (InvalidWitness) a slot that would come back in warmup without the model that the epoch starts with."""
+    if command.model_digest == NO_DIGEST or _step_of(state, command.model_digest) is not None:
+        message = f"slot {command.index} comes back with the model or not at all; get it from the other members first"
+        raise CoordinatorError("InvalidWitness", message)
+
+    _check_model(state, command.index, command.model_digest)
 
 
 def came_back_in_warmup(state: CoordinatorState, now: int, *, seed: int) -> Outcome:

@@ -1,65 +1,55 @@
 """Digests of float32 master weights: do two replicas hold the same bits?
 
-Decided here: the sample is stratified. All parameters, ascending by name and flattened, are cut into blocks of 4096 values
-(a parameter's last block may be shorter); of every so many consecutive blocks one is hashed, picked by the seed: of every 100 in
-a large model, fewer in a smaller one, so that at least LEAST blocks are read, all of them where there are no more. So about 1 %
-of a large model is read wherever it lies, and over a few hundred rounds nothing stays unread; of a small one all is, every time.
+Decided here: one digest, of every bit, for the ends of epochs, for every round's statements and for the journal, so that each can
+be compared with the others. Parameters are hashed in pieces, so that a large model keeps several processors busy; the pieces are
+part of the digest, the number of threads is not.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-BLOCK = 4096
-STRIDE = 100
-LEAST = 256
-"""Blocks that are read at least, where there are so many: 4 MiB, a few milliseconds."""
+PIECE = 1 << 20
+"""Values hashed at once: 4 MiB."""
 
-_SAMPLE_TAG = b"psyche/model-sample/1"
+_TAG = b"psyche/model-digest/1"
 
 
 def full_digest(masters: Mapping[str, torch.Tensor]) -> bytes:
-    """SHA-256 over, per parameter ascending by name: name and shape (see `_label`), then its little-endian float32 bytes."""
-    digest = hashlib.sha256()
+    """32 bytes that name these masters.
+
+    SHA-256 over a tag and, per parameter ascending by name: name and shape (see `_label`), then the SHA-256 of every piece of its
+    little-endian float32 bytes; a piece has PIECE values, the last one the rest. As many threads as torch uses.
+    """
+    pieces = [piece for name in sorted(masters) for piece in _pieces(masters[name])]
+    threads = min(torch.get_num_threads(), len(pieces))
+    if threads > 1:
+        with ThreadPoolExecutor(threads, thread_name_prefix="digest") as pool:
+            hashes = iter(list(pool.map(_hashed, pieces)))
+    else:
+        hashes = map(_hashed, pieces)
+    digest = hashlib.sha256(_TAG)
     for name in sorted(masters):
         digest.update(_label(name, masters[name]))
-        digest.update(float32_bytes(masters[name]))
+        for _ in range(-(-masters[name].numel() // PIECE)):
+            digest.update(next(hashes))
     return digest.digest()
 
 
-def sampled_digest(masters: Mapping[str, torch.Tensor], seed: int) -> bytes:
-    """SHA-256 over tag, seed (u64), all names and shapes, then the picked blocks' float32 bytes, ascending."""
-    key = _SAMPLE_TAG + seed.to_bytes(8, "little")
-    names = sorted(masters)
-    digest = hashlib.sha256(key)
-    for name in names:
-        digest.update(_label(name, masters[name]))
-
-    counts = [-(-masters[name].numel() // BLOCK) for name in names]  # blocks per parameter
-    total = sum(counts)
-    stride = max(1, min(STRIDE, total // LEAST))
-    picked = [_pick(key, start, min(stride, total - start)) for start in range(0, total, stride)]
-    first = 0  # number of this parameter's first block
-    for name, count in zip(names, counts, strict=True):
-        flat = masters[name].detach().flatten()  # (numel,)
-        for block in picked[first // stride : (first + count - 1) // stride + 1]:
-            if first <= block < first + count:
-                begin = (block - first) * BLOCK
-                digest.update(float32_bytes(flat[begin : begin + BLOCK]))
-        first += count
-    return digest.digest()
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    flat = tensor.detach().flatten()  # (numel,)
+    return (flat[begin : begin + PIECE] for begin in range(0, flat.numel(), PIECE))
 
 
-def _pick(key: bytes, start: int, count: int) -> int:
-    """One of the blocks start .. start + count - 1."""
-    drawn = hashlib.sha256(key + start.to_bytes(8, "little")).digest()
-    return start + int.from_bytes(drawn[:8], "little") % count
+def _hashed(piece: torch.Tensor) -> bytes:
+    return hashlib.sha256(float32_bytes(piece)).digest()
 
 
 def _label(name: str, tensor: torch.Tensor) -> bytes:

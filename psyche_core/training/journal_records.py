@@ -85,8 +85,7 @@ class AppliedRound:
     """A round whose accepted results went into the masters.
 
     learning_rate: the one used, every bit of it; results: commitment and SHA-256 of the payload (32 bytes each) of every accepted
-    result, in the order of the round; statements: digest of the round's statements (32 bytes, NO_DIGEST: not known). sampled:
-    sampled digest of the masters *after* this round (32 bytes, NO_DIGEST: not known), drawn by sampled_seed (u64).
+    result, in the order of the round; statements: digest of the round's statements (32 bytes, NO_DIGEST: not known).
     """
 
     epoch: int
@@ -95,8 +94,6 @@ class AppliedRound:
     learning_rate: float
     results: tuple[tuple[bytes, bytes], ...]
     statements: bytes = NO_DIGEST
-    sampled_seed: int = 0
-    sampled: bytes = NO_DIGEST
 
     @property
     def payload_hashes(self) -> tuple[bytes, ...]:
@@ -150,8 +147,8 @@ def encode_record(record: Record) -> bytes:
                 record.step,
                 float(record.learning_rate),
                 [list(each) for each in record.results],
+                record.statements,
             ]
-            value += [record.statements, record.sampled_seed, record.sampled]
     try:
         body = encode(value)
     except (TypeError, ValueError) as error:
@@ -187,7 +184,7 @@ def decode_record(kind: Kind, body: bytes) -> Record:
                 trainer=_bytes(trainer, 32),
                 signer=_bytes(signer, 32),
             )
-        case Kind.Applied, [epoch, height, step, float(learning_rate), [*results], statements, sampled_seed, sampled]:
+        case Kind.Applied, [epoch, height, step, float(learning_rate), [*results], statements]:
             if len(results) > MAX_CLIENTS or not learning_rate >= 0:
                 message = f"a round in a journal has {len(results)} results and the learning rate {learning_rate}"
                 raise WireError(message)
@@ -199,8 +196,6 @@ def decode_record(kind: Kind, body: bytes) -> Record:
                 learning_rate=learning_rate,
                 results=tuple(_pair_of_hashes(each) for each in results),
                 statements=_bytes(statements, 32),
-                sampled_seed=_number(sampled_seed, 2**64),
-                sampled=_bytes(sampled, 32),
             )
         case _:
             message = f"a journal's {kind.name} is a list of its fields, got another shape"

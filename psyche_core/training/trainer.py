@@ -21,7 +21,7 @@ from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.training import snapshot
-from psyche_core.training.digest import full_digest, sampled_digest
+from psyche_core.training.digest import full_digest
 from psyche_core.training.micro_batch import MicroBatch, Notice
 from psyche_core.training.private_state import load_private, save_private
 from psyche_core.wire.manifest import Manifest, Piece, Table
@@ -120,10 +120,6 @@ class Trainer:
         """Loss at the master weights, in nats per predicted token. The next `train` loads its own weights again."""
         self._optimizer.load_masters()
         return self._micro_batch.loss(samples)
-
-    def sampled_digest(self, seed: int) -> bytes:
-        """SHA-256 over a sample of the masters drawn by `seed` (u64), for witness statements."""
-        return sampled_digest(self._optimizer.masters, seed)
 
     def full_digest(self) -> bytes:
         """SHA-256 over all masters."""

@@ -15,7 +15,7 @@ from psyche_core.coordinator.committee import drawn_order, witness_slots
 from psyche_core.coordinator.state import MAX_REJOINS, STORED_ROUNDS, Client, CoordinatorState, Round
 from psyche_core.testing.sim.failure import Broken
 from psyche_core.testing.sim.ledger import Ledger
-from psyche_core.types import ClientState, RunState
+from psyche_core.types import MAX_WITNESSES, ClientState, RunState
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
@@ -204,11 +204,26 @@ def _went_back(old: CoordinatorState, new: CoordinatorState, said: list[commands
         sentence = f"progress went {old.progress} -> {new.progress} in generation {new.generation}, said was {said}"
         raise Broken("training-never-goes-back-unsaid", sentence)
 
-    ends = [old.stored] if new.from_checkpoint else list(old.ends)
-    if not any((end.step, end.data_index) == (step, new.progress.data_index) for end in ends):
-        raise Broken("runs-go-back-to-known-ends", f"progress went {old.progress} -> {new.progress}, known ends are {ends}")
+    ends = {end.step: end.data_index for end in ([old.stored] if new.from_checkpoint else old.ends)}
+    attested = {} if new.from_checkpoint else dict.fromkeys(attested_digests(old), old.progress.data_index)
+    if (attested | ends).get(step) != new.progress.data_index:
+        sentence = f"progress went {old.progress} -> {new.progress}, known ends are {ends}, attested steps {sorted(attested)}"
+        raise Broken("runs-go-back-to-known-ends", sentence)
     if new.from_checkpoint and not (old.config.restart_from_checkpoint or old.model_lost):
         raise Broken("runs-go-back-to-known-ends", "the run went back to its stored checkpoint and nobody allowed it")
+
+
+def attested_digests(state: CoordinatorState) -> dict[int, bytes]:
+    """What at least two thirds of all who played in one of the stored rounds (of 32 at most) say they hold, by step."""
+    played = len(frozenset().union(*(stored.slots for stored in state.epoch.rounds)))
+    found = {}
+    for stored in state.epoch.rounds:
+        applied = stored.step - 2 if stored.height else 0
+        for statement in stored.statements:
+            alike = sum(other.model_digest == statement.model_digest for other in stored.statements)
+            if applied > 0 and any(statement.model_digest) and 3 * alike >= 2 * min(played, MAX_WITNESSES):
+                found[applied] = statement.model_digest
+    return found
 
 
 def _rounds(new: CoordinatorState, before: tuple[Round, ...]) -> None:

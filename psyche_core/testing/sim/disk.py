@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from psyche_core.client.epoch import masters_due
 from psyche_core.client.events import KeptResult
 from psyche_core.client.settled_rounds import decided_otherwise
-from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
+from psyche_core.coordinator.history import signed_digests
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.testing.sim.replica import Payload
 from psyche_core.wire.messages import Result
 
@@ -94,13 +95,17 @@ class Disk:
         return next((saved for saved in self._saved if saved.step == step), None)
 
     @property
-    def last(self) -> Saved | None:
-        """The newest masters that are on it."""
-        return self._journal[-1] if self._journal else None
+    def reach(self) -> tuple[Saved, ...]:
+        """All masters that the journal leads to, oldest first."""
+        return tuple(self._journal)
+
+    def begins_with_stored(self, state: CoordinatorState) -> bool:
+        """Whether the journal goes on from the run's stored model, so that this one is worth getting."""
+        return bool(self._journal) and self._journal[0].step == state.stored.step
 
     def checkpoint(self, state: CoordinatorState) -> Saved | None:
         """The newest checkpoint that is of the run in this state."""
-        due, ends = masters_due(state), signed_ends(state)
+        due, ends = masters_due(state), signed_digests(state)
         found = [
             saved
             for saved in self._saved
@@ -124,7 +129,8 @@ class Disk:
 
         at = min(max(until, base.step if begins or step is None else step), last.step)
         reached = self._journal[at - base.step]
-        if last.generation != state.generation and signed_ends(state).get(at) != reached.digest:
+        signed = signed_digests(state).get(at)
+        if (signed is not None or last.generation != state.generation) and signed != reached.digest:
             return None  # the real one says that it does not lead there, and is set aside
 
         whole = at == last.step and last.generation == state.generation
@@ -138,17 +144,12 @@ class Disk:
             return due if anew is None else min(due, anew - 1)
 
         reach = range(base.step, min(due, last.step) + 1)
-        return max((step for step in signed_ends(state) if step in reach), default=None)
+        return max((step for step in signed_digests(state) if step in reach), default=None)
 
     def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
         """Steps and digests of the signed ends of which there is a checkpoint, or that the journal reaches."""
-        ends = signed_ends(state)
+        ends = signed_digests(state)
         found = {saved.step: saved.digest for saved in self._saved if ends.get(saved.step) == saved.digest}
         if self._journal:
             found |= {step: ends[step] for step in range(self._journal[0].step, self._journal[-1].step + 1) if step in ends}
         return tuple(sorted(found.items()))
-
-
-def signed_ends(state: CoordinatorState) -> dict[int, bytes]:
-    """Full digests by step of the epoch ends that a quorum signed."""
-    return {end.step: end.digest for end in state.ends if end.digest != NO_DIGEST}

@@ -41,16 +41,28 @@ class Ledger:
         self._settled_height = -1
         self._epoch = -1
         self._at_step: dict[int, int] = {}
+        self._lost: dict[int, int] = {}
+        self._found_again = 0
 
     def epoch_ended(self, state: CoordinatorState) -> None:
         """An epoch has ended: what is accepted by now is what a run that goes back to this end goes on from."""
         self._at_step[state.progress.step - 1] = self._accepted_ever
 
     def went_back(self, state: CoordinatorState) -> None:
-        """The run goes on from an earlier epoch end (or its checkpoint): what was accepted since is to be accepted again."""
+        """The run goes on from an earlier step (or its checkpoint): what was accepted since is to be accepted again.
+
+        What was counted as lost of these steps is trained again too; the coordinator's count stays as it is.
+        """
         step = state.progress.step - 1
+        for key, known in self.accepted.items():
+            if key[1] > step and step not in self._at_step:
+                for samples in known:
+                    self._accepted_ever &= ~samples
+        if step in self._at_step or step == 0:
+            self._accepted_ever = self._at_step.get(step, 0)
+        else:
+            self._found_again += sum(self._lost.pop(at) for at in list(self._lost) if at > step)
         self.accepted = {key: known for key, known in self.accepted.items() if key[1] <= step}
-        self._accepted_ever = self._at_step.get(step, 0)
         self._settled_height = self._epoch = -1
 
     def copy(self) -> Ledger:
@@ -62,6 +74,7 @@ class Ledger:
         other._accepted_ever = self._accepted_ever
         other._settled_height, other._epoch = self._settled_height, self._epoch
         other._at_step = dict(self._at_step)
+        other._lost, other._found_again = dict(self._lost), self._found_again
         return other
 
     def of_honest_before(self, step: int) -> int:
@@ -127,6 +140,8 @@ class Ledger:
             return
 
         self._accepted_ever &= ~share
+        if lost:
+            self._lost[before.step] = self._lost.get(before.step, 0) + new.lost_samples - old.lost_samples
         known = self.accepted.get((before.height, before.step), [])
         without = [samples & ~share for samples in known]
         # Of a lost share nobody knows whether its result can be found, so either is right; all must still do alike.
@@ -144,7 +159,7 @@ class Ledger:
             raise Broken("no-sample-in-two-places", sentence)
 
         missing = (assigned & ~placed).bit_count()
-        if missing != state.lost_samples:
+        if missing != state.lost_samples - self._found_again:
             sentence = f"{missing} samples are nowhere in the ledger and {state.lost_samples} are counted as lost"
             raise Broken("no-sample-skipped", sentence)
 

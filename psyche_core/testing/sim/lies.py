@@ -23,7 +23,7 @@ from psyche_core.coordinator.commands import (
     Withdraw,
     Witness,
 )
-from psyche_core.coordinator.history import held_digest
+from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.testing.sim.clock import Clock
 from psyche_core.testing.sim.forgeries import Forgeries, with_payload
 from psyche_core.testing.sim.node import Node
@@ -120,8 +120,9 @@ class Lies:
         self._server.ask(node, command)
 
     def _false_digest(self, chance: random.Random) -> bytes:
-        """A model nobody has, none at all, or that of an earlier end of an epoch."""
-        ends = [said for end in self._server.state.ends for said in (end.digest, held_digest(end.digest))]
+        """A model nobody has, none at all, or that of an earlier step that members signed."""
+        signed = signed_digests(self._server.state).values()
+        ends = [said for digest in signed for said in (digest, held_digest(digest))]
         return chance.choice((chance.randbytes(32), bytes(32), *ends))
 
     def _false_statement(self, chance: random.Random, statement: WitnessStatement) -> WitnessStatement:

@@ -17,6 +17,7 @@ from psyche_core.client import events as ev
 from psyche_core.client.epoch import masters_due
 from psyche_core.client.machine import ClientMachine, Patience
 from psyche_core.client.settled_rounds import settled_rounds
+from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
 from psyche_core.testing.sim.disk import Disk, Saved
 from psyche_core.testing.sim.failure import Broken
@@ -368,7 +369,9 @@ class Node:
         begins_anew = state.from_checkpoint and state.progress.step == state.epoch.start_step and not from_members
         own = None if work.fresh or begins_anew else self.disk.checkpoint(state)
         if from_members and not self._knows_the_model and own is None:
-            return ev.SourceMissing("nothing here says how the model is built")
+            if not self.disk.begins_with_stored(state):
+                return ev.SourceMissing("nothing here says how the model is built")
+            checkpoint, from_members = loaded_from_hub(state.model).LLM.checkpoint, False
 
         self.replica = self._world.new_replica()
         self._order = StepOrder(self.name)
@@ -462,7 +465,7 @@ class Node:
         return ev.Applied(work.height, 0.01)
 
     def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002
-        return ev.Digested(work.height, self.replica.sampled_digest(work.seed))
+        return ev.Digested(work.height, self.replica.digest())
 
     def _close_epoch(self, work: ev.CloseEpoch, lineage: int) -> ev.Event:
         masters = self.replica.snapshot()

@@ -53,9 +53,6 @@ class Replica(Protocol):
     def apply(self, step: int, payloads: Sequence[Payload], *, own_accepted: bool) -> None:
         """Put results into the masters."""
 
-    def sampled_digest(self, seed: int) -> bytes:
-        """Digest of a sample of the masters."""
-
     def digest(self) -> bytes:
         """Digest of all masters."""
 
@@ -123,10 +120,6 @@ class HashReplica:
             ((piece ^ step) * _SPREAD + sum(int.from_bytes(item[8 * place : 8 * place + 8], "little") for item in hashes)) & _MASK
             for place, piece in enumerate(self._masters)
         )
-
-    def sampled_digest(self, seed: int) -> bytes:
-        """All pieces are in the sample."""
-        return hashlib.sha256(b"%d|%b" % (seed, repr(self._masters).encode())).digest()
 
     def digest(self) -> bytes:
         """SHA-256 of the pieces."""

@@ -73,7 +73,7 @@ class Server:
         with_ledger: bool = False,
     ) -> None:
         self.lineage = 0
-        self.went_back: Callable[[int, CoordinatorState], None] | None = None
+        self.went_back: Callable[[int, CoordinatorState, CoordinatorState], None] | None = None
         self.changed: Callable[[CoordinatorState, float], None] | None = None
         self._history: deque[Kept] = deque()
         self._remember = remember
@@ -127,12 +127,12 @@ class Server:
             return
 
         self._counts["older-state"] += 1
-        self.state = kept.seen.state
+        before, self.state = self.state, kept.seen.state
         self.version += 1
         self.lineage += 1
         self._watch.restored(self.state, kept.ledger)
         if self.went_back is not None:
-            self.went_back(self.lineage, self.state)
+            self.went_back(self.lineage, before, self.state)
         self._keep()
 
     def _keep(self) -> None:
@@ -220,7 +220,7 @@ class Server:
             if state.generation != before.generation:
                 self.lineage += 1
                 if self.went_back is not None:
-                    self.went_back(self.lineage, state)
+                    self.went_back(self.lineage, before, state)
             if self.changed is not None and (state.progress is not before.progress or state.run_state is not before.run_state):
                 self.changed(state, self._clock.now)
             if self._remember:

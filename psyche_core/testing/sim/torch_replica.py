@@ -63,10 +63,6 @@ class TorchReplica:
         """Apply for real."""
         self._trainer.apply(step, [payload.content for payload in payloads], own_accepted=own_accepted)
 
-    def sampled_digest(self, seed: int) -> bytes:
-        """The real sampled digest."""
-        return self._trainer.sampled_digest(seed)
-
     def digest(self) -> bytes:
         """The real full digest."""
         return self._trainer.full_digest()

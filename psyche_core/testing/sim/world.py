@@ -20,7 +20,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.run_config import Choice, CoordinatorConfig, LLMConfig, ModelConfig
 from psyche_core.testing.sim.announced import Announced
 from psyche_core.testing.sim.clock import Clock
-from psyche_core.testing.sim.coordinator_watch import CoordinatorWatch
+from psyche_core.testing.sim.coordinator_watch import CoordinatorWatch, attested_digests
 from psyche_core.testing.sim.failure import Broken, SimFailure
 from psyche_core.testing.sim.keys import INSTANCE, RUN_ID, identity_of, member_with
 from psyche_core.testing.sim.lies import Lies
@@ -116,8 +116,6 @@ class World:
         self.server.changed = self._changed
         self._owner_decides = False
         self._owner_asked = 0
-        self._generation = 0
-        self._step = 1
         self.lies = Lies(self.clock, self.server, members=script.clients, counts=self.counts)
         self.nodes = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
@@ -337,7 +335,6 @@ class World:
 
     def _changed(self, state: CoordinatorState, now: float) -> None:
         """The coordinator's phase or progress has changed. now: virtual seconds."""
-        self._step = state.progress.step
         self.times.look(state, now)
         if state.model_lost and not self._owner_decides:
             self.counts["model lost"] += 1
@@ -355,17 +352,21 @@ class World:
             self._owner_asked += 1
             self.server.take(Resume(from_checkpoint=self._owner_asked > 1))
 
-    def _went_back(self, lineage: int, state: CoordinatorState) -> None:
+    def _went_back(self, lineage: int, before: CoordinatorState, state: CoordinatorState) -> None:
         """The coordinator goes on from an older state or step: what was decided since is forgotten."""
         self.note("server", f"goes back to step {state.progress.step}")
         self.counts["went back"] += 1
-        if state.generation != self._generation:
-            self._generation = state.generation
-            self._nobody_has(state, self._step - 1)
+        if state.generation > before.generation:
+            self._nobody_has(before, state)
         self.replicas.went_back(lineage, masters_due(state) if state.run_state in PLAYING else state.progress.step - 1)
 
-    def _nobody_has(self, state: CoordinatorState, step: int) -> None:
-        """The run goes back from a step: no honest member of the epoch that came back in time may hold the masters after it."""
+    def _nobody_has(self, before: CoordinatorState, state: CoordinatorState) -> None:
+        """The run goes back: what it leaves behind no honest member of the epoch that came back in time may hold.
+
+        That is: the masters after the last step, in memory or on a disk, and on a disk those after any step that members signed.
+        """
+        step, target = before.progress.step - 1, state.progress.step - 1
+        signed = [*attested_digests(before), *(end.step for end in before.ends)]
         for node in self._honest():
             slot = state.slot_of(node.identity)
             awake = node.running and not node.paused and not node.spoiled and self.clock.now - node.booted_at > RECOVERY
@@ -375,12 +376,11 @@ class World:
                 sentence = f"the run goes back from step {step}, whose masters {node.name} holds"
                 raise Broken("nothing-is-lost-that-a-member-holds", sentence)
 
-            last, target = node.disk.last, state.progress.step - 1
-            # What lies between the newest signed end and the step asked for is of no use: the run goes back to signed ends only.
-            whole = last is not None and last.step >= step
-            if last is not None and whole and self.replicas.has_more(last.masters, last.step, than=target):
-                sentence = f"the run goes back to step {target}, {node.name} has step {last.step} on its disk"
-                raise Broken("nothing-is-lost-that-a-disk-holds", sentence)
+            for kept in node.disk.reach:
+                known = kept.step >= step or kept.step in signed
+                if known and self.replicas.has_more(kept.masters, kept.step, than=target):
+                    sentence = f"the run goes back to step {target}, {node.name} has step {kept.step} on its disk"
+                    raise Broken("nothing-is-lost-that-a-disk-holds", sentence)
 
     def applied(self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object) -> None:
         """A member applied the results of a round. held: its payloads by hash; before: its masters without them."""

@@ -33,8 +33,9 @@ from psyche_core.coordinator import witness as votes
 from psyche_core.coordinator.commands import ClientsExited
 from psyche_core.coordinator.state import EndReason
 from psyche_core.errors import CoordinatorError
-from psyche_core.testing.sim import keys, lies
+from psyche_core.testing.sim import disk, keys, lies
 from psyche_core.testing.sim.compare import too_slow
+from psyche_core.testing.sim.disk import Disk
 from psyche_core.testing.sim.failure import SimFailure
 from psyche_core.testing.sim.generate import generate, lone_liar
 from psyche_core.testing.sim.world import run_script
@@ -264,6 +265,22 @@ def going_back_is_not_said(patch: Patch) -> None:
         patch.setattr(room, "went_back", went_back)
 
 
+def journals_are_not_replayed(patch: Patch) -> None:
+    """F18: a restarted member has its last checkpoint and nothing more."""
+    patch.setattr(Disk, "replayed", lambda *_, **__: None)
+
+
+def statements_sign_nothing(patch: Patch) -> None:
+    """F18: the run goes back to the ends of epochs only, whatever step of the last rounds a disk still has."""
+    for room in (history, warmup, recovery, disk):
+        patch.setattr(room, "signed_digests", lambda state: {end.step: end.digest for end in state.ends})
+
+
+def steps_in_between_keep_later_samples(patch: Patch) -> None:
+    """F18: where the run goes back into an epoch's last rounds, what was accepted after that step is not assigned again."""
+    patch.setattr(history, "accepted_slots", lambda *_: frozenset())
+
+
 def equal_payloads_expire_with_the_first(patch: Patch) -> None:
     """Bytes that are announced again are kept no longer for that."""
 
@@ -309,6 +326,9 @@ MUTATIONS = (
     Mutation(the_run_goes_back_as_soon_as_one_lacks_the_model, ("false-digests", "all-die"),
              ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds")),
     Mutation(going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only")),
+    Mutation(journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),
+    Mutation(statements_sign_nothing, ("all-die",), ("nothing-is-lost-that-a-disk-holds",), first=80),
+    Mutation(steps_in_between_keep_later_samples, ("all-die",), ("no-sample-skipped",), first=80),
     Mutation(equal_payloads_expire_with_the_first, ("empty-results", "repeated-payload"),
              ("applies-what-it-holds", "the-run-goes-on", "honest-members-succeed")),
     Mutation(warmup_waits_for_everybody, ("idle-joiners",), ("a-liar-costs-little-time",), lone=True),

@@ -1,11 +1,14 @@
-//! Signed epoch ends, and going back to one where nobody holds what came after (psyche_core/coordinator/history.py).
+//! What members signed, and going back to it where nobody holds what came after (psyche_core/coordinator/history.py).
 use crate::elections::quorum;
 use crate::epochs::wait_for_members;
-use crate::image::{health, same, state, EpochEnd, Image, Interval, Key, List, Set, MAX_ENDS, MAX_END_INTERVALS, NONE, NO_DIGEST};
+use crate::image::{
+    health, same, state, EpochEnd, Image, Interval, Key, List, Set, MAX_ENDS, MAX_END_INTERVALS, MAX_WITNESSES, NONE, NO_DIGEST,
+};
 use crate::refusal::{Outcome, DUPLICATE_WITNESS, INVALID_RUN_STATE, INVALID_WITNESS};
-use crate::run::Run;
+use crate::requeue::add_returned;
+use crate::run::{heap, Run};
 use crate::set;
-use crate::shares::total;
+use crate::shares::{accepted, samples_of, total};
 use crate::verified::as_bytes;
 use psyche_common::runtime::sol_sha256;
 
@@ -101,6 +104,15 @@ pub fn epoch_digest(run: &mut Run, sender: &Key, epoch: u32, index: u16, digest:
 #[inline(never)]
 fn sign_end(image: &mut Image, digest: &Key) {
     let step = image.progress.step.wrapping_sub(1);
+    append_end(image, step, digest);
+    if image.stored.step == step && same(&image.stored.digest, &NO_DIGEST) {
+        image.stored.digest = *digest;
+    }
+}
+
+/// Appends an end with the samples that wait now; its place in the list.
+#[inline(never)]
+fn append_end(image: &mut Image, step: u64, digest: &Key) -> usize {
     truncate_ends(&mut image.ends, step);
     let ends = &mut image.ends;
     if ends.len() == MAX_ENDS {
@@ -109,12 +121,11 @@ fn sign_end(image: &mut Image, digest: &Key) {
     }
     let number = ends.len();
     let mut place = Place::present(image);
+    place.step = step;
     place.digest = *digest;
     place.write(&mut image.ends.items[number]);
     image.ends.count += 1;
-    if image.stored.step == step && same(&image.stored.digest, &NO_DIGEST) {
-        image.stored.digest = *digest;
-    }
+    number
 }
 
 /// Forgets the ends from this step on.
@@ -123,8 +134,63 @@ fn truncate_ends(ends: &mut List<EpochEnd, MAX_ENDS>, step: u64) {
     ends.truncate(kept);
 }
 
-/// What a member that cannot get the model sends instead of a model's digest, of the end it holds.
-pub fn held_digest(digest: &Key) -> Key {
+/// Statements that must name the same digest to sign a step: a quorum of all members of the stored rounds, or of the largest
+/// committee where those are more.
+fn needed_to_sign(image: &Image) -> usize {
+    let mut members = [0; 4];
+    for round in image.epoch.rounds.used() {
+        set::unite(&mut members, &round.slots);
+    }
+    quorum(set::count(&members).min(MAX_WITNESSES))
+}
+
+/// The step that a stored round's statements sign, and its digest: that of everybody's masters during the round.
+#[inline(never)]
+fn attested(image: &Image, place: usize, needed: usize) -> Option<(u64, Key)> {
+    let round = image.round(place);
+    let said = round.statements.used();
+    if round.height == 0 || round.step <= 2 || said.len() < needed {
+        return None;
+    }
+    // a digest that most name is the one left when each other cancels one of them
+    let (mut digest, mut lead) = (&NO_DIGEST, 0);
+    for statement in said {
+        let alike = same(&statement.model_digest, digest);
+        if lead == 0 {
+            digest = &statement.model_digest;
+        }
+        lead = if lead == 0 || alike { lead + 1 } else { lead - 1 };
+    }
+    let count = said.iter().filter(|statement| same(&statement.model_digest, digest)).count();
+    if count < needed || same(digest, &NO_DIGEST) { None } else { Some((round.step - 2, *digest)) }
+}
+
+/// The newest signed step before the epoch's start that a member says to hold.
+#[inline(never)]
+pub fn held_step(image: &Image, said: &Key) -> Option<u64> {
+    let start = image.epoch.start_step.wrapping_sub(1);
+    let mut newest = None;
+    let mut look = |step: u64, digest: &Key| {
+        if step < start && newest.is_none_or(|known| known < step) && same(&held_digest(digest), said) {
+            newest = Some(step);
+        }
+    };
+    for end in image.ends.used() {
+        look(end.step, &end.digest);
+    }
+    let needed = needed_to_sign(image);
+    for place in 0..image.epoch.rounds.len() {
+        if let Some((step, digest)) = attested(image, place, needed) {
+            if image.end_of(step).is_none() {
+                look(step, &digest);
+            }
+        }
+    }
+    newest
+}
+
+/// What a member that cannot get the model sends instead of a model's digest, of the step it holds.
+fn held_digest(digest: &Key) -> Key {
     let mut held = [0; 8];
     let parts: [&[u8]; 2] = [HELD, as_bytes(digest)];
     unsafe { sol_sha256(parts.as_ptr(), 2, held.as_mut_ptr() as *mut u8) };
@@ -143,13 +209,12 @@ pub fn must_go_back(image: &Image) -> bool {
     image.from_checkpoint == 0 && count >= image.config.init_min_clients as usize && set::count(&lacking) >= quorum(count)
 }
 
-/// Gives the warmup up and goes back to the newest end that a member holds, else to the stored checkpoint, if that is allowed.
+/// Gives the warmup up and goes back to the newest step that a member holds, else to the stored checkpoint, if that is allowed.
 #[inline(never)]
 pub fn without_model(run: &mut Run) {
     run.backing.keep(0);
+    let held = held_end(run);
     let image = &mut *run.image;
-    let held_step = image.epoch.held_step;
-    let held = image.ends.used().iter().position(|end| held_step != 0 && end.step == held_step);
     match held {
         Some(number) => go_back(image, &Place::of(&image.ends.items[number]), false),
         None if image.config.restart_from_checkpoint != 0 => go_back(image, &Place::of(&image.stored), true),
@@ -160,6 +225,36 @@ pub fn without_model(run: &mut Run) {
         }
     }
     wait_for_members(run);
+}
+
+/// Place among the ends of the newest step that a member holds. One of an epoch's last rounds becomes an end first: what was
+/// accepted of later rounds waits to be assigned again, behind what waited already.
+#[inline(never)]
+fn held_end(run: &mut Run) -> Option<usize> {
+    let step = run.image.epoch.held_step;
+    if step == 0 {
+        return None;
+    }
+    let known = run.image.ends.used().iter().position(|end| end.step == step);
+    if known.is_some() {
+        return known;
+    }
+    let needed = needed_to_sign(run.image);
+    let rounds = run.image.epoch.rounds.len();
+    let signed = (0..rounds).filter_map(|place| attested(run.image, place, needed)).find(|signed| signed.0 == step);
+    let (_, digest) = signed?;
+    for place in 0..rounds {
+        let round = run.image.round(place);
+        if round.step > step && round.drain == 0 {
+            let mut seen = [0; 4];
+            accepted(run, place, &mut seen);
+            if !set::is_empty(&seen) {
+                let returned = samples_of(run, place, &seen, heap::returned());
+                add_returned(run, returned);
+            }
+        }
+    }
+    Some(append_end(run.image, step, &digest))
 }
 
 /// Goes back to the stored checkpoint.

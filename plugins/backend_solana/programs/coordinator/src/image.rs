@@ -132,7 +132,7 @@ pub struct Statement {
     pub participants: Key,
     pub broadcast_bloom: [u8; BLOOM_BYTES],
     pub merkle_root: [u8; 32],
-    pub model_digest: [u8; 32],
+    pub model_digest: Key,
 }
 
 #[repr(C)]

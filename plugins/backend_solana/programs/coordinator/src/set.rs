@@ -21,6 +21,13 @@ pub fn intersect(set: &mut Set, other: &Set) {
 }
 
 #[inline(always)]
+pub fn unite(set: &mut Set, other: &Set) {
+    for word in 0..4 {
+        set[word] |= other[word];
+    }
+}
+
+#[inline(always)]
 pub fn subtract(set: &mut Set, other: &Set) {
     for word in 0..4 {
         set[word] &= !other[word];

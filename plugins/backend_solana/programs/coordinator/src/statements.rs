@@ -8,7 +8,7 @@ use crate::run::Run;
 use crate::set;
 use crate::shares::{assigned, before};
 use crate::text::copy;
-use crate::warmup::{go_on, speak};
+use crate::warmup::{check_who_comes_back, go_on, speak};
 
 /// Counts a client as ready, or as one that cannot get the model; or brings a slot that was dropped or withdrew, and whose client joined again, back to health.
 pub fn warmup_witness(run: &mut Run, sender: &Key, epoch: u32, index: u16, digest: &Key) -> Outcome {
@@ -25,6 +25,9 @@ pub fn warmup_witness(run: &mut Run, sender: &Key, epoch: u32, index: u16, diges
     }
     if run.image.epoch.clients.items[slot].state == health::HEALTHY {
         return if warming_up { speak(run, slot, digest) } else { Ok(()) };
+    }
+    if warming_up {
+        check_who_comes_back(run.image, digest)?;
     }
     come_back(run, slot)?;
     if warming_up {

@@ -1,7 +1,7 @@
 //! Warmup: members load the epoch's model, and the first round starts (psyche_core/coordinator/warmup.py).
 use crate::epochs::wait_for_members;
-use crate::history::{held_digest, must_go_back, without_model};
-use crate::image::{due, health, same, EpochEnd, Key, Set, Unready, MAX_CLIENTS, MAX_UNREADY, MAX_UNREADY_WAITS, NONE, NO_DIGEST};
+use crate::history::{held_step, must_go_back, without_model};
+use crate::image::{due, health, same, Image, Key, Set, Unready, MAX_CLIENTS, MAX_UNREADY, MAX_UNREADY_WAITS, NONE, NO_DIGEST};
 use crate::members::exit;
 use crate::refusal::{Outcome, DUPLICATE_WITNESS, INVALID_WITNESS, NOTHING_DUE};
 use crate::rounds::start_round;
@@ -35,8 +35,7 @@ pub fn speak(run: &mut Run, slot: usize, digest: &Key) -> Outcome {
     let image = &mut *run.image;
     let start = image.epoch.start_step.wrapping_sub(1);
     let expected = image.end_of(start).map(|end| end.digest);
-    let earlier = |end: &&EpochEnd| end.step.wrapping_add(1) < image.epoch.start_step;
-    let held = image.ends.used().iter().filter(earlier).find(|end| same(&held_digest(&end.digest), digest)).map(|end| end.step);
+    let held = held_step(image, digest);
     let right = expected.is_some_and(|expected| same(&expected, digest));
     if set::has(&image.epoch.ready, slot) {
         return Err(DUPLICATE_WITNESS);
@@ -56,6 +55,13 @@ pub fn speak(run: &mut Run, slot: usize, digest: &Key) -> Outcome {
     }
     go_on(run);
     Ok(())
+}
+
+/// Refuses a slot that would come back in warmup without the model that the epoch starts with.
+pub fn check_who_comes_back(image: &Image, digest: &Key) -> Outcome {
+    let expected = image.end_of(image.epoch.start_step.wrapping_sub(1));
+    let wrong = expected.is_some_and(|end| !same(&end.digest, digest));
+    if wrong || same(digest, &NO_DIGEST) || held_step(image, digest).is_some() { Err(INVALID_WITNESS) } else { Ok(()) }
 }
 
 /// Goes on after a slot has spoken, or came back ready.
