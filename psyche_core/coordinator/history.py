@@ -14,6 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import EpochDigest, EpochEnded, EpochSigned, ModelLost, Outcome, WentBack
@@ -49,23 +50,28 @@ def _end_at(state: CoordinatorState, step: int, digest: bytes) -> EpochEnd:
 
 
 def signed_digests(state: CoordinatorState) -> Mapping[int, bytes]:
-    """Full digests (32 bytes) of the masters after each step that members signed: epoch ends, and what stored statements say.
+    """Full digests (32 bytes) of the masters after each step that members signed: epoch ends, and what stored statements say."""
+    return _attested(state) | {end.step: end.digest for end in state.ends if end.digest != NO_DIGEST}
 
-    Statements count where as many say the same as are a quorum of all members of the stored rounds, or of the largest committee
-    where those are more: who is left alone signs nothing alone.
+
+def _attested(state: CoordinatorState) -> dict[int, bytes]:
+    """The digests, by step, that stored statements sign.
+
+    As many must say the same as are a quorum of all members of the stored rounds, or of the largest committee where those are
+    more: who is left alone signs nothing alone. During a round everybody's masters are those of two steps before it; the round
+    between must be stored too, for its samples would be assigned again.
     """
     rounds = state.epoch.rounds
     members = {slot for stored in rounds for slot in stored.slots}
     needed = quorum(min(len(members), MAX_WITNESSES))
     found: dict[int, bytes] = {}
-    for stored in rounds:
+    for before, stored in pairwise(rounds):
         said = Counter(statement.model_digest for statement in stored.statements)
         del said[NO_DIGEST]
         digest, count = max(said.items(), key=lambda item: item[1], default=(NO_DIGEST, 0))
-        # During a round everybody's masters are those after the round before the last; an epoch's first round has nothing new.
-        if count >= needed and stored.height > 0 and stored.step > 2:
-            found[stored.step - 2] = digest
-    return found | {end.step: end.digest for end in state.ends if end.digest != NO_DIGEST}
+        if count >= needed and before.step > 1:
+            found[before.step - 1] = digest
+    return found
 
 
 def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
@@ -104,17 +110,12 @@ def epoch_digest(state: CoordinatorState, command: EpochDigest) -> Outcome:
 
     end = replace(present, digest=command.digest)
     news = all(known.step != end.step or known.digest != end.digest for known in state.ends)
-    ends = _ends_with(state, end)
+    ends = (*(known for known in state.ends if known.step < end.step), end)[-MAX_ENDS:]
     stored = state.stored
     if stored.step == end.step and stored.digest == NO_DIGEST:
         stored = replace(stored, digest=end.digest)
     event = EpochSigned(step=end.step, digest=end.digest)
     return replace(state, ends=ends, stored=stored), ((event,) if news else ())
-
-
-def _ends_with(state: CoordinatorState, end: EpochEnd) -> tuple[EpochEnd, ...]:
-    """The ends before this one, and this one as the last; the oldest goes when there are too many."""
-    return (*(known for known in state.ends if known.step < end.step), end)[-MAX_ENDS:]
 
 
 def _took_part(state: CoordinatorState) -> list[int]:
@@ -153,7 +154,10 @@ def must_go_back(state: CoordinatorState) -> bool:
 def without_model(state: CoordinatorState, now: int) -> Outcome:
     """Give the warmup up and go back to the newest step that a member holds, else to the stored checkpoint if that may be."""
     given_up = EpochEnded(epoch=state.progress.epoch, success=False)
-    held = _end_after(state, state.epoch.held_step) if state.epoch.held_step else None
+    held = None
+    if state.epoch.held_step:
+        state = _with_attested(state, state.epoch.held_step)
+        held = next((end for end in state.ends if end.step == state.epoch.held_step), None)
     if held is None and not state.config.restart_from_checkpoint:
         lost = ModelLost(step=state.progress.step - 1)
         return entered(replace(state, model_lost=True), RunState.Paused, now), (given_up, lost)
@@ -162,24 +166,28 @@ def without_model(state: CoordinatorState, now: int) -> Outcome:
     return wait_for_members(state, now), (given_up, *events)
 
 
-def _end_after(state: CoordinatorState, step: int) -> EpochEnd | None:
-    """The place in the history after a signed step, None where it is not signed (any more).
+def _with_attested(state: CoordinatorState, newest: int) -> CoordinatorState:
+    """The state without ends after `newest`, and with the earlier steps that stored statements sign among them.
 
-    Within an epoch's last rounds: what was accepted of later rounds waits to be assigned again, behind what waited already.
+    They are as they would be without those rounds: what was accepted of later rounds waits to be assigned again, behind what waited already.
     """
-    known = next((end for end in state.ends if end.step == step), None)
-    digest = signed_digests(state).get(step)
-    if known is not None or digest is None:
-        return known
-
+    attested = _attested(state)
+    ends = tuple(end for end in state.ends if end.step <= newest)
+    oldest = ends[-1].step + 1 if ends else 1
     queue, lost = state.requeue, state.lost_samples
-    for stored in state.epoch.rounds:
-        if stored.step > step and not stored.drain:
-            assigned = shares(state, stored)
-            again = [batch for slot in sorted(accepted_slots(state, stored)) for batch in assigned[slot]]
-            queue, given_up = added(queue, again)
-            lost += given_up
-    return _end_at(replace(state, requeue=queue, lost_samples=lost), step, digest)
+    found: list[EpochEnd] = []
+    for stored in reversed(state.epoch.rounds):
+        if stored.drain:
+            continue
+
+        assigned = shares(state, stored)
+        again = [batch for slot in sorted(accepted_slots(state, stored)) for batch in assigned[slot]]
+        queue, given_up = added(queue, again)
+        lost += given_up
+        step = stored.step - 1
+        if oldest <= step <= newest and step in attested:
+            found.insert(0, _end_at(replace(state, requeue=queue, lost_samples=lost), step, attested[step]))
+    return replace(state, ends=(*ends, *found)[-MAX_ENDS:])
 
 
 def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: bool) -> Outcome:
@@ -191,7 +199,7 @@ def went_back(state: CoordinatorState, target: EpochEnd, *, from_checkpoint: boo
         progress=progress,
         requeue=target.queue,
         lost_samples=target.lost,
-        ends=tuple(end for end in state.ends if end.step <= target.step) if from_checkpoint else _ends_with(state, target),
+        ends=tuple(end for end in state.ends if end.step <= target.step),
         from_checkpoint=from_checkpoint,
         generation=state.generation + 1,
         epoch=replace(state.epoch, rounds=(), unplayed=True),  # they led to what is left behind

@@ -6,10 +6,16 @@ comparison of nothing fails.
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from psyche_backend_solana.svm.differential import Comparison, Coverage
+from psyche_backend_solana.svm.random_commands import RandomCommands
+from psyche_core.coordinator.commands import Command, WarmupWitness
 from psyche_core.coordinator.errors import NAMES
+from psyche_core.coordinator.history import held_digest, signed_digests
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import RunState
 
 KINDS = {
@@ -44,6 +50,47 @@ def test_random_commands() -> None:
     assert not coverage.differences, "\n".join(coverage.differences)
     assert {kind for kind in KINDS if coverage.accepted[kind]} == KINDS
     assert set(coverage.states) == {phase.name for phase in RunState}
+
+
+class Forgetful(RandomCommands):
+    """Members that agree about their masters in every round, and have lost the newest of them when the next epoch begins."""
+
+    def ready(self, state: CoordinatorState, slot: int) -> Command:
+        start = state.epoch.start_step - 1
+        held = [digest for step, digest in signed_digests(state).items() if step < start]
+        if start == 0 or self.chance(0.2):
+            return super().ready(state, slot)
+        digest = held_digest(self.random.choice(held)) if held and self.chance(0.7) else bytes(32)
+        return WarmupWitness(state.epoch.clients[slot].id, state.progress.epoch, slot, digest)
+
+
+class Watched(Comparison):
+    """Counts how often a run went back to a step of the last rounds."""
+
+    attested = 0
+
+    def compare(self, state: CoordinatorState, command: Command, now: int) -> CoordinatorState:
+        after = super().compare(state, command, now)
+        step = after.progress.step - 1
+        self.attested += after.generation > state.generation and not after.from_checkpoint and step in after_rounds(state)
+        return after
+
+
+def after_rounds(state: CoordinatorState) -> set[int]:
+    """The steps that stored statements sign, and that are no ends."""
+    return signed_digests(state).keys() - {end.step for end in state.ends}
+
+
+def test_going_back_into_the_last_rounds() -> None:
+    comparison = Watched()
+    for number in range(60):
+        random = Random(f"forgetful {number}")
+        drawn = Forgetful(random, random.choice([1, 2, 3, 4, 5]), witness_nodes=0, init_min_clients=1, min_clients=1)
+        drawn.blind = random.choice([0.0, 0.1])
+        comparison.play(drawn, 100, name=f"run {number}")
+    assert not comparison.coverage.differences, "\n".join(comparison.coverage.differences)
+    print(f"{comparison.attested} times, {comparison.coverage.commands} commands")
+    assert comparison.attested >= 10
 
 
 @pytest.mark.soak

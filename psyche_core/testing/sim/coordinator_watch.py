@@ -217,8 +217,8 @@ def attested_digests(state: CoordinatorState) -> dict[int, bytes]:
     """What at least two thirds of all who played in one of the stored rounds (of 32 at most) say they hold, by step."""
     played = len(frozenset().union(*(stored.slots for stored in state.epoch.rounds)))
     found = {}
-    for stored in state.epoch.rounds:
-        applied = stored.step - 2 if stored.height else 0
+    for stored in state.epoch.rounds[1:]:
+        applied = stored.step - 2
         for statement in stored.statements:
             alike = sum(other.model_digest == statement.model_digest for other in stored.statements)
             if applied > 0 and any(statement.model_digest) and 3 * alike >= 2 * min(played, MAX_WITNESSES):

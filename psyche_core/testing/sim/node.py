@@ -100,7 +100,7 @@ class Node:
         self._world = world
         self._chance = chance
         self._speed = 0.7 + 0.6 * chance.random()
-        self._held: list[ev.Event] = []
+        self._held: list[tuple[ev.Event, int | None]] = []
         self.disk = Disk()
         self._withheld: dict[bytes, frozenset[int]] = {}
         self._trained = 0
@@ -168,10 +168,10 @@ class Node:
 
         held, self._held = self._held, []
         if self._chance.random() < 0.5:  # the backend may have kept the newest state only
-            states = [event for event in held if event.__class__ is ev.StateSeen]
-            held = [event for event in held if event.__class__ is not ev.StateSeen or event is states[-1]]
-        for event in held:
-            self.receive(self.life, event)
+            states = [event for event, _ in held if event.__class__ is ev.StateSeen]
+            held = [one for one in held if one[0].__class__ is not ev.StateSeen or one[0] is states[-1]]
+        for event, lineage in held:
+            self.receive(self.life, event, lineage=lineage)
 
     def ask_to_leave(self) -> None:
         """The user wants to leave."""
@@ -201,16 +201,17 @@ class Node:
 
     # ------------------------------------------------------------------------------------ events in, actions out
 
-    def receive(self, life: int, event: ev.Event) -> None:
-        """Something happened to the process with this number; nothing, when it is gone."""
+    def receive(self, life: int, event: ev.Event, *, lineage: int | None = None) -> None:
+        """Something happened to the process with this number; nothing, when it is gone. lineage: of a state that it sees."""
         if life != self.life or self.stop is not None:
             return
 
         if self.paused:
             self.counts["held by a pause"] += 1
-            self._held.append(event)
+            self._held.append((event, lineage))
             return
 
+        self.lineage = self.lineage if lineage is None else lineage
         world = self._world
         world.handled += 1
         world.mark = hash((world.mark, world.clock.now, self.index, _NUMBERED[event.__class__]))

@@ -257,8 +257,8 @@ class Server:
             self._shown(node, lag)
             return
 
-        node.version, node.lineage = self.version, self.lineage
-        node.receive(life, self._seen())
+        node.version = self.version
+        node.receive(life, self._seen(), lineage=self.lineage)
 
     def _fails(self, node: Node) -> bool:
         """Whether a call of a member's provider fails."""
@@ -274,8 +274,8 @@ class Server:
             wanted = self._clock.now - lag * (0.5 + self._chance.random())
             kept = next((item for item in reversed(self._history) if item.time <= wanted), None)
             if kept is not None and kept.version > node.version:
-                node.version, node.lineage = kept.version, kept.lineage
-                node.receive(node.life, kept.seen)
+                node.version = kept.version
+                node.receive(node.life, kept.seen, lineage=kept.lineage)
         node.state_due = True  # it asks again
         self._clock.after(0.3 + self._chance.random(), self._deliver, node, node.life, self._life)
 

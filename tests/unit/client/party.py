@@ -74,9 +74,6 @@ class ChainTrainer:
             message = "does not fit"
             raise PayloadRejected(message)
 
-    def sampled_digest(self, seed: int) -> bytes:
-        return hashlib.sha256(self.weights + seed.to_bytes(8, "big")).digest()
-
     def full_digest(self) -> bytes:
         return hashlib.sha256(self.weights).digest()
 

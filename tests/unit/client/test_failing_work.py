@@ -146,7 +146,7 @@ class Faulty(ChainTrainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["train", "apply", "sampled_digest", "check"])
+@pytest.mark.parametrize("method", ["train", "apply", "full_digest", "check"])
 async def test_an_error_of_the_trainer_s_own_making_ends_nobody(method: str) -> None:
     faulty = Faulty("faulty", method)
     party = Party([*trainers(2), faulty], total_steps=STEPS, rounds_per_epoch=STEPS)
@@ -159,7 +159,7 @@ async def test_an_error_of_the_trainer_s_own_making_ends_nobody(method: str) -> 
     else:
         assert party.failures == {}
         assert any("KeyError: 'lost'" in problem for problem in problems(party.events[2]))
-    if method in ("apply", "sampled_digest"):
+    if method in ("apply", "full_digest"):
         assert resyncs(party.events[2])
         assert {trainer.weights for trainer in party.trainers} == {party.trainers[0].weights}
     assert party.coordinator.state.run_state is RunState.Finished

@@ -30,7 +30,7 @@ from psyche_core.coordinator.commands import (
     Witness,
 )
 from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.history import held_digest
+from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.rewards import signers_without_account
 from psyche_core.coordinator.shuffle import Lcg
 from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, NO_DIGEST, CoordinatorState, EpochEnd
@@ -114,6 +114,7 @@ class Play:
         self.now = state.since
         self.events: list[Event] = []
         self.applied: list[BatchId] = []
+        self.accepted: list[tuple[int, BatchId]] = []
         self.paid: dict[bytes, tuple[int, int]] = {}
         self.applied_by: dict[EpochEnd, list[BatchId]] = {end_without_digest(state.stored): []}
         self._seeds = Lcg(2026)
@@ -129,7 +130,9 @@ class Play:
                 assert decided is not None
                 given = shares(self.state, decided)
                 assert set(given) == {*event.accepted, *event.refused}
-                self.applied += [batch for slot in event.accepted for batch in given[slot]]
+                taken = [batch for slot in event.accepted for batch in given[slot]]
+                self.applied += taken
+                self.accepted += [(event.step, batch) for batch in taken]
             if isinstance(event, ShareVoided):
                 judged = self.state.round_at(event.height)
                 assert judged is not None
@@ -140,8 +143,12 @@ class Play:
             if isinstance(event, WentBack):
                 held = next((end for end in before.ends if end.step == event.to_step), None)
                 target = before.stored if event.from_checkpoint else held
-                assert target is not None
-                self.applied = list(self.applied_by[end_without_digest(target)])
+                if target is not None:
+                    self.applied = list(self.applied_by[end_without_digest(target)])
+                else:  # within the last rounds, whose statements sign their steps
+                    assert event.to_step in signed_digests(before)
+                    self.applied = self.applied_until(event.to_step)
+                self.accepted = [(step, batch) for step, batch in self.accepted if step <= event.to_step]
         self.note_ends(before)
         self.events += events
         check(self, before)
@@ -152,7 +159,12 @@ class Play:
         known = {end_without_digest(end) for end in (before.stored, *before.ends)}
         for end in (self.state.stored, *self.state.ends):
             if end_without_digest(end) not in known:
-                self.applied_by[end_without_digest(end)] = list(self.applied)
+                self.applied_by[end_without_digest(end)] = self.applied_until(end.step)
+
+    def applied_until(self, step: int) -> list[BatchId]:
+        """What is applied by now, without what was accepted of later steps."""
+        later = {batch for at, batch in self.accepted if at > step}
+        return [batch for batch in self.applied if batch not in later]
 
     def note_paid(self, before: CoordinatorState, event: RewardsShared) -> None:
         """Keep our own books of what was paid."""
@@ -260,14 +272,14 @@ class Play:
         )
         return Witness(sender=self.state.epoch.clients[slot].id, statement=replace(fields, **changes))
 
-    def play_round(self, *, seen: Iterable[int] | None = None) -> list[Event]:
+    def play_round(self, *, seen: Iterable[int] | None = None, digest: bytes = bytes(32)) -> list[Event]:
         """All healthy elected witnesses of the current round state; the events from the first statement to the next round."""
         height, events = self.round.height, []
         stated = {statement.index for statement in self.round.statements}
         for slot in sorted(set(self.elected) & set(self.state.healthy_slots) - stated):
             if self.state.run_state not in (RunState.RoundTrain, RunState.RoundWitness) or self.round.height != height:
                 break
-            events += self.do(self.statement(slot, seen=seen), after=1)
+            events += self.do(self.statement(slot, seen=seen, model_digest=digest), after=1)
         return events
 
     def signed(self, slot: int, height: int, payload: str, **changes: Any) -> SignedResult:

@@ -20,9 +20,10 @@ from psyche_core.coordinator.commands import (
     UpdateConfig,
     WentBack,
 )
+from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import NO_DIGEST, EpochEnd, Progress
 from psyche_core.run_config import Choice
-from psyche_core.types import BatchId, RunState
+from psyche_core.types import BatchId, RunState, total_samples
 
 FIRST, SECOND, THIRD, OTHER = (bytes([number]) * 32 for number in (0xA1, 0xA2, 0xA3, 0xAF))
 HUB = Choice("Hub", {"repo_id": "owner/stored"})
@@ -457,6 +458,97 @@ def test_the_owner_cannot_go_back_while_members_may_hold_the_model(play: Any, ph
     run = ended(play, FIRST)
     run.state = replace(run.state, run_state=phase)
     run.refused(Resume(from_checkpoint=True), "CannotResume")
+
+
+# ---------------------------------------------------------------- back to a step of the last rounds
+
+
+def digest_of(step: int) -> bytes:
+    return bytes([0xD0, step]) * 16
+
+
+def played(play: Any, *, said: dict[int, dict[int, bytes]] | None = None, seen: Any = None, **config: Any) -> Any:
+    """The warmup after an epoch of four steps whose end nobody signed. said: what a slot said of a step instead of the digest."""
+    run = play(4, **{**LIMITS, "rounds_per_epoch": 4, **config})
+    while run.phase in ("RoundTrain", "RoundWitness"):
+        height, step = run.round.height, run.round.step - 2
+        for slot in run.elected:
+            if run.round.height == height:
+                digest = (said or {}).get(step, {}).get(slot, digest_of(step) if step > 0 else NO_DIGEST)
+                run.do(run.statement(slot, model_digest=digest, seen=seen if height == 3 else None), after=1)
+    run.tick(after=10)
+    return warming(run)
+
+
+def test_the_statements_of_the_last_rounds_sign_their_steps(play: Any) -> None:
+    run = played(play)
+    assert run.state.progress.step == 5
+    assert dict(signed_digests(run.state)) == {step: digest_of(step) for step in (1, 2, 3)}
+    assert [stored.step for stored in run.state.epoch.rounds] == [2, 3, 4, 5]
+
+
+def test_a_step_whose_next_round_is_no_longer_stored_is_not_signed(play: Any) -> None:
+    """Nobody could say any more which of its samples are to be assigned again."""
+    run = played(play, rounds_per_epoch=5)
+    assert [stored.step for stored in run.state.epoch.rounds] == [3, 4, 5, 6]
+    assert sorted(signed_digests(run.state)) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("short", [1, 2])
+def test_a_step_is_signed_by_two_thirds_of_all_who_played(play: Any, short: int) -> None:
+    run = played(play, said={2: dict.fromkeys(range(short), OTHER), 3: dict.fromkeys(range(short), NO_DIGEST)})
+    assert sorted(signed_digests(run.state)) == ([1, 2, 3] if short == 1 else [1])
+    assert OTHER not in signed_digests(run.state).values()
+
+
+def test_who_is_left_alone_signs_nothing_alone(play: Any) -> None:
+    run = play(4, **{**LIMITS, "rounds_per_epoch": 6, "min_clients": 1})
+    for _ in range(3):
+        run.play_round(digest=digest_of(run.round.step))
+    for slot in (1, 2, 3):
+        run.withdraw(slot)
+    run.play_round(digest=OTHER)
+    assert OTHER not in signed_digests(run.state).values()
+
+
+def test_a_small_committee_of_many_signs_nothing(play: Any) -> None:
+    run = play(12, **{**LIMITS, "rounds_per_epoch": 6, "witness_nodes": 3})
+    for _ in range(5):
+        run.play_round(digest=FIRST)
+    assert not signed_digests(run.state)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_the_run_goes_back_to_the_newest_signed_step_that_a_member_holds(play: Any, step: int) -> None:
+    run = played(play)
+    assigned = run.state.progress.data_index
+    assert lack(run, s1=digest_of(step), s2=digest_of(1))[-1] == WentBack(from_step=4, to_step=step, from_checkpoint=False)
+    assert run.state.progress == Progress(epoch=1, step=step + 1, data_index=assigned)
+    assert total_samples(run.state.requeue) == 8 * (4 - step)
+    assert [(end.step, end.digest) for end in run.state.ends] == [(at, digest_of(at)) for at in range(1, step + 1)]
+    run.tick(after=3)
+    run.refused(run.ready(0, digest=OTHER), "InvalidWitness")
+    for slot in run.state.healthy_slots:
+        run.do(run.ready(slot))
+    assert run.phase == "RoundTrain"
+
+
+def test_samples_that_waited_already_wait_once(play: Any) -> None:
+    """Of the third step only two shares were accepted: the others waited before the run went back."""
+    run = played(play, seen=(0, 1))
+    assert total_samples(run.state.requeue) == 4
+    lack(run, s0=digest_of(2))
+    assert run.state.progress.step == 3
+    assert total_samples(run.state.requeue) == 16
+
+
+def test_of_a_step_that_nobody_holds_any_more_an_earlier_one_is_taken(play: Any) -> None:
+    """Who claims what it does not have costs one more warmup."""
+    run = played(play)
+    lack(run, s0=digest_of(3))
+    warming(run)
+    assert lack(run, s1=digest_of(1))[-1] == WentBack(from_step=3, to_step=1, from_checkpoint=False)
+    assert total_samples(run.state.requeue) == 24
 
 
 # ---------------------------------------------------------------- where the owner wants it to go on

@@ -41,6 +41,8 @@ from psyche_core.testing.sim.generate import generate, lone_liar
 from psyche_core.testing.sim.world import run_script
 
 SEEDS = 40
+LAGGING = ("all-die", "delay", "drop", "withhold", "pause", "slow", "failing-work", "reorder")
+"""Faults under which the only disk that is left may be that of a member that was behind."""
 LONE_SEEDS = 2
 
 Patch = pytest.MonkeyPatch
@@ -327,8 +329,8 @@ MUTATIONS = (
              ("nothing-is-lost-that-a-member-holds", "nothing-is-lost-that-a-disk-holds")),
     Mutation(going_back_is_not_said, ("all-die",), ("training-never-goes-back-unsaid", "step-and-data-go-forward-only")),
     Mutation(journals_are_not_replayed, ("all-die",), ("nothing-is-lost-that-a-disk-holds",)),
-    Mutation(statements_sign_nothing, ("all-die",), ("nothing-is-lost-that-a-disk-holds",), first=80),
-    Mutation(steps_in_between_keep_later_samples, ("all-die",), ("no-sample-skipped",), first=80),
+    Mutation(statements_sign_nothing, LAGGING, ("nothing-is-lost-that-a-disk-holds",), first=1458),
+    Mutation(steps_in_between_keep_later_samples, LAGGING, ("no-sample-skipped",), first=1458),
     Mutation(equal_payloads_expire_with_the_first, ("empty-results", "repeated-payload"),
              ("applies-what-it-holds", "the-run-goes-on", "honest-members-succeed")),
     Mutation(warmup_waits_for_everybody, ("idle-joiners",), ("a-liar-costs-little-time",), lone=True),

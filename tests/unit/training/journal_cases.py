@@ -40,8 +40,6 @@ applied_rounds = st.builds(
     learning_rate=st.floats(0.0, allow_infinity=False),
     results=st.lists(st.tuples(_hashes, _hashes), max_size=5).map(tuple),
     statements=_hashes,
-    sampled_seed=_u64,
-    sampled=_hashes,
 )
 
 

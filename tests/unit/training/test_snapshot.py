@@ -175,7 +175,6 @@ def test_a_replica_that_installs_a_snapshot_is_bit_for_bit_its_maker(optimizer: 
         maker.apply(step, payloads, own_accepted=True)
         taker.apply(step, payloads[::-1], own_accepted=True)
         assert taker.full_digest() == maker.full_digest()
-        assert taker.sampled_digest(step) == maker.sampled_digest(step)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

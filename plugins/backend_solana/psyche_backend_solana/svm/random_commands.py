@@ -20,7 +20,7 @@ from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
 from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.history import held_digest
+from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.state import CoordinatorState, Progress, Round
 from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots
 from psyche_core.run_config import CoordinatorConfig
@@ -174,7 +174,7 @@ class RandomCommands:
     def ready(self, state: CoordinatorState, slot: int) -> Command:
         """A slot's warmup witness: of the model that the epoch starts with, of an older one, or of none."""
         wanted = next((end.digest for end in state.ends if end.step == state.epoch.start_step - 1), bytes(31) + b"m")
-        ends = [end.digest for end in state.ends]
+        ends = sorted(signed_digests(state).values())
         digests = [bytes(32), b"another model " + bytes(18), *ends, *map(held_digest, ends)]
         digest = self.random.choice(digests) if self.chance(self.forgetful) else wanted
         return commands.WarmupWitness(state.epoch.clients[slot].id, state.progress.epoch, slot, digest)
@@ -248,7 +248,7 @@ class RandomCommands:
             version = 0 if not self.chance(self.divided) else self.random.choice([0, 1, 1, 9])
             assert about is not None
             bloom.add(self.commitment(state, about, other, payload(about, other, version)))
-        digest = hashlib.sha256(bytes([slot])).digest()
+        digest = hashlib.sha256(b"%d" % (slot if self.chance(self.blind) else current.step)).digest()
         return WitnessStatement(
             state.progress.epoch, current.height, slot, bitmap(seen), bloom.to_bytes(), bytes([current.height % 256]) * 32, digest
         )

@@ -2,7 +2,8 @@
 use crate::elections::quorum;
 use crate::epochs::wait_for_members;
 use crate::image::{
-    health, same, state, EpochEnd, Image, Interval, Key, List, Set, MAX_ENDS, MAX_END_INTERVALS, MAX_WITNESSES, NONE, NO_DIGEST,
+    health, same, state, EpochEnd, Image, Interval, Key, List, Set, MAX_ENDS, MAX_END_INTERVALS, MAX_WITNESSES, NONE,
+    NO_DIGEST, STORED_ROUNDS,
 };
 use crate::refusal::{Outcome, DUPLICATE_WITNESS, INVALID_RUN_STATE, INVALID_WITNESS};
 use crate::requeue::add_returned;
@@ -104,15 +105,6 @@ pub fn epoch_digest(run: &mut Run, sender: &Key, epoch: u32, index: u16, digest:
 #[inline(never)]
 fn sign_end(image: &mut Image, digest: &Key) {
     let step = image.progress.step.wrapping_sub(1);
-    append_end(image, step, digest);
-    if image.stored.step == step && same(&image.stored.digest, &NO_DIGEST) {
-        image.stored.digest = *digest;
-    }
-}
-
-/// Appends an end with the samples that wait now; its place in the list.
-#[inline(never)]
-fn append_end(image: &mut Image, step: u64, digest: &Key) -> usize {
     truncate_ends(&mut image.ends, step);
     let ends = &mut image.ends;
     if ends.len() == MAX_ENDS {
@@ -121,11 +113,12 @@ fn append_end(image: &mut Image, step: u64, digest: &Key) -> usize {
     }
     let number = ends.len();
     let mut place = Place::present(image);
-    place.step = step;
     place.digest = *digest;
     place.write(&mut image.ends.items[number]);
     image.ends.count += 1;
-    number
+    if image.stored.step == step && same(&image.stored.digest, &NO_DIGEST) {
+        image.stored.digest = *digest;
+    }
 }
 
 /// Forgets the ends from this step on.
@@ -144,12 +137,13 @@ fn needed_to_sign(image: &Image) -> usize {
     quorum(set::count(&members).min(MAX_WITNESSES))
 }
 
-/// The step that a stored round's statements sign, and its digest: that of everybody's masters during the round.
+/// The digest that a stored round's statements sign: that of everybody's masters during the round, which are those of two steps
+/// before it. The round between must be stored too, for its samples would be assigned again.
 #[inline(never)]
-fn attested(image: &Image, place: usize, needed: usize) -> Option<(u64, Key)> {
+fn attested(image: &Image, place: usize, needed: usize) -> Option<Key> {
     let round = image.round(place);
     let said = round.statements.used();
-    if round.height == 0 || round.step <= 2 || said.len() < needed {
+    if place == 0 || round.step <= 2 || said.len() < needed {
         return None;
     }
     // a digest that most name is the one left when each other cancels one of them
@@ -162,7 +156,7 @@ fn attested(image: &Image, place: usize, needed: usize) -> Option<(u64, Key)> {
         lead = if lead == 0 || alike { lead + 1 } else { lead - 1 };
     }
     let count = said.iter().filter(|statement| same(&statement.model_digest, digest)).count();
-    if count < needed || same(digest, &NO_DIGEST) { None } else { Some((round.step - 2, *digest)) }
+    if count < needed || same(digest, &NO_DIGEST) { None } else { Some(*digest) }
 }
 
 /// The newest signed step before the epoch's start that a member says to hold.
@@ -180,7 +174,8 @@ pub fn held_step(image: &Image, said: &Key) -> Option<u64> {
     }
     let needed = needed_to_sign(image);
     for place in 0..image.epoch.rounds.len() {
-        if let Some((step, digest)) = attested(image, place, needed) {
+        if let Some(digest) = attested(image, place, needed) {
+            let step = image.round(place).step - 2;
             if image.end_of(step).is_none() {
                 look(step, &digest);
             }
@@ -213,8 +208,12 @@ pub fn must_go_back(image: &Image) -> bool {
 #[inline(never)]
 pub fn without_model(run: &mut Run) {
     run.backing.keep(0);
-    let held = held_end(run);
+    if run.image.epoch.held_step != 0 {
+        add_attested(run);
+    }
     let image = &mut *run.image;
+    let held_step = image.epoch.held_step;
+    let held = image.ends.used().iter().position(|end| held_step != 0 && end.step == held_step);
     match held {
         Some(number) => go_back(image, &Place::of(&image.ends.items[number]), false),
         None if image.config.restart_from_checkpoint != 0 => go_back(image, &Place::of(&image.stored), true),
@@ -227,34 +226,46 @@ pub fn without_model(run: &mut Run) {
     wait_for_members(run);
 }
 
-/// Place among the ends of the newest step that a member holds. One of an epoch's last rounds becomes an end first: what was
-/// accepted of later rounds waits to be assigned again, behind what waited already.
+/// Forgets the ends after the newest step that a member holds, and puts the steps up to it that stored statements sign among them,
+/// as they would be without those rounds: what was accepted of later ones waits to be assigned again, behind what waited already.
 #[inline(never)]
-fn held_end(run: &mut Run) -> Option<usize> {
-    let step = run.image.epoch.held_step;
-    if step == 0 {
-        return None;
-    }
-    let known = run.image.ends.used().iter().position(|end| end.step == step);
-    if known.is_some() {
-        return known;
-    }
-    let needed = needed_to_sign(run.image);
-    let rounds = run.image.epoch.rounds.len();
-    let signed = (0..rounds).filter_map(|place| attested(run.image, place, needed)).find(|signed| signed.0 == step);
-    let (_, digest) = signed?;
-    for place in 0..rounds {
-        let round = run.image.round(place);
-        if round.step > step && round.drain == 0 {
-            let mut seen = [0; 4];
-            accepted(run, place, &mut seen);
-            if !set::is_empty(&seen) {
-                let returned = samples_of(run, place, &seen, heap::returned());
-                add_returned(run, returned);
-            }
+fn add_attested(run: &mut Run) {
+    let (needed, newest, rounds) = (needed_to_sign(run.image), run.image.epoch.held_step, run.image.epoch.rounds.len());
+    truncate_ends(&mut run.image.ends, newest.wrapping_add(1));
+    let after = run.image.ends.used().last().map_or(0, |end| end.step);
+    let mut signed = [None; STORED_ROUNDS];
+    let mut count = 0;
+    for place in 1..rounds {
+        let step = run.image.round(place).step.wrapping_sub(2);
+        if step <= newest && step > after {
+            signed[place] = attested(run.image, place, needed);
+            count += usize::from(signed[place].is_some());
         }
     }
-    Some(append_end(run.image, step, &digest))
+    let ends = &mut run.image.ends;
+    let surplus = (ends.len() + count).saturating_sub(MAX_ENDS);
+    unsafe { core::ptr::copy(ends.items.as_ptr().add(surplus), ends.items.as_mut_ptr(), ends.len() - surplus) };
+    ends.count = (ends.len() - surplus + count) as u32;
+    let mut number = ends.len();
+    for place in (0..rounds).rev() {
+        if run.image.round(place).drain != 0 {
+            continue;
+        }
+        let mut seen = [0; 4];
+        accepted(run, place, &mut seen);
+        if !set::is_empty(&seen) {
+            let returned = samples_of(run, place, &seen, heap::returned());
+            add_returned(run, returned);
+        }
+        if let Some(digest) = signed.get(place + 1).copied().flatten() {
+            number -= 1;
+            let image = &mut *run.image;
+            let mut end = Place::present(image);
+            end.step = image.round(place).step - 1;
+            end.digest = digest;
+            end.write(&mut image.ends.items[number]);
+        }
+    }
 }
 
 /// Goes back to the stored checkpoint.
