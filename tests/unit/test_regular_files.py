@@ -51,7 +51,7 @@ def _inside(place: Path) -> Iterator[None]:
 
 
 KINDS = {pipe: "a named pipe", plug: "a socket", device: "a device", folder: "a folder"}
-kinds = pytest.mark.parametrize(("make", "kind"), KINDS.items(), ids=[kind for kind in KINDS.values()])
+kinds = pytest.mark.parametrize(("make", "kind"), KINDS.items(), ids=list(KINDS.values()))
 
 
 @kinds

@@ -573,7 +573,7 @@ def test_what_changed_on_the_disk_meanwhile_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a_run-journal.bin", ".a_run-journal.bin.new", ".a_run-journal.bin.lock"])
 @pytest.mark.parametrize(
     ("make", "kind"),
-    [(os.mkfifo, "a named pipe"), (os.mkdir, "a folder"), (lambda path: os.symlink("/dev/zero", path), "a device")],
+    [(os.mkfifo, "a named pipe"), (os.mkdir, "a folder"), (lambda path: path.symlink_to("/dev/zero"), "a device")],
     ids=["pipe", "folder", "device"],
 )
 def test_what_is_no_file_in_the_place_of_one_of_the_journals_is_one_sentence_and_stays(

@@ -28,8 +28,8 @@ EVENTS: list[tuple[report.Event, str]] = [
     (
         report.Resumed("saved", 6, 6, 12),
         (
-            "resumed from the checkpoint of step 6 in saved; no newer round was in the journal; the run is at step 12, so the other "
-            "members are asked for what came since"
+            "resumed from the checkpoint of step 6 in saved; no newer round was in the journal; the run is at step 12, so the "
+            "other members are asked for what came since"
         ),
     ),
     (
