@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from psyche_core.errors import ConfigError
+from psyche_core.regular_files import regular
 from psyche_core.run_config_rules import (
     check_cold_start,
     check_config,
@@ -163,7 +164,7 @@ def _read_alone(table: type[_Table], plain: Any) -> _Table | None:
 
 def _text(path: Path, what: str) -> str:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             content = file.read(MAX_FILE_BYTES + 1)
         text = content.decode()
     except OSError as error:

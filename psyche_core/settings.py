@@ -112,7 +112,9 @@ class ClientSettings(_ProgramSettings):
     sidecar_local_ranks: int | None = Field(default=None, ge=1, description=_SIDECAR_LOCAL_RANKS)
     sidecar_secret_file: Path | None = Field(default=None, description=_SIDECAR_FILE)
     torch_threads: int | None = Field(default=None, ge=1, description="CPU threads for torch; as torch likes when not given.")
-    checkpoint_dir: Path | None = Field(default=None, description="Folder to save a checkpoint in at each epoch's end.")
+    checkpoint_dir: Path | None = Field(
+        default=None, description="Folder to save a checkpoint in at each epoch's end, and when we leave in order."
+    )
     journal_size: int | None = Field(
         default=None,
         ge=1_000_000,

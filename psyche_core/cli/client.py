@@ -30,7 +30,11 @@ def client() -> None:
 )
 @settings_options(ClientSettings)
 def train(**given: Any) -> int:
-    """Join a run and train until it ends. Ctrl-C leaves in order: the others go on."""
+    """Join a run and train until it ends.
+
+    Ctrl-C (SIGINT) or SIGTERM leaves in order: the others go on, and with --checkpoint-dir a checkpoint is saved last. A
+    second one ends the process at once; nothing is lost then, since the journal beside the checkpoints is on the disk.
+    """
     own = {name: value for name, value in given.items() if name in ClientSettings.model_fields}
     settings = load_settings(ClientSettings, own)
     log_to_stderr()

@@ -6,7 +6,9 @@ SIGINT and SIGTERM cancel the program, which cleans up in its own `finally` bloc
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -62,15 +64,25 @@ def log_to_stderr() -> None:
         logging.getLogger("psyche").setLevel(logging.DEBUG)
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file to write to; a named pipe only when somebody reads it."""
+    unwaiting = getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags | unwaiting, 0o666)
+    if unwaiting:
+        os.set_blocking(descriptor, True)
+    return descriptor
+
+
 @contextlib.contextmanager
 def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[Report]:
     """A report over the sinks, and over a file of JSON lines where asked for. Raises UserError when that cannot be written."""
     with contextlib.ExitStack() as stack:
         if events_file is not None:
             try:
-                stream = stack.enter_context(events_file.open("a", encoding="utf-8"))
+                stream = stack.enter_context(open(events_file, "a", encoding="utf-8", opener=_without_waiting))
             except OSError as error:
-                message = f"cannot write events to {events_file}: {error.strerror}"
+                unread = "nobody reads this pipe; start its reader first, or give a file"
+                message = f"cannot write events to {events_file}: {unread if error.errno == errno.ENXIO else error.strerror}"
                 raise UserError(message) from error
             sinks = (*sinks, json_lines(stream))
         yield Report(*sinks)

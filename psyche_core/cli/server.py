@@ -30,8 +30,9 @@ def server() -> None:
 def run(**given: Any) -> int:
     """Host a run until it is finished.
 
-    Clients need the address it prints, with the server's public key after the #. Ctrl-C stops it; with --save-state-dir it goes
-    on from there when it is started again. SIGUSR1 pauses the run after the epoch's last results are applied, or lets it go on.
+    Clients need the address it prints, with the server's public key after the #. Ctrl-C (SIGINT) or SIGTERM stops it; with
+    --save-state-dir it goes on from there when it is started again. SIGUSR1 pauses the run after the epoch's last results are
+    applied, or lets it go on.
     """
     settings = load_settings(ServerSettings, given)
     log_to_stderr()

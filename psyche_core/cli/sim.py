@@ -14,6 +14,7 @@ import click
 
 from psyche_core.cli.lazy import example
 from psyche_core.errors import UserError
+from psyche_core.regular_files import expect_regular
 
 if TYPE_CHECKING:
     from psyche_core.testing.sim.fleet import Finding, Order, Tally
@@ -159,6 +160,7 @@ def _read(path: Path) -> Any:
     from psyche_core.testing.sim.script import from_json
 
     try:
+        expect_regular(path)
         return from_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot read the script {path}: {error}"

@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, ModelError
 from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
 from psyche_core.interfaces import DataProvider
+from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import Choice, LLMConfig
 from psyche_core.settings import ClientSettings
@@ -64,7 +65,7 @@ async def train_client(
     """
     backend_kind = await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))
     address = _address_for(backend_kind, settings)
-    await anyio.to_thread.run_sync(_check_folders, settings)
+    await anyio.to_thread.run_sync(_check_own, settings)
     key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
@@ -73,6 +74,10 @@ async def train_client(
         async with AsyncExitStack() as stack:
             scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
             stack.callback(scratch.close)
+            restorer = _restorer(settings, tell)
+            if restorer is not None:
+                stack.callback(restorer.close)
+                await anyio.to_thread.run_sync(restorer.claim, settings.run_id)
             backend = await stack.enter_async_context(
                 backend_kind.create(
                     BackendContext(
@@ -93,12 +98,16 @@ async def train_client(
                     TransportContext(run_id=settings.run_id, key=key, interface=interface, port=settings.bind_p2p_port)
                 )
             )
+            benches = bench_builder(
+                settings, registry, key=key, stack=stack, latest=lambda: runtime.state, tell=tell, restorer=restorer
+            )
             runtime = ClientRuntime(
                 run_id=settings.run_id,
                 key=key,
                 backend=backend,
                 transport=transport,
-                build=bench_builder(settings, registry, key=key, stack=stack, latest=lambda: runtime.state, tell=tell),
+                build=benches,
+                check=benches.check,
                 report=tell,
                 exchange=ModelExchange(transport, tell=tell, scratch=scratch, at_once=settings.max_concurrent_parameter_requests),
                 downloads_at_once=settings.max_concurrent_downloads,
@@ -122,12 +131,13 @@ async def train_client(
         await anyio.sleep(_ANEW_SECONDS)
 
 
-def _check_folders(settings: ClientSettings) -> None:
+def _check_own(settings: ClientSettings) -> None:
     """What would end the client once it has joined is told before. Raises ConfigError."""
     if not settings.base.is_dir():
         message = f"--base {settings.base} is no folder; give the one that the run's relative paths start at"
         raise ConfigError(message)
 
+    parallelism_of(settings)
     folder = settings.checkpoint_dir
     if folder is not None and folder.exists() and not folder.is_dir():
         message = f"--checkpoint-dir {folder} is a file; give a folder, which is made when there is none"
@@ -156,6 +166,33 @@ def _transport_key(backend: BackendRegistration, settings: ClientSettings, backe
     return SecretKey.generate()
 
 
+def _restorer(settings: ClientSettings, tell: report.Report) -> Restorer | None:
+    """Checkpoints and journal of this client, where it keeps any; to be closed."""
+    if settings.checkpoint_dir is None:
+        return None
+
+    def warn(sentence: str) -> None:
+        anyio.from_thread.run_sync(tell, report.Problem("warning", sentence))
+
+    return Restorer(settings.checkpoint_dir, settings.journal_size, warn)
+
+
+@dataclass(frozen=True, slots=True)
+class Benches:
+    """Opens what a client works on and with.
+
+    build: model, optimizer, data and held-out data for a run's state. check: everything of that but the model, and what the
+    options name on this machine, for who is about to join a run with this state.
+    """
+
+    build: Callable[[Start], Awaitable[Bench]]
+    check: Callable[[CoordinatorState], Awaitable[None]]
+
+    async def __call__(self, start: Start) -> Bench:
+        """Open all of it."""
+        return await self.build(start)
+
+
 def bench_builder(
     settings: ClientSettings,
     registry: PluginRegistry,
@@ -164,10 +201,13 @@ def bench_builder(
     stack: AsyncExitStack,
     latest: Callable[[], CoordinatorState],
     tell: report.Report,
-) -> Callable[[Start], Awaitable[Bench]]:
-    """A function that opens model, optimizer, data and held-out data for a run's state.
+    restorer: Restorer | None = None,
+) -> Benches:
+    """What opens model, optimizer, data and held-out data for a run's state.
 
     stack: closes them. latest: the newest state, asked for the epoch's cold start whenever a learning rate is needed.
+    restorer: of our checkpoints and journal, closed by the caller; None for one of our own where the settings name a folder.
+    Raises ConfigError.
     """
 
     def tell_from_thread(event: report.Event) -> None:
@@ -178,6 +218,7 @@ def bench_builder(
 
     micro_batch_size = settings.micro_batch_size
     parallelism = parallelism_of(settings)
+    resumed: report.Resumed | None = None
     newest: Trainer | None = None
 
     def close_newest() -> None:
@@ -192,10 +233,19 @@ def bench_builder(
             await anyio.to_thread.run_sync(close_newest)
 
     stack.push_async_callback(close_at_the_end)
-    restorer = None
-    if settings.checkpoint_dir is not None:
-        restorer = Restorer(settings.checkpoint_dir, settings.journal_size, warn_from_thread)
-        stack.callback(restorer.close)
+    if restorer is None:
+        restorer = _restorer(settings, tell)
+        if restorer is not None:
+            stack.callback(restorer.close)
+
+    def tell_resumed(state: CoordinatorState, *, checkpoint: int | None, step: int | None) -> None:
+        """Once for each thing there is to say; a run that begins has nothing to go on from."""
+        nonlocal resumed
+        due = masters_due(state)
+        found = report.Resumed(str(settings.checkpoint_dir), checkpoint, step, due)
+        if due > 0 and found != resumed:
+            resumed = found
+            tell_from_thread(found)
 
     def find_model(start: Start) -> Origin:
         if start.folder is not None:
@@ -204,10 +254,32 @@ def bench_builder(
         try:
             return _find_origin(settings, start, tell=warn_from_thread)
         except SourceMissing:
-            if restorer is None or not restorer.begins_with_stored(start.state):
+            if restorer is None:
+                raise
+            if not restorer.begins_with_stored(start.state):
+                tell_resumed(start.state, checkpoint=None, step=None)
                 raise
             state = replace(start.state, model=loaded_from_hub(start.state.model))
             return _find_origin(settings, replace(start, state=state), tell=warn_from_thread)
+
+    def expect_plugins(llm: LLMConfig) -> None:
+        """What is not installed is told before anything is fetched. Raises PluginError."""
+        needed = [("model", llm.architecture), ("optimizer", llm.optimizer.name), ("data", llm.data_location.name)]
+        for kind, name in needed if parallelism is None else [*needed, ("sharding", parallelism.sharding)]:
+            registry.load(kind, name)
+
+    def look_around(state: CoordinatorState) -> None:
+        """What could be wrong on this machine, without opening the model."""
+        from psyche_core.builtin.hf.model_types import MODEL_TYPES
+
+        llm = state.model.LLM
+        expect_plugins(llm)
+        if restorer is not None:
+            restorer.claim(state.run_id)
+        if llm.architecture in MODEL_TYPES and parallelism is None:
+            from psyche_core.builtin.hf.devices import pick_devices  # heavy: torch
+
+            pick_devices(settings.device)
 
     def open_trainer(start: Start, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
         import torch  # heavy: in the worker thread, and not with the command line
@@ -218,8 +290,7 @@ def bench_builder(
         nonlocal micro_batch_size, newest
         state = start.state
         llm = state.model.LLM
-        for kind, name in (("model", llm.architecture), ("optimizer", llm.optimizer.name), ("data", llm.data_location.name)):
-            registry.load(kind, name)  # what is not installed is told before anything is fetched
+        expect_plugins(llm)
         origin = find_model(start)
         if settings.torch_threads is not None:
             torch.set_num_threads(settings.torch_threads)
@@ -258,8 +329,11 @@ def bench_builder(
             warn_from_thread(f"{error}; going on from the checkpoint before it")
             return open_trainer(start, use_journal=False)
 
+        if not start.fresh:
+            tell_resumed(state, checkpoint=origin.step, step=step)
         return trainer, replace(origin, step=step)
 
+    validation: Samples | None = None
     opened: dict[tuple[Choice, int], DataProvider] = {}
 
     async def provider(choice: Choice, llm: LLMConfig) -> DataProvider:
@@ -274,6 +348,19 @@ def bench_builder(
             check_announced(known, sequence_length=llm.max_seq_len, name=registry.label("data", choice.name))
         return known
 
+    async def held_out(llm: LLMConfig) -> Samples | None:
+        nonlocal validation
+        if validation is None and settings.validation_data is not None:
+            source = await provider(held_out_place(settings.validation_data, settings.validation_token_size), llm)
+            validation = await first_samples(source, settings.validation_sequences, sequence_length=llm.max_seq_len)
+        return validation
+
+    async def check(state: CoordinatorState) -> None:
+        llm = state.model.LLM
+        await anyio.to_thread.run_sync(look_around, state)
+        await provider(llm.data_location, llm)
+        await held_out(llm)
+
     async def held_ends(state: CoordinatorState, step: int | None) -> tuple[tuple[int, bytes], ...]:
         """Signed ends on our disk; looked for where the masters are not what the run is at, for that reads whole checkpoints."""
         if restorer is None or (step is not None and step >= masters_due(state)):
@@ -285,14 +372,10 @@ def bench_builder(
         llm = start.state.model.LLM
         trainer, origin = await anyio.to_thread.run_sync(open_trainer, start)
         data = await provider(llm.data_location, llm)
-        validation = None
-        if settings.validation_data is not None:
-            held_out = await provider(held_out_place(settings.validation_data, settings.validation_token_size), llm)
-            validation = await first_samples(held_out, settings.validation_sequences, sequence_length=llm.max_seq_len)
         return Bench(
             trainer,
             data,
-            validation=validation,
+            validation=await held_out(llm),
             checkpoints=settings.checkpoint_dir,
             keep_checkpoints=_keeper(settings, start.state.run_id),
             step=origin.step,
@@ -303,7 +386,7 @@ def bench_builder(
             data_name=registry.label("data", llm.data_location.name),
         )
 
-    return build
+    return Benches(build, check)
 
 
 def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:

@@ -10,8 +10,11 @@ mended by a checkpoint before its time. What the disk refuses is told and costs 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -21,13 +24,20 @@ from psyche_core.client.bench import Bench
 from psyche_core.client.events import Apply, CloseEpoch, FetchModel, KeepResults
 from psyche_core.client.payloads import PayloadShelf
 from psyche_core.errors import ModelError, RanksLost
-from psyche_core.training.checkpoint import checkpoint_path, save_checkpoint, set_aside
+from psyche_core.training.checkpoint import checkpoint_path, remove_between, save_checkpoint, set_aside
 from psyche_core.training.checkpoint_manifest import Facts
 from psyche_core.training.journal import Journal
 from psyche_core.training.journal_records import AppliedRound, StoredResult
 from psyche_core.training.private_state import private_path
 
 logger = logging.getLogger("psyche.client")
+
+
+LEAVING_SECONDS = 60.0
+"""The checkpoint that is saved on leaving may take so long; service managers kill soon after that."""
+
+_POLL_SECONDS = 0.02
+_Result = TypeVar("_Result")
 
 
 class Checkpointer:
@@ -40,10 +50,17 @@ class Checkpointer:
         self._run_id = ""
         self._lock = anyio.Lock()
         self._complained = False
+        self._newest: Apply | CloseEpoch | FetchModel | None = None  # what made the masters what they are; None: not known
+        self._saved: int | None = None  # step of the last checkpoint that we saved
 
     def use(self, bench: Bench, *, run_id: str) -> None:
         """Work for this bench from now on."""
         self._bench, self._run_id = bench, run_id
+        self._newest = self._saved = None
+
+    def masters_change(self) -> None:
+        """Work on the masters begins: until it has succeeded nobody knows which step's they are."""
+        self._newest = None
 
     # ------------------------------------------------------------------------------------------------ the journal
 
@@ -84,6 +101,7 @@ class Checkpointer:
 
     async def applied(self, work: Apply, *, learning_rate: float) -> None:
         """Add a round whose results are in the masters now; save a checkpoint where the journal cannot go on without one."""
+        self._newest = work  # before anything is waited for: who leaves meanwhile is asked for it
         journal = self._journal()
         if journal is None:
             return
@@ -140,6 +158,7 @@ class Checkpointer:
 
     async def fetched(self, work: FetchModel) -> None:
         """Masters came from other members: the journal goes on from them."""
+        self._newest = work
         if self._journal() is not None:
             await self.save(work.step, epoch=work.epoch, data_index=work.data_index, generation=work.generation)
 
@@ -158,6 +177,7 @@ class Checkpointer:
         ):
             return False
 
+        self._saved = step
         self._tell(report.CheckpointSaved(step, str(directory)))
         private = private_path(bench.checkpoints, self._run_id)
         await self._attempt(
@@ -167,6 +187,48 @@ class Checkpointer:
         if bench.journal is None or await self._write(partial(bench.journal.begin, step, digest, generation)):
             await self._tidy(bench, step)
         return True
+
+    async def leave(self, *, seconds: float = LEAVING_SECONDS) -> None:
+        """Save what was applied since our last checkpoint, so that the next start has nothing to replay; told when it is done.
+
+        The journal stays as it was, with the checkpoint it goes on from: it can be read to every step in between, which a
+        coordinator restored from an older state may ask for. seconds: after so many the client ends without.
+        """
+        bench, work = self._bench, self._newest
+        if bench is None or bench.checkpoints is None or work is None or work.step == self._saved:
+            return
+
+        await self.sync()
+        facts = (work.step, work.epoch, work.data_index, work.generation)
+        missing = f"no checkpoint of step {work.step} was saved on leaving"
+        kept = "" if bench.journal is None else "; the next start replays the journal instead"
+        try:
+            directory = await _within(seconds, partial(self._save_last, bench, *facts))
+        except TimeoutError:
+            self._tell(report.Problem("warning", f"{missing}: it takes longer than {seconds:g} s{kept}"))
+        except Exception as error:
+            logger.debug("%s", missing, exc_info=error)
+            self._tell(report.Problem("error", f"{missing}: {self._explain(error)}{kept}"))
+        else:
+            self._saved = work.step
+            self._tell(report.CheckpointSaved(work.step, str(directory)))
+
+    def _save_last(self, bench: Bench, step: int, epoch: int, data_index: int, generation: int) -> Path:
+        assert bench.checkpoints is not None
+        journal, digest = bench.journal, bench.trainer.full_digest()
+        directory = checkpoint_path(bench.checkpoints, self._run_id, step)
+        facts = Facts(run_id=self._run_id, step=step, epoch=epoch, data_index=data_index, digest=digest, generation=generation)
+        save_checkpoint(directory, facts, write=bench.trainer.save)
+        bench.trainer.save_private(private_path(bench.checkpoints, self._run_id))
+        header = None if journal is None else journal.header
+        if journal is None:
+            return directory
+
+        if header is None or journal.broken or (journal.last_step, header.generation) != (step, generation):
+            journal.begin(step, digest, generation)
+        else:  # an earlier leaving's checkpoint is of no use any more
+            remove_between(bench.checkpoints, self._run_id, after=header.base_step, before=step)
+        return directory
 
     async def _tidy(self, bench: Bench, step: int) -> None:
         """Old checkpoints go; those of a history that the run has left are set aside, never deleted."""
@@ -194,3 +256,25 @@ class Checkpointer:
             self._tell(report.Problem("error", f"{problem}: {why}"))
             return False
         return True
+
+
+async def _within(seconds: float, action: Callable[[], _Result]) -> _Result:
+    """What an action gives, in a thread that keeps no process from ending. Raises TimeoutError, and what the action raises."""
+    given: list[_Result] = []
+    raised: list[Exception] = []
+
+    def work() -> None:
+        try:
+            given.append(action())
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work, name="last checkpoint", daemon=True)
+    thread.start()
+    with anyio.fail_after(seconds):
+        while thread.is_alive():  # noqa: ASYNC110 - a thread of our own knows no event loop
+            await anyio.sleep(_POLL_SECONDS)
+    if raised:
+        raise raised[0]
+
+    return given[0]

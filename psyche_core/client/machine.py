@@ -72,6 +72,11 @@ class ClientMachine:
         return self._me.masters_at
 
     @property
+    def masters_are_sound(self) -> bool:
+        """Whether nothing is known against our masters: they are not to be replaced by the others'."""
+        return not self._me.doubtful and (self._me.notes is None or self._me.notes.repair.reason is None)
+
+    @property
     def notes(self) -> EpochNotes | None:
         """What is noted about the epoch, for tests and displays to look at."""
         return self._me.notes

@@ -9,6 +9,7 @@ from __future__ import annotations
 from psyche_core.errors import ConfigError, IdentityError
 from psyche_core.hookspecs import Parallelism
 from psyche_core.settings import ClientSettings, TrainLocalSettings
+from psyche_core.training.micro_batch import NO_AUTO
 
 
 def parallelism_of(settings: ClientSettings | TrainLocalSettings) -> Parallelism | None:
@@ -23,6 +24,8 @@ def parallelism_of(settings: ClientSettings | TrainLocalSettings) -> Parallelism
         raise ConfigError(message)
     if ranks == 1:
         return None
+    if settings.micro_batch_size == "auto":
+        raise ConfigError(NO_AUTO)
 
     secret = None
     if settings.sidecar_secret_file is not None:

@@ -52,6 +52,20 @@ class ModelLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a client found in its own folder of checkpoints, and what that makes of its model.
+
+    checkpoint: step of the checkpoint, None without one; step: the last one in our masters, those of the journal included, None
+    where nothing was found; due: the step that the run's masters are of.
+    """
+
+    folder: str
+    checkpoint: int | None
+    step: int | None
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatchFound:
     """So many sequences per forward pass were found to fit into memory; told where the size was left to us."""
 
@@ -227,6 +241,7 @@ Event = (
     Started
     | PhaseChanged
     | ModelLoaded
+    | Resumed
     | MicroBatchFound
     | StepTrained
     | StepApplied

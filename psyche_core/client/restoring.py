@@ -7,6 +7,7 @@ history that the run has left is used as far as a step that members signed. Bloc
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from psyche_core.client.settled_rounds import decided_otherwise, settled_rounds
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
-from psyche_core.training.journal import LEAST_LIMIT, Journal, Recovered, default_limit
+from psyche_core.training.checkpoint import remove_leftovers
+from psyche_core.training.journal import LEAST_LIMIT, Journal, Recovered, claim, default_limit
 from psyche_core.training.journal_records import AppliedRound
 from psyche_core.training.journal_replay import replay
 from psyche_core.training.origin import held
@@ -45,12 +47,21 @@ class Restorer:
     journal_size: int | None
     tell: Callable[[str], None]
     journal: Journal | None = None
+    _guard: io.FileIO | None = None
 
     def close(self) -> None:
         """Let the journal go. Idempotent."""
         if self.journal is not None:
             self.journal.close()
-        self.journal = None
+        if self._guard is not None:
+            self._guard.close()
+        self.journal = self._guard = None
+
+    def claim(self, run_id: str) -> None:
+        """Take the folder for this process, before anybody hears of us; once is enough. Raises ConfigError."""
+        if self._guard is None and self.journal is None:
+            self._guard = claim(self.folder, run_id)
+            remove_leftovers(self.folder, run_id)
 
     def restore(self, trainer: Trainer, state: CoordinatorState, *, step: int | None, use_journal: bool) -> int | None:
         """Bring the masters up to date from the journal; the last step in them then, None where that is unknown.
@@ -87,7 +98,9 @@ class Restorer:
     def _open(self, state: CoordinatorState) -> Journal:
         if self.journal is None:
             limit = self.journal_size or LEAST_LIMIT
-            self.journal = Journal.open(self.folder, state.run_id, instance=state.instance, limit_bytes=limit, tell=self.tell)
+            self.journal = Journal.open(
+                self.folder, state.run_id, instance=state.instance, limit_bytes=limit, tell=self.tell, guard=self._guard
+            )
         return self.journal
 
     def _replayed(self, journal: Journal, trainer: Trainer, state: CoordinatorState, *, step: int | None) -> int | None:

@@ -58,7 +58,7 @@ class ClientRuntime:
     build: opens model, optimizer and data for the run (see Workshop). report: where events for people go. store: where we put the
     model when it is our turn; None when we have no such place. exchange: how whole models are handed over; one with its defaults
     when not given. downloads_at_once: payloads fetched at the same time. explain: one sentence about an exception that nobody
-    foresaw, with the plugin it came from.
+    foresaw, with the plugin it came from. check: see Workshop.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class ClientRuntime:
         descriptions: DescriptionExchange | None = None,
         downloads_at_once: int = DOWNLOADS_AT_ONCE,
         explain: Callable[[BaseException], str] = plainly,
+        check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
     ) -> None:
         self._run_id = run_id
         self._key = key
@@ -90,6 +91,7 @@ class ClientRuntime:
             exchange=exchange,
             descriptions=descriptions,
             explain=explain,
+            check=check,
         )
         self._explain = explain
         self._downloads = Turns(downloads_at_once, seconds=DOWNLOAD_TURN)
@@ -105,6 +107,7 @@ class ClientRuntime:
         self._members: tuple[NodeIdentity, ...] = ()
         self._failure: PsycheError | None = None
         self._leave_asked = False
+        self._left = False
         self._joining = False
         self._silent = False
         self._withdrawn: anyio.Event | None = None
@@ -147,14 +150,22 @@ class ClientRuntime:
 
     async def _take_part(self) -> ev.Stop | None:
         """Until the machine stops us, or None when something failed."""
+        async with contextlib.aclosing(self._workshop):
+            stop = await self._follow()
+            if stop is not None and self._left and self._machine.masters_are_sound:
+                await self._workshop.save_on_leaving()
+        return stop
+
+    async def _follow(self) -> ev.Stop | None:
+        """Turn what happens into what is done, see `_take_part`."""
         stop: ev.Stop | None = None
-        async with contextlib.aclosing(self._workshop), self._events, self._inbox, anyio.create_task_group() as tasks:
+        async with self._events, self._inbox, anyio.create_task_group() as tasks:
             for watch in (self._watch_states, self._watch_messages, self._watch_time):
                 tasks.start_soon(watch)
             async for event in self._inbox:
                 actions = self._machine.handle(event, anyio.current_time())
                 if self._leave_asked:
-                    self._leave_asked = False
+                    self._leave_asked, self._left = False, True
                     actions = [*actions, *self._machine.handle(ev.LeaveAsked(), anyio.current_time())]
                 stop = await self._carry_out(actions, tasks)
                 if stop is not None or self._failure is not None:

@@ -90,7 +90,8 @@ class Workshop:
 
     build: opens everything for a run, called for each Load, may take long; raises SourceMissing when nothing on this machine says
     how the run's model is built. store: where models of epochs' ends go. exchange, descriptions: how models go to others.
-    explain: one sentence about an exception that nobody foresaw.
+    explain: one sentence about an exception that nobody foresaw. check: looks at everything on this machine but the model, before
+    the run is joined; None looks at nothing.
     """
 
     def __init__(
@@ -103,8 +104,10 @@ class Workshop:
         exchange: ModelExchange | None = None,
         descriptions: DescriptionExchange | None = None,
         explain: Callable[[BaseException], str] = plainly,
+        check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
     ) -> None:
         self._build = build
+        self._check = check
         self._explain = explain
         self._transport = transport
         self._tell = tell
@@ -164,6 +167,7 @@ class Workshop:
             case TakeSnapshot():
                 return await self._offer(work)
             case FetchModel(build=None):
+                self._checkpoints.masters_change()
                 done = await self._exchange.fetch(self.bench.trainer, work, run_id=self._run_id)
                 if isinstance(done, ModelFetched):
                     await self._checkpoints.fetched(work)
@@ -174,15 +178,16 @@ class Workshop:
     async def prepare(self, state: CoordinatorState) -> None:
         """Open everything before the run is joined, so that who cannot take part says why and joins nothing.
 
-        The first Load takes what is open. Does nothing where the other members have to say how the model is built, nor where a
-        run that has begun still names a stored model: its next epoch may begin with the members' own. Raises ModelError,
-        DataError and ConfigError.
+        The first Load takes what is open. The model stays closed where the other members have to say how it is built, and where a
+        run that has begun still names a stored one: its next epoch may begin with the members' own. Raises ModelError, DataError
+        and ConfigError.
         """
-        if state.progress.step > 1 and not starts_from_members(state):
-            return
-
         async with self._opening:
-            if self._bench is None and self._take_prepared(state, keep=True) is None:
+            if self._bench is not None or self._take_prepared(state, keep=True) is not None:
+                return
+            if self._check is not None:
+                await self._check(state)
+            if state.progress.step == 1 or starts_from_members(state):
                 with contextlib.suppress(SourceMissing):
                     self._prepared = state.model, await self._open(Start(state))
 
@@ -326,6 +331,10 @@ class Workshop:
         """Bring the journal to the disk: to be awaited before a statement leaves."""
         await self._checkpoints.sync()
 
+    async def save_on_leaving(self) -> None:
+        """Save the masters where they are newer than our last checkpoint; in bounded time, and told."""
+        await self._checkpoints.leave()
+
     async def aclose(self) -> None:
         """Remove what was kept on disk for others. Idempotent."""
         await self._exchange.aclose()
@@ -357,6 +366,7 @@ class Workshop:
             self.bench.trainer.apply(work.step, payloads, own_accepted=work.own_accepted, learning_rate=rate)
             return rate
 
+        self._checkpoints.masters_change()
         rate = await anyio.to_thread.run_sync(apply)
         await self._checkpoints.applied(work, learning_rate=rate)
         return Applied(work.height, perf_counter() - started)

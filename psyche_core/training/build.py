@@ -26,7 +26,7 @@ from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.run_config import Choice, LLMConfig, ModelConfig
 from psyche_core.sentences import validated
-from psyche_core.training.micro_batch import Notice, find_micro_batch_size
+from psyche_core.training.micro_batch import NO_AUTO, Notice, find_micro_batch_size
 from psyche_core.training.trainer import Trainer
 
 RegistryLoad = Callable[[str, str], Registration]
@@ -66,11 +66,7 @@ def build_trainer(
     """
     llm, compute = model_config.LLM, compute or Compute()
     if compute.parallelism is not None and compute.micro_batch_size == "auto":
-        message = (
-            "--micro-batch-size auto is found by running out of memory, which ends the other processes of a divided model; "
-            "give a number"
-        )
-        raise ConfigError(message)
+        raise ConfigError(NO_AUTO)
     model = build_model(registry_load, llm, compute, run_id=run_id, source=source)
     try:
         optimizer = _build_optimizer(registry_load, llm.optimizer, model)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from psyche_core.errors import ModelError
 from psyche_core.training.checkpoint_manifest import CheckpointManifest, Facts, read_manifest, write_manifest
-from psyche_core.training.folders import whole_folder
+from psyche_core.training.folders import remove_partial, whole_folder
 
 _INSIDE = "model"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -45,6 +45,18 @@ def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
             message = f"cannot delete the old checkpoint {path}: {error.strerror}"
             raise ModelError(message) from error
     return old
+
+
+def remove_between(folder: Path, run_id: str, *, after: int, before: int) -> None:
+    """Delete this run's checkpoints of later steps than `after` and earlier ones than `before`. Raises OSError."""
+    for path in checkpoints(folder, run_id):
+        if after < _step(path, run_id) < before:
+            shutil.rmtree(path)
+
+
+def remove_leftovers(folder: Path, run_id: str) -> None:
+    """Delete checkpoints of this run that killed processes left half written; no other process may be at them."""
+    remove_partial(folder, _stem(run_id))
 
 
 def set_aside(

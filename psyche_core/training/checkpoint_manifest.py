@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from psyche_core.errors import ModelError
+from psyche_core.regular_files import regular
 
 MANIFEST_FILE = "psyche.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
@@ -110,15 +111,17 @@ def read_manifest(directory: Path) -> CheckpointManifest | None:
     """The manifest in a folder, None when there is none. Raises ModelError for one that cannot be read."""
     path = directory / MANIFEST_FILE
     try:
-        if not path.exists():
-            return None
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            message = f"{path} has {path.stat().st_size} bytes, over the limit of {MAX_MANIFEST_BYTES}"
-            raise ModelError(message)
-        text = path.read_bytes()
+        with open(path, "rb", opener=regular) as file:
+            text = file.read(MAX_MANIFEST_BYTES + 1)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ModelError(message) from error
+
+    if len(text) > MAX_MANIFEST_BYTES:
+        message = f"{path} is over the limit of {MAX_MANIFEST_BYTES} bytes"
+        raise ModelError(message)
 
     return parse_manifest(text, source=str(path))
 
@@ -186,7 +189,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, TensorEntry]]:
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
     """Where the tensors begin, and the header."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             length = int.from_bytes(file.read(8), "little")
             text = file.read(length) if length <= MAX_HEADER_BYTES else b""
         header = json.loads(text)
@@ -203,7 +206,7 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
 
 def _digest_of(path: Path, first: int, count: int) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         file.seek(first)
         left = count
         while left:

@@ -124,10 +124,11 @@ def publish(partial: Path, directory: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def remove_leftovers(parent: Path) -> None:
-    """Remove what killed processes left unfinished in a folder that is ours alone."""
-    for path in parent.glob(".*"):
-        if path.suffix in (_PARTIAL, _OLD):
+def remove_partial(parent: Path, stem: str) -> None:
+    """Remove what killed processes left unfinished of the folders `{stem}{number}` in `parent`; nobody may be at them now."""
+    for path in parent.iterdir():
+        number = path.name.removeprefix(f".{stem}").partition(".")[0]
+        if path.name.startswith(f".{stem}") and number.isdecimal() and path.suffix == _PARTIAL:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -17,6 +17,7 @@ right. The format is in `journal_records`, applying it again in `journal_replay`
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from psyche_core.errors import ConfigError, ModelError, WireError
+from psyche_core.regular_files import NotRegular, expect_regular, regular
 from psyche_core.training.checkpoint import abandoned_name, name_of
 from psyche_core.training.folders import flush, lock
 from psyche_core.training.journal_file import JournalFile, named
@@ -51,6 +53,42 @@ def default_limit(model_bytes: int) -> int:
 def journal_path(folder: Path, run_id: str) -> Path:
     """The journal of a run in our folder of checkpoints."""
     return folder / f"{name_of(run_id)}-journal.bin"
+
+
+def claim(folder: Path, run_id: str) -> io.FileIO:
+    """Make a run's journal this process's alone, until what is returned is closed; makes the folder, reads nothing of it.
+
+    Raises ConfigError when another process has it, when the folder cannot be written, and when something else than a file is in
+    the place of one of the journal's.
+    """
+    path = journal_path(folder, run_id)
+    guard = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        guard = io.FileIO(path.with_name(f".{path.name}.lock"), "a", opener=regular)
+        for each in (path, _replacement_path(path)):
+            with contextlib.suppress(FileNotFoundError):
+                expect_regular(each)
+        alone = lock(guard)
+    except NotRegular as error:
+        if guard is not None:
+            guard.close()
+        message = f"the journal {path} cannot be used: {error.filename} is {error.kind}, expected a regular file; move it away"
+        raise ConfigError(message) from error
+    except OSError as error:
+        if guard is not None:
+            guard.close()
+        message = f"the journal {path} cannot be opened: {_reason(error)}; give a folder that can be written"
+        raise ConfigError(message) from error
+
+    if not alone:
+        guard.close()
+        message = f"another process keeps the journal {path}; give each client a folder of checkpoints of its own"
+        raise ConfigError(message)
+
+    return guard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,31 +125,22 @@ class Journal:
 
     @classmethod
     def open(
-        cls, folder: Path, run_id: str, *, instance: bytes, limit_bytes: int, tell: Callable[[str], None] = lambda _: None
+        cls,
+        folder: Path,
+        run_id: str,
+        *,
+        instance: bytes,
+        limit_bytes: int,
+        tell: Callable[[str], None] = lambda _: None,
+        guard: io.FileIO | None = None,
     ) -> Self:
         """Take the journal of a run for this process; call `read` or `begin` next.
 
         instance: the run's (32 bytes); limit_bytes: see `full`; tell: takes a sentence when something on the disk is not as it
-        was written. Raises ConfigError when another process has it, ModelError when the folder cannot be used.
+        was written; guard: of `claim`, None to claim it now. Raises what `claim` does.
         """
-        path = journal_path(folder, run_id)
-        guard = None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            guard = io.FileIO(path.with_name(f".{path.name}.lock"), "a")
-            alone = lock(guard)
-        except OSError as error:
-            if guard is not None:
-                guard.close()
-            message = f"the journal {path} cannot be opened: {_reason(error)}; give a folder that can be written"
-            raise ModelError(message) from error
-
-        if not alone:
-            guard.close()
-            message = f"another process keeps the journal {path}; give each client a folder of checkpoints of its own"
-            raise ConfigError(message)
-
-        return cls(path, guard, instance=instance, limit_bytes=limit_bytes, tell=tell)
+        taken = claim(folder, run_id) if guard is None else guard
+        return cls(journal_path(folder, run_id), taken, instance=instance, limit_bytes=limit_bytes, tell=tell)
 
     def __enter__(self) -> Self:
         """The journal itself."""
@@ -321,7 +350,7 @@ class Journal:
     @contextmanager
     def _replacement(self, header: Header) -> Iterator[JournalFile]:
         """A new file to fill, which takes the place of the journal's when the block ends. Raises ModelError."""
-        path = self._path.with_name(f".{self._path.name}.new")
+        path = _replacement_path(self._path)
         try:
             new = JournalFile.create(path, header)
             try:
@@ -359,6 +388,11 @@ class Journal:
 
     def _unreadable(self, error: Exception) -> str:
         return f"the journal {self._path} cannot be read: {_reason(error)}"
+
+
+def _replacement_path(path: Path) -> Path:
+    """Where a journal's successor is written until it is whole."""
+    return path.with_name(f".{path.name}.new")
 
 
 def _copy(source: JournalFile, records: Iterable[StoredResult | AppliedRound], target: JournalFile) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from psyche_core.errors import WireError
+from psyche_core.regular_files import regular
 from psyche_core.training.journal_records import (
     CHECK_BYTES,
     FRAME,
@@ -59,7 +60,7 @@ class JournalFile:
     def create(cls, path: Path, header: Header) -> Self:
         """A new file in place of any of that name, not flushed yet. Raises OSError, and WireError for a header out of range."""
         body = encode_record(header)
-        made = cls(io.FileIO(path, "w+"))
+        made = cls(io.FileIO(path, "w+", opener=regular))
         try:
             made._take_header(header)
             made._waiting, made._waiting_bytes = [START], len(START)
@@ -72,7 +73,7 @@ class JournalFile:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Open a file, read all that is whole and cut off the rest. Raises OSError, and WireError without a header to go by."""
-        made = cls(io.FileIO(path, "r+"))
+        made = cls(io.FileIO(path, "r+", opener=regular))
         try:
             made._load()
         except BaseException:

@@ -23,6 +23,11 @@ GPU_LIMIT: Final = 128
 
 _CPU_SHARE_OF_FREE: Final = 0.5
 
+NO_AUTO: Final = (
+    "--micro-batch-size auto is found by running out of memory, which ends the other processes of a divided model; give a number"
+)
+"""Why a divided model's size has to be said."""
+
 Notice = Callable[[str], None]
 """Takes a sentence that people should read."""
 

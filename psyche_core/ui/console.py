@@ -20,6 +20,7 @@ from psyche_core.client.report import (
     PhaseChanged,
     Problem,
     ReplicasDiffer,
+    Resumed,
     Resynced,
     RewardPaid,
     Sink,
@@ -51,6 +52,8 @@ def _sentence(event: Event) -> str:
             return f"{event.phase}: epoch {event.epoch}, step {event.step}{height}, {event.clients} clients"
         case ModelLoaded():
             return f"model of {count_text(event.parameters)} parameters ready after {event.seconds:.1f} s"
+        case Resumed():
+            return _resumed(event)
         case MicroBatchFound():
             return f"micro-batch {event.size} found to fit"
         case StepTrained():
@@ -108,6 +111,28 @@ def _sentence(event: Event) -> str:
             return f"{event.level}: {event.message}"
         case Ended():
             return event.reason
+
+
+def _resumed(event: Resumed) -> str:
+    """From what a client goes on, and where the rest comes from."""
+    if event.step is None:
+        return (
+            f"nothing of this run to go on from lies in {event.folder}: the model after step {event.due} comes from the other "
+            "members, or from where the run stores it"
+        )
+
+    if event.checkpoint is None:
+        begun = f"resumed from the run's own model and the journal in {event.folder}, up to step {event.step}"
+    elif event.step > event.checkpoint:
+        begun = (
+            f"resumed from the checkpoint of step {event.checkpoint} in {event.folder} and the journal beside it, up to step "
+            f"{event.step}"
+        )
+    else:
+        begun = f"resumed from the checkpoint of step {event.checkpoint} in {event.folder}; no newer round was in the journal"
+    if event.step >= event.due:
+        return f"{begun}; the run is there, too, so nothing is asked of others"
+    return f"{begun}; the run is at step {event.due}, so the other members are asked for what came since"
 
 
 def console_lines(stream: TextIO) -> Sink:

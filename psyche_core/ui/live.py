@@ -29,6 +29,7 @@ from psyche_core.client.report import (
     ModelSync,
     Problem,
     ReplicasDiffer,
+    Resumed,
     RewardPaid,
     Started,
     StatementVoided,
@@ -46,6 +47,7 @@ LINE_SECONDS = 5.0
 _COMPLAINTS = (Problem, ReplicasDiffer, WentBack, ModelLost, StatementVoided)
 _WORTH_A_LINE = (
     Started,
+    Resumed,
     EpochDigest,
     EpochSigned,
     Validated,

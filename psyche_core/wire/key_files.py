@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from psyche_core.errors import IdentityError
+from psyche_core.regular_files import NotRegular, regular
 
 MAX_KEY_BYTES = 4096
 
@@ -24,18 +25,16 @@ def read_key_file(path: Path, *, what: str, remedy: str, any_owner: bool = False
     is refused whoever owns it. others_may_read: it is never refused for that.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+        descriptor = regular(path, os.O_RDONLY)
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                message = f"the {what} {path} is {_kind(found.st_mode)}, expected a regular file; {remedy}"
-                raise IdentityError(message)
-
             if not others_may_read:
-                _check_readers(found, path, what=what, any_owner=any_owner)
+                _check_readers(os.fstat(descriptor), path, what=what, any_owner=any_owner)
             return os.read(descriptor, MAX_KEY_BYTES)
         finally:
             os.close(descriptor)
+    except NotRegular as error:
+        message = f"the {what} {path} is {error.kind}, expected a regular file; {remedy}"
+        raise IdentityError(message) from error
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = error.strerror if isinstance(error, OSError) else str(error)
         message = f"cannot read the {what} {path}: {reason}; {remedy}"
@@ -53,15 +52,3 @@ def _check_readers(found: os.stat_result, path: Path, *, what: str, any_owner: b
             f"take that away with `chmod 600 {shlex.quote(str(path))}`"
         )
         raise IdentityError(message)
-
-
-def _kind(mode: int) -> str:
-    for test, name in (
-        (stat.S_ISDIR, "a folder"),
-        (stat.S_ISFIFO, "a named pipe"),
-        (stat.S_ISCHR, "a device"),
-        (stat.S_ISBLK, "a device"),
-    ):
-        if test(mode):
-            return name
-    return "no file with content"

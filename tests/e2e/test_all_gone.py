@@ -15,11 +15,13 @@ import pytest
 from live_run import RUN_ID, THREE, TINY, LiveRun
 from psyche_backend_tcp.store import Store, state_file
 from psyche_core.client.report import (
+    CheckpointSaved,
     Ended,
     EpochDigest,
     ModelLoaded,
     ModelLost,
     Problem,
+    Resumed,
     Resynced,
     StepApplied,
     StepTrained,
@@ -151,8 +153,26 @@ def test_who_comes_back_with_a_disk_goes_on_after_the_last_accepted_step(live_ru
     for name in THREE:
         loaded = run.told(name, ModelLoaded, after=gone)[0]
         assert loaded.step is not None, "no weights of the beginning"
+        if how == signal.SIGTERM:
+            assert_needed_no_replay(run, name, gone)
     assert max(run.told(name, ModelLoaded, after=gone)[0].step or 0 for name in THREE) >= last
     assert_nothing_was_lost(run, after=gone, last=last)
+
+
+def assert_needed_no_replay(run: LiveRun, name: str, gone: float) -> None:
+    """Who was asked to leave saved a checkpoint last, and went on from it."""
+    resumed = run.told(name, Resumed, after=gone)[0]
+    left = next(event for _, event in run.events(name) if isinstance(event, Ended))
+    assert left.reason == "left the run as asked"
+    saved = run.told(name, CheckpointSaved, after=gone)[0]
+    assert saved.step >= max(told.step for told in before(run, name, StepApplied, gone))
+    assert resumed.checkpoint == saved.step
+    assert resumed.step is not None
+    assert saved.step <= resumed.step <= resumed.due
+
+
+def before(run: LiveRun, name: str, kind: type[StepApplied], end: float) -> list[StepApplied]:
+    return [event for moment, event in run.events(name) if isinstance(event, kind) and moment <= end]
 
 
 def test_one_surviving_disk_brings_everybody_back(live_run: StartRun) -> None:

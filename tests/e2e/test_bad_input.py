@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from psyche_core.client.report import Started, from_json
+from psyche_core.training.journal import claim, journal_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(120)]
 
@@ -131,6 +133,29 @@ def test_a_wrong_key_file(client, tmp_path: Path, make: Callable[[Path], None], 
     key = tmp_path / "me.key"
     make(key)
     assert said in the_sentence(client(server_addr="127.0.0.1:1", identity_secret_key_path=key), code=2)
+
+
+def in_use(folder: Path) -> Iterator[None]:
+    with claim(folder, "local-testnet"):
+        yield
+
+
+def with_a_pipe(folder: Path) -> Iterator[None]:
+    os.mkfifo(journal_path(folder, "local-testnet"))
+    yield
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(in_use, "another process keeps the journal"), (with_a_pipe, "is a named pipe, expected a regular file; move it away")],
+    ids=["in-use", "pipe"],
+)
+def test_a_folder_of_checkpoints_that_cannot_be_used(client, tmp_path: Path, make: Callable, said: str) -> None:
+    """Told before anybody is connected to: nothing listens at that address."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    with contextmanager(make)(saved):
+        assert said in the_sentence(client(server_addr="127.0.0.1:1", checkpoint_dir=saved), code=2)
 
 
 @pytest.mark.parametrize(

@@ -458,7 +458,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     missing = tmp_path / "none.toml"
     with pytest.raises(ConfigError, match=f"^cannot read the run configuration {missing}: No such file or directory$"):
         load_run_file(missing)
-    with pytest.raises(ConfigError, match="Is a directory"):
+    with pytest.raises(ConfigError, match="it is a folder, expected a regular file"):
         load_run_file(tmp_path)
     binary = tmp_path / "state.toml"
     binary.write_bytes(b"\xff\xfe")

@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 
 from psyche_core.errors import UserError
+from psyche_core.regular_files import regular
 
 logger = logging.getLogger("psyche.backend.tcp")
 
@@ -58,7 +59,7 @@ class AllowList:
 
     def _read(self) -> frozenset[bytes]:
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb", opener=regular) as file:
                 text = file.read(MAX_BYTES + 1)
         except OSError as error:
             message = f"cannot read the allow-list {self._path}: {error.strerror}"

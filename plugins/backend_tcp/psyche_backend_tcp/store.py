@@ -25,6 +25,7 @@ from psyche_backend_tcp.limits import SERVER_FRAME
 from psyche_backend_tcp.protocol import MAX_PATCH_DEPTH, read_document
 from psyche_core.errors import ConfigError, UserError, WireError
 from psyche_core.interfaces.backend import StateUpdate
+from psyche_core.regular_files import regular, regular_private
 from psyche_core.run_config import CoordinatorConfig, from_plain, to_plain
 from psyche_core.wire.codec import decode, encode
 
@@ -66,7 +67,7 @@ class Store:
         # between the two renames of `save` only the previous one exists; nobody was told of the newer one then
         path = self.path if self.path.exists() or not self._previous.exists() else self._previous
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=regular) as file:
                 content = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
             return None
@@ -87,8 +88,7 @@ class Store:
         body = encode([unsaved.draft.encoded, opening])
         temporary = self.path.with_name(self.path.name + ".new")
         try:
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "wb") as file:
+            with open(temporary, "wb", opener=regular_private) as file:
                 file.write(_MAGIC + hashlib.sha256(body).digest() + body)
                 file.flush()
                 os.fsync(file.fileno())

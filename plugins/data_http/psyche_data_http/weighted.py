@@ -24,6 +24,7 @@ from psyche_core.formats.mixture_data import MixtureData
 from psyche_core.formats.token_files import token_bytes
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
+from psyche_core.regular_files import regular
 from psyche_core.types import BatchId
 from psyche_data_http.addresses import is_private_line, shown, web_address
 from psyche_data_http.attempts import deadline, persist
@@ -194,7 +195,7 @@ def mixture_table(content: bytes, *, name: str) -> MixtureTable:
 
 def _local_json(path: Path) -> bytes:
     try:
-        with path.open("rb") as stream:
+        with open(path, "rb", opener=regular) as stream:
             content = stream.read(MAX_JSON_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a path"

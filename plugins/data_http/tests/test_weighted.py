@@ -170,7 +170,7 @@ async def test_a_json_too_large_is_refused(web, mixture, tmp_path, monkeypatch, 
     ("location", "sentence"),
     [
         ("nothing.json", r"cannot read the mixture .*nothing\.json: No such file"),
-        (".", r"cannot read the mixture .*: Is a directory"),
+        (".", r"cannot read the mixture .*: it is a folder, expected a regular file"),
         ("a\0b", "it is not a path"),
         ("ftp://host/mixture.json", r"ftp://host/mixture\.json must be an address like https://host/path, or the path of a file"),
     ],

@@ -16,6 +16,7 @@ import transformers
 
 from psyche_core.builtin.hf.quiet import first_line, quiet
 from psyche_core.errors import ModelError
+from psyche_core.regular_files import expect_regular
 
 CONFIG_FILE: Final = "config.json"
 MAX_CONFIG_BYTES: Final = 4 * 2**20
@@ -94,6 +95,7 @@ def _read_fields(source: Path) -> dict[str, Any]:
 
 def read_small(path: Path, max_bytes: int) -> bytes:
     """A file of at most `max_bytes`. Raises OSError, ValueError for a longer one."""
+    expect_regular(path)
     size = path.stat().st_size
     if size > max_bytes:
         message = f"it has {size} bytes, expected at most {max_bytes}"

@@ -20,6 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from psyche_core.builtin.hf.configuration import Configuration, read_small
 from psyche_core.builtin.hf.quiet import first_line, quiet
 from psyche_core.errors import ModelError
+from psyche_core.regular_files import expect_regular
 
 WEIGHTS_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -138,6 +139,7 @@ def _read_index(path: Path) -> dict[str, list[str]]:
 def _read_header(path: Path) -> dict[str, str]:
     """Names and dtypes in a safetensors file's header, which must match the file's length. Raises ModelError."""
     try:
+        expect_regular(path)
         with safe_open(path, framework="pt") as handle:
             dtypes = {name: str(handle.get_slice(name).get_dtype()) for name in handle.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError) as error:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,9 @@ from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import parse_run_file
 from psyche_core.settings import ClientSettings, load_settings
 from psyche_core.testing.tiny_models import LLAMA
+from psyche_core.training.checkpoint import checkpoint_path, save_checkpoint
+from psyche_core.training.checkpoint_manifest import Facts
+from psyche_core.training.journal import claim, journal_path
 from psyche_core.training.stores import FolderStore, HubStore
 from psyche_core.wire.signing import SecretKey
 
@@ -72,6 +78,20 @@ async def test_folders_that_are_none_are_told_before_anything_is_joined(tmp_path
         await train_client(settings, PluginRegistry.discover(), report.Report(lambda _: None))
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("what", "said"), [("use", "another process keeps the journal"), ("pipe", "is a named pipe, expected")])
+async def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_connected_to(tmp_path: Path, what: str, said: str) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    if what == "pipe":
+        os.mkfifo(journal_path(saved, "world"))
+    settings = ClientSettings(run_id="world", server_addr="127.0.0.1:9", base=tmp_path, checkpoint_dir=saved)
+    told: list[report.Event] = []
+    with claim(saved, "world") if what == "use" else contextlib.nullcontext(), pytest.raises(ConfigError, match=said):
+        await train_client(settings, PluginRegistry.discover(), report.Report(told.append))
+    assert told == [], "it was never started"
+
+
 class Client:
     """A client of a run in this process. told: what it reported."""
 
@@ -100,6 +120,7 @@ class Client:
                 backend=backend,
                 transport=transport,
                 build=self.build,
+                check=self.build.check,
                 report=report.Report(self.told.append),
             )
             async with anyio.create_task_group() as clock:
@@ -337,6 +358,61 @@ async def test_a_micro_batch_that_was_left_to_us_is_told_once(base: Path, stack:
     benches = [await client.build(Start(client.state)) for _ in range(2)]
     assert [event for event in client.told if isinstance(event, report.MicroBatchFound)] == [report.MicroBatchFound(16)]
     assert [bench.trainer.micro_batch_size for bench in benches] == [16, 16]  # type: ignore[attr-defined]
+
+
+def begun(client: Client, *, step: int) -> None:
+    """The run has come so far, and still names the model that it began with."""
+    client.state = replace(client.state, progress=replace(client.state.progress, step=step))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "cuda:77"}, "device cuda:77 was asked for"),
+        ({"validation_data": Path("nosuch")}, "nosuch"),
+        ({"checkpoint_dir": "saved"}, "another process keeps the journal"),
+    ],
+    ids=["device", "validation", "folder"],
+)
+async def test_a_run_that_has_begun_is_not_joined_by_who_cannot_take_part(
+    base: Path, stack: AsyncExitStack, settings: dict[str, Any], said: str
+) -> None:
+    """Its model is not opened before joining, for the members may hold another; everything else is looked at."""
+    stack.enter_context(claim(base / "saved", "assembled"))
+    client = Client(
+        base, stack, **{name: base / value if name == "checkpoint_dir" else value for name, value in settings.items()}
+    )
+    begun(client, step=3)
+    with pytest.raises(Exception) as caught, anyio.fail_after(60):
+        await client.run()
+    described = describe_failure(caught.value)
+    assert described is not None
+    assert said in described[0]
+    assert_never_joined(client)
+
+
+async def test_from_what_a_client_goes_on_is_told(base: Path, stack: AsyncExitStack) -> None:
+    saved = base / "saved"
+    client = Client(base, stack, checkpoint_dir=saved)
+    begun(client, step=4)
+    trainer: Any = (await client.build(Start(client.state))).trainer
+    assert resumed(client) == [report.Resumed(str(saved), None, None, 3)]
+
+    facts = Facts(run_id="assembled", step=2, epoch=0, data_index=8, digest=trainer.full_digest())
+    save_checkpoint(checkpoint_path(saved, "assembled", 2), facts, write=trainer.save)
+    await client.build(Start(client.state))
+    await client.build(Start(client.state))
+    assert resumed(client)[1:] == [report.Resumed(str(saved), 2, 2, 3)], "once"
+
+
+async def test_a_client_that_begins_with_its_run_goes_on_from_nothing_and_says_nothing(base: Path, stack: AsyncExitStack) -> None:
+    client = Client(base, stack, checkpoint_dir=base / "saved")
+    await client.build(Start(client.state))
+    assert resumed(client) == []
+
+
+def resumed(client: Client) -> list[report.Resumed]:
+    return [event for event in client.told if isinstance(event, report.Resumed)]
 
 
 def test_a_folder_for_models_that_is_not_there_is_no_repository_of_ours(base: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoint import checkpoint_path, checkpoints, keep_last, set_aside
+from psyche_core.training.checkpoint import checkpoint_path, checkpoints, keep_last, remove_leftovers, set_aside
 from psyche_core.training.checkpoint_manifest import Facts, write_manifest
 from psyche_core.training.origin import belongs
 
@@ -105,3 +105,13 @@ def test_what_cannot_be_set_aside_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(ModelError, match=r"run-step2, which the run has left behind: Permission denied"):
         set_aside(tmp_path, "run", above=1)
+
+
+def test_what_a_killed_process_left_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    half = f".a-run-step4.{'0' * 32}.partial"
+    others = ["a-run-step3", f".a-run-stepson-step4.{'0' * 32}.partial", f".b-step4.{'0' * 32}.partial", ".a-run-step4.resume"]
+    for name in (half, *others):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"x")
+    remove_leftovers(tmp_path, "a-run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)

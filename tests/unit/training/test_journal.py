@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -440,7 +440,7 @@ def test_other_runs_have_journals_of_their_own(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelError, match=r"cannot be opened: .*; give a folder that can be written"):
+    with pytest.raises(ConfigError, match=r"cannot be opened: .*; give a folder that can be written"):
         open_journal(tmp_path / "file")
 
 
@@ -564,3 +564,41 @@ def test_what_changed_on_the_disk_meanwhile_is_noticed(tmp_path: Path) -> None:
         journal.path.write_bytes(content.replace(payload_of(1, 0), b"x" * len(payload_of(1, 0))))
         with pytest.raises(ModelError, match=r"cannot be read: payload .* is not the one that was written"):
             journal.payload(hashlib.sha256(payload_of(1, 0)).digest())
+
+
+# ------------------------------------------------------------------------------------------------- what is no file in its place
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["a_run-journal.bin", ".a_run-journal.bin.new", ".a_run-journal.bin.lock"])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(os.mkfifo, "a named pipe"), (os.mkdir, "a folder"), (lambda path: path.symlink_to("/dev/zero"), "a device")],
+    ids=["pipe", "folder", "device"],
+)
+def test_what_is_no_file_in_the_place_of_one_of_the_journals_is_one_sentence_and_stays(
+    tmp_path: Path, name: str, make: Callable[[Path], None], kind: str
+) -> None:
+    path = tmp_path / name
+    make(path)
+    with pytest.raises(ConfigError) as caught:
+        open_journal(tmp_path)
+    said = f"the journal {tmp_path / 'a_run-journal.bin'} cannot be used: {path} is {kind}, expected a regular file; move it away"
+    assert str(caught.value) == said
+    assert path.lstat() is not None
+    if path.is_dir():
+        path.rmdir()
+    else:
+        path.unlink()
+    with open_journal(tmp_path) as journal:
+        journal.begin(0, DIGEST, 0)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_that_takes_the_place_of_a_journal_in_use_is_one_sentence(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        journal.begin(0, DIGEST, 0)
+        os.rename(journal.path, tmp_path / "kept")  # noqa: PTH104
+        os.mkfifo(journal.path)
+        with pytest.raises(ModelError, match=r"cannot be read: it is a named pipe, expected a regular file"):
+            journal.read()

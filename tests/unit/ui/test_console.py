@@ -19,6 +19,34 @@ EVENTS: list[tuple[report.Event, str]] = [
     (report.ModelLoaded(1_060_000, 0.25), "model of 1.06 M parameters ready after 0.2 s"),
     (report.MicroBatchFound(16), "micro-batch 16 found to fit"),
     (
+        report.Resumed("saved", 6, 9, 9),
+        (
+            "resumed from the checkpoint of step 6 in saved and the journal beside it, up to step 9; the run is there, too, so "
+            "nothing is asked of others"
+        ),
+    ),
+    (
+        report.Resumed("saved", 6, 6, 12),
+        (
+            "resumed from the checkpoint of step 6 in saved; no newer round was in the journal; the run is at step 12, so the "
+            "other members are asked for what came since"
+        ),
+    ),
+    (
+        report.Resumed("saved", None, 4, 5),
+        (
+            "resumed from the run's own model and the journal in saved, up to step 4; the run is at step 5, so the other members "
+            "are asked for what came since"
+        ),
+    ),
+    (
+        report.Resumed("saved", None, None, 5),
+        (
+            "nothing of this run to go on from lies in saved: the model after step 5 comes from the other members, or from where "
+            "the run stores it"
+        ),
+    ),
+    (
         report.StepTrained(0, 3, 4.25, 2000, 0.5, 1234),
         "trained step 3: loss 4.2500, 2000 tokens in 0.50 s (4.0 k/s), result 1.2 kB",
     ),

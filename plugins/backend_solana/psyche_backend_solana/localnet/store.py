@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from psyche_core.errors import UserError, WireError
+from psyche_core.regular_files import regular, regular_private
 from psyche_core.wire.codec import decode, encode
 
 _MAGIC = b"psyche localnet 1\n"
@@ -36,7 +37,7 @@ class Store:
     def load(self) -> Any:
         """The plain values saved, None when there are none. Raises UserError for a file that cannot be used."""
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=regular) as file:
                 content = file.read(self._max_bytes + 1)
         except FileNotFoundError:
             return None
@@ -86,8 +87,7 @@ class Store:
     def _write(self, content: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(self.path.name + ".new")
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "wb", opener=regular_private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

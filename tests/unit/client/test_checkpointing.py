@@ -1,0 +1,178 @@
+"""The checkpoint that a client saves when it leaves: whole, in bounded time, and nothing that is known to be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from psyche_core.client import report
+from psyche_core.client.bench import Bench
+from psyche_core.client.checkpointing import Checkpointer
+from psyche_core.client.events import Apply, CloseEpoch
+from psyche_core.client.workshop import plainly
+from psyche_core.training.checkpoint import checkpoints
+from psyche_core.training.checkpoint_manifest import read_manifest, verify
+from psyche_core.training.journal import LEAST_LIMIT, Journal
+
+RUN_ID, INSTANCE = "a-run", bytes(32)
+
+
+def digest_of(step: int) -> bytes:
+    return hashlib.sha256(b"masters after %d" % step).digest()
+
+
+@dataclass
+class Masters:
+    """A trainer as far as a checkpointer needs one. step: the last one applied; hold: saving waits for it."""
+
+    step: int = 0
+    hold: threading.Event | None = None
+    refuse: bool = False
+    saved: list[int] = field(default_factory=list)
+
+    def full_digest(self) -> bytes:
+        return digest_of(self.step)
+
+    def save(self, directory: Path) -> None:
+        if self.hold is not None:
+            self.hold.wait(20)
+        if self.refuse:
+            raise OSError(28, "No space left on device")
+        directory.mkdir()
+        (directory / "config.json").write_text(f'{{"step": {self.step}}}')
+        self.saved.append(self.step)
+
+    def save_private(self, path: Path) -> None:
+        """There is none."""
+
+
+class Member:
+    """A checkpointer with a journal in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.told: list[report.Event] = []
+        self.masters = Masters()
+        self.journal = Journal.open(folder, RUN_ID, instance=INSTANCE, limit_bytes=LEAST_LIMIT)
+        self.journal.begin(0, digest_of(0), 0)
+        self.checkpointer = Checkpointer(self.told.append, explain=plainly)
+        trainer: Any = self.masters
+        data: Any = None
+        self.checkpointer.use(Bench(trainer, data, checkpoints=folder, journal=self.journal), run_id=RUN_ID)
+
+    async def apply(self, *steps: int) -> None:
+        for step in steps:
+            self.checkpointer.masters_change()
+            self.masters.step = step
+            await self.checkpointer.applied(Apply(step + 7, step, (), False, epoch=1, data_index=12 * step), learning_rate=0.1)
+
+    def steps(self) -> list[int]:
+        """Of the checkpoints in the folder, each whole."""
+        found = []
+        for path in checkpoints(self.folder, RUN_ID):
+            manifest = read_manifest(path)
+            assert manifest is not None
+            verify(path, manifest)
+            assert manifest.digest == digest_of(manifest.step).hex()
+            found.append(manifest.step)
+        return found
+
+    def problems(self) -> list[str]:
+        return [event.message for event in self.told if isinstance(event, report.Problem)]
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Member]:
+    made = Member(tmp_path)
+    yield made
+    made.journal.close()
+
+
+async def test_who_leaves_saves_what_was_applied_since_the_last_checkpoint_and_says_so(member: Member) -> None:
+    await member.apply(1, 2, 3)
+    await member.checkpointer.leave()
+    assert member.steps() == [3]
+    told = [event for event in member.told if isinstance(event, report.CheckpointSaved)]
+    assert [event.step for event in told] == [3]
+    manifest = read_manifest(checkpoints(member.folder, RUN_ID)[-1])
+    assert manifest is not None
+    assert (manifest.epoch, manifest.data_index, manifest.generation) == (1, 36, 0)
+
+
+async def test_the_journal_still_leads_to_every_step_before(member: Member) -> None:
+    """A coordinator restored from an older state may want any of them."""
+    await member.apply(1, 2, 3)
+    await member.checkpointer.leave()
+    recovered = member.journal.read()
+    assert recovered is not None
+    assert recovered.header.base_step == 0
+    assert [each.step for each in recovered.rounds] == [1, 2, 3]
+
+
+async def test_checkpoints_of_earlier_leavings_make_room_and_those_of_epochs_stay(member: Member) -> None:
+    await member.apply(1, 2)
+    await member.checkpointer.close_epoch(CloseEpoch(0, 2, 24), digest_of(2))
+    await member.apply(3)
+    await member.checkpointer.leave()
+    await member.apply(4, 5)
+    await member.checkpointer.leave()
+    assert member.steps() == [2, 5]
+
+
+async def test_where_nothing_is_newer_than_the_last_checkpoint_nothing_is_saved(member: Member) -> None:
+    await member.checkpointer.leave()
+    await member.apply(1, 2)
+    await member.checkpointer.close_epoch(CloseEpoch(0, 2, 24), digest_of(2))
+    member.told.clear()
+    await member.checkpointer.leave()
+    assert (member.masters.saved, member.told) == ([2], [])
+
+
+async def test_masters_that_work_was_cut_off_in_are_not_saved(member: Member) -> None:
+    await member.apply(1, 2)
+    member.checkpointer.masters_change()
+    await member.checkpointer.leave()
+    assert member.steps() == []
+
+
+async def test_a_round_that_the_journal_missed_makes_it_begin_anew(member: Member) -> None:
+    await member.apply(1)
+    with anyio.CancelScope() as scope:  # we are cancelled between applying and writing it down
+        scope.cancel()
+        await member.apply(2)
+    assert member.journal.last_step == 1
+    await member.checkpointer.leave()
+    assert member.steps() == [2]
+    assert member.journal.header is not None
+    assert (member.journal.header.base_step, member.journal.header.base_digest) == (2, digest_of(2))
+
+
+async def test_a_disk_that_is_too_slow_keeps_nobody_and_costs_that_checkpoint_only(member: Member) -> None:
+    await member.apply(1, 2)
+    member.masters.hold = threading.Event()
+    with anyio.fail_after(10):
+        await member.checkpointer.leave(seconds=0.2)
+    assert member.steps() == []
+    said = "no checkpoint of step 2 was saved on leaving: it takes longer than 0.2 s; the next start replays the journal instead"
+    assert member.problems() == [said]
+    recovered = member.journal.read()
+    assert recovered is not None
+    assert recovered.last_step == 2
+    member.masters.refuse = True
+    member.masters.hold.set()
+
+
+async def test_a_disk_that_refuses_is_told_in_one_sentence(member: Member) -> None:
+    await member.apply(1)
+    member.masters.refuse = True
+    await member.checkpointer.leave()
+    (problem,) = member.problems()
+    assert problem.startswith("no checkpoint of step 1 was saved on leaving: cannot save the model to ")
+    assert problem.endswith("No space left on device; the next start replays the journal instead")
