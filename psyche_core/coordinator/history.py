@@ -169,7 +169,8 @@ def without_model(state: CoordinatorState, now: int) -> Outcome:
 def _with_attested(state: CoordinatorState, newest: int) -> CoordinatorState:
     """The state without ends after `newest`, and with the earlier steps that stored statements sign among them.
 
-    They are as they would be without those rounds: what was accepted of later rounds waits to be assigned again, behind what waited already.
+    They are as they would be without those rounds: what was accepted of later rounds waits to be assigned again, behind what
+    waited already.
     """
     attested = _attested(state)
     ends = tuple(end for end in state.ends if end.step <= newest)

@@ -293,7 +293,7 @@ EPOCH = Record(
         ("ready", Bitmap(MAX_CLIENTS), "slots whose warmup witness arrived"),
         ("ceded", Bitmap(MAX_CLIENTS), "slots that were to store the model and cannot"),
         ("lacking", Bitmap(MAX_CLIENTS), "slots that cannot get the model the epoch starts with"),
-        ("held_step", U64, "step of the newest epoch end that one of them holds, 0 for none"),
+        ("held_step", U64, "the newest signed step that one of them holds, 0 for none"),
         ("ready_since", Optional(U64), "unix second at which init_min_clients slots were ready"),
         ("clients", List(CLIENT, MAX_CLIENTS), "slot by slot, each signer once"),
         ("rounds", List(ROUND, STORED_ROUNDS), "last ones, oldest first, with consecutive heights"),

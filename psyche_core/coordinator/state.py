@@ -154,8 +154,8 @@ class Epoch:
     """The running (or last) epoch.
 
     start_time: unix seconds. ready: slots whose warmup witness arrived. ready_since: unix second at which init_min_clients of
-    them were ready, None before. lacking: slots that said they cannot get the model the epoch starts with; held_step: step of the
-    newest epoch end that one of them holds, 0 for none (F18). ceded: slots that were to store the model and said that they
+    them were ready, None before. lacking: slots that said they cannot get the model the epoch starts with; held_step: the
+    newest signed step that one of them holds, 0 for none (F18). ceded: slots that were to store the model and said that they
     cannot. seed: u64 drawn at its start; elects the checkpointers (F9). rates: what it pays, fixed at its start. rounds: the last
     ones, oldest first. unplayed: no round of it has begun, and `rounds` are those of the epoch played before, so that who missed
     how that one ended can still learn it.

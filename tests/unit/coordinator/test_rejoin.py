@@ -240,3 +240,27 @@ def test_a_healthy_slot_that_says_ready_changes_nothing(play: Any) -> None:
     before = run.state
     assert run.do(run.ready(1)) == []
     assert run.state is before
+
+
+@pytest.mark.parametrize("has", ["the model", "another one", "none", "an earlier one"])
+def test_who_comes_back_in_warmup_has_the_signed_model(play: Any, joins: Any, has: str) -> None:
+    run = play(4, rounds_per_epoch=2, init_min_clients=2, min_clients=2)
+    for digest in (b"\xa1" * 32, b"\xa2" * 32):
+        run.play_signed_epoch(digest)
+        if digest[0] == 0xA1:
+            run.warm_up()
+    run.tick(after=3)
+    assert run.phase == "Warmup"
+    run.withdraw(1)
+    run.do(joins(run.state.epoch.clients[1].id))
+    said = {
+        "the model": run.ready(1),
+        "another one": run.ready(1, digest=b"\xaf" * 32),
+        "none": run.lacking(1),
+        "an earlier one": run.lacking(1, held=b"\xa1" * 32),
+    }[has]
+    if has == "the model":
+        assert run.do(said) == [ClientsReturned(epoch=2, slots=(1,))]
+        assert run.state.epoch.ready == (1,)
+    else:
+        run.refused(said, "InvalidWitness")
