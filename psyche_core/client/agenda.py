@@ -49,7 +49,7 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
         return f"what was decided about step {record.round.step} was missed"
     if record.round.step > masters_at + 1:
         return f"the rounds after step {masters_at} were missed"
-    if record.waiting_since is not None and now - record.waiting_since > _payload_patience(state, patience):
+    if record.waiting_since is not None and now - record.waiting_since > _payload_patience(state, notes, record, patience):
         return f"nobody could give us an accepted result of step {record.round.step}"
 
     return None
@@ -61,10 +61,14 @@ def _signed_otherwise(state: CoordinatorState, step: int, digest: bytes) -> bool
     return signed is not None and digest not in (signed, NO_DIGEST)
 
 
-def _payload_patience(state: CoordinatorState, patience: Patience) -> float:
-    """Seconds to wait for a payload. After an epoch's rounds fewer: when the run is over the others, who have it, go."""
+def _payload_patience(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, patience: Patience) -> float:
+    """Seconds to wait for a payload.
+
+    Fewer for rounds that were under way when we came, for what was announced before may not be announced again, least of all what
+    an earlier process of ours did; and fewer after an epoch's rounds: when the run is over the others, who have it, go.
+    """
     if state.run_state not in (RunState.Cooldown, RunState.Finished):
-        return patience.payload
+        return min(patience.offers, patience.payload) if record.height <= notes.opened_at else patience.payload
 
     return min(patience.payload, max(patience.leaving / 2, state.config.cooldown_time / 4))
 

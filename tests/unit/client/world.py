@@ -414,7 +414,7 @@ class World:
                 member.applied.append((work.step, results))
                 return ev.Applied(work.height, 0.01)
             case ev.Digest():
-                return ev.Digested(work.height, hashlib.sha256(member.weights + work.seed.to_bytes(8, "big")).digest())
+                return ev.Digested(work.height, hashlib.sha256(member.weights).digest())
             case ev.CloseEpoch():
                 return ev.EpochClosed(hashlib.sha256(member.weights).digest(), saved=True)
 
