@@ -147,10 +147,6 @@ class WitnessStatement:
     merkle_root: bytes
     model_digest: bytes
 
-    def saw(self, slot: int) -> bool:
-        """Whether the witness received and verified the result of `slot`."""
-        return bool(self.participants[slot // 8] >> (slot % 8) & 1)
-
 
 @dataclass(frozen=True, slots=True)
 class WitnessMetadata:

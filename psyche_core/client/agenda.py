@@ -97,7 +97,7 @@ def next_work(
     if notes.repair.reason is not None:
         return fetch(state, notes, healthy=healthy, now=now, patience=patience)
 
-    if masters_at is not None and notes.generosity.due(masters_at):
+    if notes.generosity.asked and masters_at is not None and notes.generosity.due(masters_at):
         notes.generosity.given.add(masters_at)
         return TakeSnapshot(masters_at, notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS))
 

@@ -40,7 +40,7 @@ def see_state(me: Standing, state: CoordinatorState) -> None:
 
     if previous is None or previous.epoch.clients is not state.epoch.clients:
         me.healthy = frozenset(state.healthy_slots)
-        members = tuple(client.id for client in state.epoch.clients if client.state is not ClientState.Ejected)
+        members = tuple([client.id for client in state.epoch.clients if client.state is not ClientState.Ejected])
         if members != me.members:
             me.members = members
             if me.notes is not None:

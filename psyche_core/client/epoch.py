@@ -37,13 +37,11 @@ def masters_due(state: CoordinatorState) -> int:
 
     Round h is applied at the start of h + 2, the last trained rounds on entering the cooldown.
     """
-    current = state.current_round
     if state.run_state is RunState.Warmup:
         return state.epoch.start_step - 1
-    if state.run_state in PLAYING and current is not None:
-        return max(state.epoch.start_step - 1, current.step - 2)
 
-    return state.progress.step - 1
+    current = state.current_round if state.run_state in PLAYING else None
+    return state.progress.step - 1 if current is None else max(state.epoch.start_step - 1, current.step - 2)
 
 
 @dataclass(slots=True)

@@ -53,7 +53,8 @@ def payload_checked(me: Standing, payload_hash: bytes, *, valid: bool, tag: int)
     if me.notes is not None:
         me.notes.inbox.checked(payload_hash, valid=valid, tag=tag)
         for record in me.notes.records.values():
-            record.payload_arrived(payload_hash, me.notes.inbox.valid, now=me.now)
+            if payload_hash in record.announced:
+                record.payload_arrived(payload_hash, me.notes.inbox.valid, now=me.now)
 
 
 def payload_missing(me: Standing, payload_hash: bytes) -> None:

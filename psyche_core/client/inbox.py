@@ -53,7 +53,7 @@ class Inbox:
 
         Also for a payload that is here but expires before `tag`: fetching it again, from our own store, keeps it longer.
         """
-        if payload_hash in self.invalid or self._unjudged[payload_hash] >= MAX_CHECKS or self.holds(payload_hash, tag=tag):
+        if payload_hash in self.invalid or self._unjudged.get(payload_hash, 0) >= MAX_CHECKS or self.holds(payload_hash, tag=tag):
             return False
         if self._asked.get(payload_hash, -1) >= tag:
             return False

@@ -23,6 +23,7 @@ from psyche_core.client.results import ResultDesk, Verify
 from psyche_core.client.rounds import RoundRecord
 from psyche_core.client.standing import Standing
 from psyche_core.coordinator import witness
+from psyche_core.coordinator.checkpoints import OPEN
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import Finished, Result
@@ -176,7 +177,8 @@ def _advance(me: Standing, state: CoordinatorState) -> None:
     if me.stopped is not None:
         return
 
-    storage.consider(me, state)
+    if me.storage is not None or state.run_state in OPEN:
+        storage.consider(me, state)
     if me.leaving is not None:
         _finish_leaving(me, state, since=me.leaving)
         return
@@ -254,6 +256,7 @@ def _apply(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
     """Apply a settled round once every consensus payload is here; ask for what is missing (F11)."""
     payloads: list[bytes] = []
     commitments: list[bytes] = []
+    tag = notes.tag(record.height)
     for slot in sorted(record.accepted):
         result = record.judged(slot)
         if result == "void":
@@ -261,7 +264,7 @@ def _apply(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
         if result is not None and result.payload_hash in notes.inbox.invalid:
             continue  # refused by everybody's parameter table alike
 
-        if result is not None and notes.inbox.holds(result.payload_hash, tag=notes.tag(record.height)):
+        if result is not None and notes.inbox.holds(result.payload_hash, tag=tag):
             payloads.append(result.payload_hash)
             commitments.append(result.commitment)
             if record.verified.get(slot) != result.commitment:

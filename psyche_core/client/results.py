@@ -96,9 +96,13 @@ class ResultDesk:
         already, by a proof about another round: what was taken in this one is judged by this one's.
         """
         actions: list[Action] = []
+        proven = [record for record in notes.records.values() if record.evidence]
+        if not proven:
+            return actions
+
         moment = (state.run_state, -1 if state.current_round is None else state.current_round.height)
-        for record in notes.records.values():
-            stored = state.round_at(record.height) if record.evidence else None
+        for record in proven:
+            stored = state.round_at(record.height)
             if stored is None:
                 continue  # what is not stored any more is not judged any more
 
@@ -131,8 +135,8 @@ class ResultDesk:
     def fetch_missing(self, notes: EpochNotes) -> list[Action]:
         """Ask (again) for announced results we do not hold: fetches fail, and some were announced before our model was open."""
         actions: list[Action] = []
-        for record in notes.records.values():
+        for record in [record for record in notes.records.values() if not record.applied]:
             for slot, known in record.candidates.items():
-                if not record.applied and slot not in record.verified:
+                if slot not in record.verified:
                     actions += self.fetch(notes, record, next(iter(known.values())), notes.clients[slot].p2p)
         return actions

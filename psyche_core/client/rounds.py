@@ -46,7 +46,7 @@ class RoundRecord:
     opened_at: when we first saw the round. evidence: by slot of who signed two results. settled_by: the state in which everything
     about the round has been said; lost: we missed it. all_said: nothing is left for us to say in this round. nearly_done: our
     training is expected to end by the time the next round can begin. digest: of our masters during the round, taken once its
-    applies are done.
+    applies are done. height: of the round in its epoch.
     """
 
     epoch: int
@@ -79,6 +79,10 @@ class RoundRecord:
     lost: bool = False
     accepted: frozenset[int] = frozenset()
     waiting_since: float | None = None
+    height: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.height = self.round.height
 
     @classmethod
     def open(cls, state: CoordinatorState, playing: Round, *, epoch: int) -> RoundRecord:
@@ -95,11 +99,6 @@ class RoundRecord:
     def cut(self) -> bool:
         """Whether the epoch was cut in this round: nobody attested to it, its step is trained again (protocol F1)."""
         return self.settled_by is not None and not self.round.drain and self.settled_by.round_at(self.height + 1) is None
-
-    @property
-    def height(self) -> int:
-        """The round's height in its epoch."""
-        return self.round.height
 
     def add(self, slot: int, result: Result) -> bool:
         """Keep an announcement; False when it is known already or one too many."""
@@ -126,7 +125,7 @@ class RoundRecord:
     def deliveries(self, healthy: frozenset[int], *, since: float) -> tuple[dict[int, float], tuple[int, ...]]:
         """When results came, for one who needed them from `since` on; and the slots they are expected of."""
         times = {slot: max(arrived, since) for slot, arrived in self.arrived.items()}
-        return times, tuple(slot for slot in self.shares if slot in healthy or slot in times)
+        return times, tuple([slot for slot in self.shares if slot in healthy or slot in times])
 
     def holds_all(self, healthy: frozenset[int]) -> bool:
         """Whether every still healthy trainer with a share delivered a result we verified."""

@@ -144,7 +144,8 @@ def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, hea
     if not record.finished_sent or record.digest == NO_DIGEST:
         return False
 
-    return record.all_finished(healthy) or record.all_finished(notes.waited_for(record, healthy, now=now))
+    unfinished = record.unfinished(healthy)
+    return not unfinished or not unfinished & notes.waited_for(record, healthy, now=now)
 
 
 def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> list[Action]:

@@ -89,8 +89,8 @@ class Standing:
         """Time has passed. A process that was stopped, or a machine that slept, finds old messages before it loses patience."""
         if self.clock is None:
             self.now = clock
-        else:
-            self.now += min(max(clock - self.clock, 0.0), self.patience.absence)
+        elif clock > self.clock:
+            self.now += min(clock - self.clock, self.patience.absence)
         self.clock = clock
 
     def do(self, *actions: Action) -> None:
@@ -121,7 +121,7 @@ class Standing:
     @property
     def pending(self) -> bool:
         """Whether the coordinator expects us in its next epochs."""
-        return self.state is not None and any(member.signer == self.identity.signer for member in self.state.pending)
+        return self.state is not None and self.identity.signer in [member.signer for member in self.state.pending]
 
     @property
     def takes_part(self) -> bool:

@@ -46,9 +46,10 @@ class WaitingBudget:
             (measure, self._allowed(measure, moment - opened, now=now) - (now - moment))
             for measure, moment in self._moments(times, expected)
         ]
-        return frozenset(
-            slot for slot in slots if all(self._spent.get((measure, slot), 0.0) <= seconds for measure, seconds in left)
-        )
+        waited = frozenset(slots)
+        for measure, seconds in left:
+            waited = frozenset([slot for slot in waited if self._spent.get((measure, slot), 0.0) <= seconds])
+        return waited
 
     def charge(self, times: Mapping[int, float], expected: Sequence[int], *, now: float) -> None:
         """Note how late each slot was, or is by now."""
@@ -60,9 +61,12 @@ class WaitingBudget:
 
     def _moments(self, times: Mapping[int, float], expected: Sequence[int]) -> list[tuple[int, float]]:
         """When all but one, and when two thirds, were done, where they are."""
-        done = sorted(times[slot] for slot in expected if slot in times)
-        most = {0: max(len(expected) - 1, 1), 1: quorum(len(expected))}
-        return [(measure, done[count - 1]) for measure, count in most.items() if 1 <= count <= len(done)]
+        most = max(len(expected) - 1, 1), quorum(len(expected))
+        if len(times) < min(most):
+            return []
+
+        done = sorted([times[slot] for slot in expected if slot in times])
+        return [(measure, done[count - 1]) for measure, count in enumerate(most) if 1 <= count <= len(done)]
 
     def _allowed(self, measure: int, usual: float, *, now: float) -> float:
         elapsed = 0.0 if self.began is None else now - self.began

@@ -60,7 +60,7 @@ def checkpointer_slots(state: CoordinatorState) -> tuple[int, ...]:
     Those listed by the owner in the list's order, or with none listed the draw; () there before the epoch's first round. Who
     said that it cannot is left out.
     """
-    healthy = tuple(slot for slot in state.healthy_slots if slot not in state.epoch.ceded)
+    healthy = [slot for slot in state.healthy_slots if slot not in state.epoch.ceded]
     if state.config.checkpointers:
         signers = {state.epoch.clients[slot].id.signer.hex(): slot for slot in healthy}
         return tuple(signers[key] for key in state.config.checkpointers if key in signers)
@@ -68,7 +68,7 @@ def checkpointer_slots(state: CoordinatorState) -> tuple[int, ...]:
         return ()
 
     order = drawn_order(tuple(range(len(state.epoch.clients))), state.epoch.seed)
-    return tuple(slot for slot in order if slot in healthy)
+    return tuple([slot for slot in order if slot in healthy])
 
 
 def checkpointer_slot(state: CoordinatorState) -> int | None:

@@ -135,8 +135,9 @@ def drawn_order(slots: tuple[int, ...], seed: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=REMEMBERED)
 def witnesses(slots: tuple[int, ...], seed: int, at_most: int) -> tuple[int, ...]:
-    """The slots that witness, ascending."""
-    return tuple(sorted(drawn_order(slots, seed)[:at_most]))
+    """The slots that witness, ascending. Where all of them do nothing is drawn."""
+    elected = slots if at_most >= len(slots) else drawn_order(slots, seed)[:at_most]
+    return tuple(sorted(elected))
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -227,7 +227,8 @@ class CoordinatorState:
     @property
     def current_round(self) -> Round | None:
         """The newest round of the epoch, None before the first."""
-        return self.epoch.rounds[-1] if self.epoch.rounds and not self.epoch.unplayed else None
+        epoch = self.epoch
+        return epoch.rounds[-1] if epoch.rounds and not epoch.unplayed else None
 
     def round_at(self, height: int) -> Round | None:
         """A stored round by its height, None when it was never played or is no longer stored."""
@@ -248,4 +249,4 @@ class CoordinatorState:
     @property
     def healthy_slots(self) -> tuple[int, ...]:
         """Slots that are healthy now, ascending."""
-        return tuple(slot for slot, client in enumerate(self.epoch.clients) if client.state is ClientState.Healthy)
+        return tuple([slot for slot, client in enumerate(self.epoch.clients) if client.state is ClientState.Healthy])

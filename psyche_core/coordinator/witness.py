@@ -44,12 +44,15 @@ def accepted_slots(state: CoordinatorState, round_: Round) -> frozenset[int]:
         return frozenset()
 
     needed = quorum(len(witness_slots(state, attesting)))
-    seen = _seen_by(needed, (statement.participants for statement in attesting.statements))
-    return frozenset(slot for slot in shares(state, round_) if seen >> slot & 1 and slot not in round_.voided)
+    seen = _seen_by(needed, [statement.participants for statement in attesting.statements])
+    return frozenset([slot for slot in shares(state, round_) if seen >> slot & 1 and slot not in round_.voided])
 
 
-def _seen_by(needed: int, bitmaps: Iterable[bytes]) -> int:
+def _seen_by(needed: int, bitmaps: Sequence[bytes]) -> int:
     """The bits (slots) set in at least `needed` of the bitmaps, all of them counted at once."""
+    if len(bitmaps) >= needed > 0 and bitmaps.count(bitmaps[0]) == len(bitmaps):
+        return int.from_bytes(bitmaps[0], "little")  # all saw the same, as they mostly do
+
     at_least = [-1] + [0] * needed
     for bitmap in bitmaps:
         bits = int.from_bytes(bitmap, "little")
@@ -87,19 +90,17 @@ def judge(state: CoordinatorState, round_: Round, slot: int, candidates: Iterabl
     if attesting is None:
         return Verdict()
 
-    filters = [_bits(statement.broadcast_bloom) for statement in attesting.statements if statement.saw(slot)]
+    byte, bit = slot // 8, 1 << slot % 8
+    filters = [_bits(said.broadcast_bloom) for said in attesting.statements if said.participants[byte] & bit]
     liars = tolerated(len(witness_slots(state, attesting)))
     needed = max(len(filters) - liars, 1)
-    votes: dict[bytes, int] = {}
-    unexplained = filters
-    for candidate in candidates:
-        mask = _mask(attesting.seed, candidate)
-        votes[candidate] = len([bits for bits in filters if bits & mask == mask])
-        unexplained = [bits for bits in unexplained if bits & mask != mask]
+    masks = {candidate: _mask(attesting.seed, candidate) for candidate in candidates}
+    votes = {candidate: len([bits for bits in filters if bits & mask == mask]) for candidate, mask in masks.items()}
     agreed = [candidate for candidate, count in votes.items() if count >= needed]
     if agreed:
         return Verdict(chosen=min(agreed, key=lambda candidate: (-votes[candidate], candidate)))
 
+    unexplained = [bits for bits in filters if all(bits & mask != mask for mask in masks.values())]
     return Verdict(void=len(unexplained) + liars < needed)
 
 

@@ -132,6 +132,7 @@ def join_message(run: bytes, signer: bytes) -> bytes:
     return framed(_JOIN, run, signer)
 
 
+@lru_cache(maxsize=512)  # a member asks again whenever its connection is back
 def is_join_of(p2p: bytes, signer: bytes, proof: bytes, *, run: bytes) -> bool:
     """Whether `proof` is that transport key's word for `signer`. False for malformed keys and signatures."""
     return verify(p2p, proof, domain=_JOIN, run=run, body=signer)

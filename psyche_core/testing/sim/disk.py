@@ -7,8 +7,9 @@ generation, or of an end that a quorum signed, none newer than the run; then the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from psyche_core.client.epoch import masters_due
 from psyche_core.client.events import KeptResult
@@ -38,8 +39,7 @@ class Saved:
     statements: bytes = bytes(32)
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(NamedTuple):
     """A verified result as the journal has it, with the fields that `settled_rounds` looks at."""
 
     epoch: int
@@ -84,9 +84,9 @@ class Disk:
         else:
             self.save(replace(saved, epoch=-1, height=-1))
 
-    def keep(self, results: Mapping[KeptResult, Payload]) -> None:
+    def keep(self, results: Iterable[tuple[KeptResult, Payload]]) -> None:
         """Verified results and their payloads go into the journal."""
-        self.pending |= {Pending.of(known): payload for known, payload in results.items()}
+        self.pending |= {Pending.of(known): payload for known, payload in results}
 
     # ------------------------------------------------------------------------------------ read
 

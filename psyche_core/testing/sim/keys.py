@@ -95,6 +95,7 @@ def signed_earlier(index: int, *, epoch: int, played: Round, share: tuple[BatchI
     return SignedResult(payload_hash, sign_commitment(key_of(index), EARLIER, commitment))
 
 
+@lru_cache(maxsize=REMEMBERED)  # each is made once and looked at by all who hear of the result
 def _token(public: bytes, commitment: bytes) -> bytes:
     return hashlib.sha512(public + commitment).digest()
 

@@ -429,7 +429,7 @@ class Node:
     def _keep_results(self, action: ev.KeepResults) -> None:
         """Write verified results to the journal."""
         here = [known for known in action.results if known.result.payload_hash in self.payloads]
-        self.disk.keep({known: self.payloads[known.result.payload_hash][1] for known in here})
+        self.disk.keep([(known, self.payloads[known.result.payload_hash][1]) for known in here])
 
     def _train(self, work: ev.Train, lineage: int) -> ev.Event:  # noqa: ARG002
         self._trained += 1

@@ -8,6 +8,7 @@ so two replicas are equal exactly when the machine did its duty.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,9 @@ from psyche_core.testing.sim.failure import Broken
 
 PIECES = 4
 """Numbers in the cheap model: the pieces in which two replicas can differ."""
+
+_NUMBERS = struct.Struct(f"<{PIECES}Q")
+"""How a payload's hash is read: what it says to each piece."""
 
 _MASK = 2**64 - 1
 _SPREAD = 0x9E3779B97F4A7C15
@@ -115,10 +119,9 @@ class HashReplica:
         if not payloads:
             return
 
-        hashes = [payload.hash for payload in payloads]
+        said = zip(*[_NUMBERS.unpack(payload.hash) for payload in payloads], strict=True)
         self._masters = tuple(
-            ((piece ^ step) * _SPREAD + sum(int.from_bytes(item[8 * place : 8 * place + 8], "little") for item in hashes)) & _MASK
-            for place, piece in enumerate(self._masters)
+            [((piece ^ step) * _SPREAD + sum(numbers)) & _MASK for piece, numbers in zip(self._masters, said, strict=True)]
         )
 
     def digest(self) -> bytes:
