@@ -198,8 +198,7 @@ def _open_round(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
     height = record.height
     record.opened_at = me.now
     notes.round_over(height - 1, me.healthy, now=me.now)
-    for budget in (notes.finishing, notes.deliveries):
-        budget.began = me.now if budget.began is None else budget.began
+    notes.waiting.began = me.now if notes.waiting.began is None else notes.waiting.began
     notes.records[height] = record
     notes.newest = height
     me.pace.round_opened(notes.tag(height), now=me.now)

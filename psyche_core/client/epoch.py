@@ -8,7 +8,7 @@ from psyche_core.client.agreement import DigestBook
 from psyche_core.client.inbox import Inbox
 from psyche_core.client.repair import Generosity, Repair
 from psyche_core.client.rounds import RoundRecord
-from psyche_core.client.waiting import WaitingBudget
+from psyche_core.client.waiting import Awaited, WaitingBudget
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState
 
@@ -44,6 +44,10 @@ def masters_due(state: CoordinatorState) -> int:
     return state.progress.step - 1 if current is None else max(state.epoch.start_step - 1, current.step - 2)
 
 
+def _finished(record: RoundRecord) -> Awaited:
+    return Awaited("finished", record.finished, record.trainers)
+
+
 @dataclass(slots=True)
 class EpochNotes:
     """number: as in messages and statements. clients: by slot, which never move within an epoch (F4).
@@ -51,8 +55,8 @@ class EpochNotes:
     slot: ours, None when we are not a member. since: when we first saw the epoch. opened_at: the newest height at that moment, -1
     before the first round: what an earlier process of ours may have trained already is not trained again, since two results for
     one share are proof of equivocation (F7). saved: its end is a checkpoint of ours; passed_on: when we last said that we cannot
-    store it. judge: something was said or decided that digests are to be compared about. finishing, deliveries: how long we may
-    still wait for each slot to finish its rounds and to deliver its results. reloaded: we looked on our disk for the model this
+    store it. judge: something was said or decided that digests are to be compared about. waiting: how long we may still
+    wait for each slot to deliver its results and to finish its rounds. reloaded: we looked on our disk for the model this
     epoch starts with; lacking_said: when we last told the coordinator that we cannot get it.
     """
 
@@ -76,8 +80,7 @@ class EpochNotes:
     judge: bool = False
     rejoin_asked: float | None = None
     rejoin_refused: bool = False
-    finishing: WaitingBudget = field(default_factory=WaitingBudget)
-    deliveries: WaitingBudget = field(default_factory=WaitingBudget)
+    waiting: WaitingBudget = field(default_factory=WaitingBudget)
     reloaded: bool = False
     lacking_said: float | None = None
     slots: dict[bytes, int] = field(init=False)
@@ -120,25 +123,31 @@ class EpochNotes:
     def waited_for(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> frozenset[int]:
         """Healthy slots whose Finished of a round is worth waiting for (protocol F16)."""
         done = healthy.intersection(record.finished)
-        missing = healthy - done
-        return done | self.finishing.waited_for(missing, record.finished, record.trainers, opened=record.opened_at, now=now)
+        return done | self.waiting.waited_for(healthy - done, _finished(record), opened=record.opened_at, now=now)
 
-    def delivering(self, record: RoundRecord, healthy: frozenset[int], *, since: float, now: float) -> frozenset[int]:
-        """Healthy slots whose result of a round is worth waiting for. since: when we came to need it, done with our own work."""
-        times, expected = record.deliveries(healthy, since=since)
-        done = healthy.intersection(record.verified)
-        return done | self.deliveries.waited_for(healthy - done, times, expected, opened=record.opened_at, now=now)
+    def delivering(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> frozenset[int]:
+        """Healthy slots whose result of the round before is worth waiting for in a round."""
+        results = self._results_before(record, healthy)
+        if results is None:
+            return healthy
+
+        done = healthy.intersection(results.times)
+        return done | self.waiting.waited_for(healthy - done, results, opened=record.opened_at, now=now)
 
     def round_over(self, height: int, healthy: frozenset[int], *, now: float) -> None:
         """A round is over: note who held us up in it."""
-        ended, before = self.records.get(height), self.records.get(height - 1)
+        ended = self.records.get(height)
         if ended is None:
             return
 
-        self.finishing.charge(ended.finished, ended.trainers, now=now)
-        if before is not None:
-            times, expected = before.deliveries(healthy, since=ended.ready_at)
-            self.deliveries.charge(times, expected, now=now)
+        for what in (self._results_before(ended, healthy), _finished(ended)):
+            if what is not None:
+                self.waiting.charge(what, opened=ended.opened_at, now=now)
+
+    def _results_before(self, record: RoundRecord, healthy: frozenset[int]) -> Awaited | None:
+        """The results that are needed in a round: those of the round before, once our own work is done."""
+        before = self.records.get(record.height - 1)
+        return None if before is None else Awaited("results", *before.deliveries(healthy, since=record.ready_at))
 
     def next_to_apply(self) -> RoundRecord | None:
         """The oldest round whose results are not in our masters yet; drain rounds have none."""

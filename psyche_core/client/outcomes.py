@@ -125,7 +125,7 @@ def reminded(me: Standing, event: ev.Reminded) -> None:
     if me.notes is not None and isinstance(me.work, ev.Train) and me.work.tag == event.tag:
         record = me.notes.records.get(me.work.height)
         if record is not None:
-            record.nearly_done = True
+            record.nearly_done, record.nearly_done_at = True, me.now
 
 
 def _payloads_lost(me: Standing, event: ev.PayloadsLost) -> None:

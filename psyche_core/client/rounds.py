@@ -7,6 +7,7 @@ applied: that is the coordinator's statements' business (`verdict`), evaluated t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -45,8 +46,8 @@ class RoundRecord:
     is in our journal. finished: slots that said Finished, with when we heard it; own_done_at: when our share was trained;
     opened_at: when we first saw the round. evidence: by slot of who signed two results. settled_by: the state in which everything
     about the round has been said; lost: we missed it. all_said: nothing is left for us to say in this round. nearly_done: our
-    training is expected to end by the time the next round can begin. digest: of our masters during the round, taken once its
-    applies are done. height: of the round in its epoch.
+    training is expected to end by the time the next round can begin, and nearly_done_at when we knew. digest: of our masters
+    during the round, taken once its applies are done. height: of the round in its epoch.
     """
 
     epoch: int
@@ -65,6 +66,7 @@ class RoundRecord:
     own_started: bool = False
     own_done: bool = False
     nearly_done: bool = False
+    nearly_done_at: float | None = None
     finished_sent: bool = False
     statement_sent: bool = False
     health_sent: bool = False
@@ -119,8 +121,13 @@ class RoundRecord:
 
     @property
     def ready_at(self) -> float:
-        """When our own work of the round was done: from then on we may have waited for others."""
-        return self.opened_at if self.own_done_at is None else self.own_done_at
+        """When our own work of the round was done, or as good as done while it goes on: from then on we may wait for others."""
+        if self.own_done_at is not None:
+            return self.own_done_at
+        if self.nearly_done_at is not None:
+            return self.nearly_done_at
+
+        return math.inf if self.own_started and not self.own_done else self.opened_at
 
     def deliveries(self, healthy: frozenset[int], *, since: float) -> tuple[dict[int, float], tuple[int, ...]]:
         """When results came, for one who needed them from `since` on; and the slots they are expected of."""

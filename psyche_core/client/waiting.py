@@ -1,73 +1,99 @@
 """Whom a member waits for: waiting is earned (protocol F16).
 
 A round lasts until its slowest trainer is done, so one that is slow on purpose, or keeps its result back, would set everybody's
-pace. Each slot has a budget of seconds in an epoch by which it may hold the others up. Behind all trainers but one it may be
-TWICE the round's usual time and then SINGLE of the epoch's time so far: that is what one liar can cost. Where several are slow
-together, each is held against two thirds of the trainers, with SEVERAL in place of SINGLE: members may differ in speed. Who has
-no budget left is not waited for: its result counts if it comes before the next round's witnesses speak. Budgets grow with time,
-so a bad moment is forgiven.
+pace. Each slot has a budget of seconds in an epoch by which it may hold the others up with its results, and one for Finished.
+Behind all trainers but one it may be TWICE a round's usual time and then SINGLE of the epoch's time so far, and in both together
+no more than the same and TOGETHER: that is what one liar can cost. Where several are slow together, each is held against two
+thirds of the trainers, with SEVERAL: members may differ in speed. Who has no budget left is not waited for: its result counts if
+it comes before the next round's witnesses speak. Budgets grow with time, so a bad moment is forgiven.
+
+The usual time of a round is the shortest that most trainers needed for one in this epoch. The present round's would let whoever
+stretches a round be waited for longer because of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from psyche_core.coordinator.witness import quorum
 
 TWICE = 2.0
 """Times of a round that any slot may be late by in an epoch."""
 
-LEAST = 1.0
+LEAST = 2.0
 """Seconds that this is at least: rounds may be shorter than what a busy machine takes to look up."""
 
 SINGLE = 0.15
-"""Share of the epoch's time by which one slot may be later than all others but itself."""
+"""Share of the epoch's time by which one slot may be later than all others but itself, with results or with Finished."""
+
+TOGETHER = 0.22
+"""The same with both, added up."""
 
 SEVERAL = 1.0
-"""Share of the epoch's time by which a slot may be later than two thirds of the trainers."""
+"""Share of the epoch's time by which a slot may be later than two thirds of the trainers, with results or with Finished."""
+
+BEHIND_ALL, BEHIND_MOST = 0, 1
+"""Measures: later than all trainers but one, and than two thirds of them."""
+
+Kind = Literal["results", "finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What trainers are waited for in a round. times: when they were done, by slot; expected: all slots that are to be done."""
+
+    kind: Kind
+    times: Mapping[int, float]
+    expected: Sequence[int]
+
+    def moments(self) -> list[tuple[int, float]]:
+        """When all but one, and when two thirds, were done, where they are: by measure."""
+        most = {BEHIND_ALL: max(len(self.expected) - 1, 1), BEHIND_MOST: quorum(len(self.expected))}
+        if len(self.times) < min(most.values()):
+            return []
+
+        done = sorted([self.times[slot] for slot in self.expected if slot in self.times])
+        return [(measure, done[count - 1]) for measure, count in most.items() if 1 <= count <= len(done)]
 
 
 @dataclass(slots=True)
 class WaitingBudget:
-    """What is spent in one epoch: seconds by slot, for each measure. began: when its first round opened, None before."""
+    """What is spent in one epoch: seconds by kind, measure and slot. began: when its first round opened, None before.
+
+    usual: by measure, the shortest time in which a round's Finished were there.
+    """
 
     began: float | None = None
-    _spent: dict[tuple[int, int], float] = field(default_factory=dict)
+    _usual: dict[int, float] = field(default_factory=dict)
+    _spent: dict[tuple[Kind, int, int], float] = field(default_factory=dict)
 
-    def waited_for(
-        self, slots: Iterable[int], times: Mapping[int, float], expected: Sequence[int], *, opened: float, now: float
-    ) -> frozenset[int]:
-        """Those of some slots that are not done and still waited for.
-
-        times: when others were done, by slot; expected: all slots that are to be done; opened: when they could begin.
-        """
-        left = [
-            (measure, self._allowed(measure, moment - opened, now=now) - (now - moment))
-            for measure, moment in self._moments(times, expected)
-        ]
+    def waited_for(self, slots: Iterable[int], what: Awaited, *, opened: float, now: float) -> frozenset[int]:
+        """Those of some slots that are not done and still waited for. opened: when the round began."""
         waited = frozenset(slots)
-        for measure, seconds in left:
-            waited = frozenset([slot for slot in waited if self._spent.get((measure, slot), 0.0) <= seconds])
+        elapsed = 0.0 if self.began is None else now - self.began
+        for measure, moment in what.moments():
+            left = max(TWICE * self._usual.get(measure, moment - opened), LEAST) - (now - moment)
+            share = SINGLE if measure == BEHIND_ALL else SEVERAL
+            waited = frozenset([slot for slot in waited if self._of(what.kind, measure, slot) <= left + share * elapsed])
+            if measure == BEHIND_ALL:
+                waited = frozenset([slot for slot in waited if self._in_all(slot) <= left + TOGETHER * elapsed])
         return waited
 
-    def charge(self, times: Mapping[int, float], expected: Sequence[int], *, now: float) -> None:
-        """Note how late each slot was, or is by now."""
-        for measure, moment in self._moments(times, expected):
-            for slot in expected:
-                late = min(times.get(slot, now), now) - moment
+    def charge(self, what: Awaited, *, opened: float, now: float) -> None:
+        """A round is over: note how late each slot was, or is by now."""
+        for measure, moment in what.moments():
+            for slot in what.expected:
+                late = min(what.times.get(slot, now), now) - moment
                 if late > 0:
-                    self._spent[measure, slot] = self._spent.get((measure, slot), 0.0) + late
+                    self._spent[what.kind, measure, slot] = self._of(what.kind, measure, slot) + late
+            if what.kind == "finished":
+                self._usual[measure] = min(self._usual.get(measure, moment - opened), moment - opened)
 
-    def _moments(self, times: Mapping[int, float], expected: Sequence[int]) -> list[tuple[int, float]]:
-        """When all but one, and when two thirds, were done, where they are."""
-        most = max(len(expected) - 1, 1), quorum(len(expected))
-        if len(times) < min(most):
-            return []
+    def _of(self, kind: Kind, measure: int, slot: int) -> float:
+        return self._spent.get((kind, measure, slot), 0.0)
 
-        done = sorted([times[slot] for slot in expected if slot in times])
-        return [(measure, done[count - 1]) for measure, count in enumerate(most) if 1 <= count <= len(done)]
-
-    def _allowed(self, measure: int, usual: float, *, now: float) -> float:
-        elapsed = 0.0 if self.began is None else now - self.began
-        return max(TWICE * usual, LEAST) + (SINGLE, SEVERAL)[measure] * elapsed
+    def _in_all(self, slot: int) -> float:
+        """What a slot has spent of both kinds, behind all trainers but one."""
+        return self._of("results", BEHIND_ALL, slot) + self._of("finished", BEHIND_ALL, slot)

@@ -15,7 +15,7 @@ from psyche_core.testing.sim.script import Script
 from psyche_core.testing.sim.world import RunResult, run_script
 
 GOAL_TIME = 1.3
-"""The goal: a run with one liar of eight takes at most so many times as long as without it. Some seeds miss it still (1.37)."""
+"""The goal: a run with one liar of eight takes at most so many times as long. A repeated payload misses it (1.35)."""
 
 MOST_TIME = 1.5
 """The bound above which the invariant breaks. It goes down to the goal once every seed meets that."""

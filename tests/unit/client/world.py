@@ -339,9 +339,8 @@ class World:
             if place is None or message.height - 1 not in notes.records:
                 continue
 
-            earlier, since = notes.records[message.height - 1], notes.records[message.height].ready_at
             now = member.machine._me.now  # its own clock, which stands while it sleeps
-            waited_for = notes.delivering(earlier, frozenset({place}), since=since, now=now)
+            waited_for = notes.delivering(notes.records[message.height], frozenset({place}), now=now)
             if waited_for and place in state.healthy_slots and place in shares(state, before):
                 published = other.own_by_round.get((message.epoch, message.height - 1))
                 assert published is not None
