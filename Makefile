@@ -78,10 +78,11 @@ bench: $(STAMP) ## measure: encoders, transforms, transport
 build: $(STAMP) ## wheels of all distributions in dist/
 	@for folder in . $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$folder || exit 1; done
 
-soak: $(STAMP) ## SEEDS simulated runs (SEEDS=100000), SEQUENCES on chain (SEQUENCES=2000), 5,000 tables of DisTrO, deaths of all members; hours
-	$(BIN)/python -m pytest -q -m soak plugins/optim_distro
-	$(LOOPBACK) $(BIN)/python -m pytest -q -m soak tests/e2e
+soak: $(STAMP) ## every test marked soak, then SEEDS simulated runs (SEEDS=100000), 2,000 fresh ones, SEQUENCES on chain (SEQUENCES=2000); hours
+	$(LOOPBACK) $(BIN)/python -m pytest -q -m soak
+	SOAK_TIMES=20 $(BIN)/python -m pytest -q -m repeated --timeout 1800
 	$(BIN)/psyche sim --seeds 0:$(SEEDS) --clients 8 --faults all --jobs $(JOBS)
+	$(BIN)/psyche sim --seeds random:2000 --clients 8 --faults all --jobs $(JOBS)
 	$(BIN)/python -m psyche_backend_solana.svm.differential --sequences $(SEQUENCES)
 
 soak-e2e: $(STAMP) ## the end-to-end tests RUNS times over (RUNS=10)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from psyche_core.testing import ports
 
 settings.register_profile("default", print_blob=True)
 settings.register_profile(
@@ -34,14 +35,8 @@ def token_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def free_port() -> Callable[[], int]:
-    """A function that finds a port nobody listens on now."""
-
-    def find() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
-
-    return find
+    """A function that finds a port nobody listens on, nor will before it is used."""
+    return ports.free_port
 
 
 @pytest.fixture

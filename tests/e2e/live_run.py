@@ -7,13 +7,16 @@ leave, and holds everybody to the rest.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -66,10 +69,11 @@ class LiveRun:
 
     # ------------------------------------------------------------------------------------------------ members
 
-    def start_server(self, *options: object) -> None:
-        """Start the server and wait until it listens."""
+    def start_server(self, *options: object, inside: Sequence[object] = ()) -> None:
+        """Start the server and wait until it listens. inside: a command that runs it."""
         files = ("--state", self.config / "state.toml", "--data-config", self.config / "data.toml")
-        self._start("server", ("server", "run", *files, "--host", self._host, "--server-port", self._port, *options))
+        words = ("server", "run", *files, "--host", self._host, "--server-port", self._port, *options)
+        self._start("server", words, inside=inside)
         self.wait(lambda: self.told("server", Started))
 
     def start_client(self, name: str, *options: object, inside: Sequence[object] = ()) -> None:
@@ -176,6 +180,16 @@ class LiveRun:
         """Whether the client's newest word about the current round is that it witnessed it."""
         said = [event for _, event in self.events(name) if isinstance(event, PhaseChanged | WitnessSent)]
         return bool(said) and isinstance(said[-1], WitnessSent)
+
+    def resident_mb(self, name: str) -> float:
+        """Memory that a member's process has in use now."""
+        status = Path(f"/proc/{self.processes[name].pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+    def pace(self, name: str, *, after: float = 0.0, before: float = math.inf) -> float:
+        """Seconds from one step of a client to its next in a stretch of time, the middle one of all."""
+        moments = [moment for moment, event in self.events(name) if isinstance(event, StepTrained) and after < moment < before]
+        return statistics.median(later - earlier for earlier, later in pairwise(moments))
 
     def log(self, name: str) -> str:
         """The end of a member's log, with its newest events, for people."""

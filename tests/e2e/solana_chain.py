@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,14 +23,16 @@ EVERYBODY = "1" * 32
 
 
 class Chain:
-    """Processes of a local chain with two front doors, and the commands given to it."""
+    """Processes of a local chain with two front doors, at ports it chooses itself, and the commands given to it."""
 
-    def __init__(self, folder: Path, *, port: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.doors = (f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 2}")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.start("chain", "solana", "localnet", "--rpc-port", port, "--doors", 2, "--allow-faults", "--slot-ms", 100)
-        self.until(lambda: b"ready" in (folder / "chain.log").read_bytes())
+        self.start("chain", "solana", "localnet", "--rpc-port", 0, "--doors", 2, "--allow-faults", "--slot-ms", 100)
+        # The whole line: a port that is "already in use" is not ready.
+        self.until(lambda: "ready" in (folder / "chain.log").read_text().splitlines())
+        self.doors = tuple(re.findall(r"^RPC (\S+)", (folder / "chain.log").read_text(), flags=re.MULTILINE))
+        assert len(self.doors) == 2, self.end_of("chain")
 
     def start(self, name: str, *arguments: object) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -48,8 +51,14 @@ class Chain:
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=self.folder, env=_environment(), timeout=60, check=False
         )
-        assert done.returncode == 0, f"{arguments}: {done.stderr}"
+        assert done.returncode == 0, f"{arguments}: {done.stderr}\n{self.end_of('chain')}"
         return json.loads(done.stdout)
+
+    def end_of(self, name: str) -> str:
+        """Whether a process lives, and the end of its log, for people."""
+        code = self.processes[name].poll()
+        state = "lives" if code is None else f"ended with {code}"
+        return f"--- {name} ({state})\n" + (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
 
     def wallet(self, name: str) -> Path:
         """A new wallet with SOL on it."""
@@ -76,8 +85,10 @@ class Chain:
     def until(self, met: Callable[[], bool], *, seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not met():
-            ended = {name: process.returncode for name, process in self.processes.items() if process.poll()}
-            assert not ended, {name: (self.folder / f"{name}.log").read_text()[-2000:] for name in ended}
+            ended = [
+                name for name, process in self.processes.items() if process.poll() or (name == "chain" and process.poll() == 0)
+            ]
+            assert not ended, "\n".join(map(self.end_of, ended))
             assert time.monotonic() < deadline, {name: self.told(name)[-3:] for name in self.processes}
             time.sleep(0.1)
 

@@ -136,7 +136,7 @@ def assert_identical(run: LiveRun, *, steps: int = TOTAL) -> None:
     ("step", "how"),
     [
         pytest.param(4, signal.SIGTERM, id="first-epoch-term"),
-        pytest.param(13, signal.SIGKILL, id="later-epoch-kill"),
+        pytest.param(13, signal.SIGKILL, id="later-epoch-kill", marks=pytest.mark.soak),
         pytest.param(4, signal.SIGKILL, id="first-epoch-kill", marks=pytest.mark.soak),
         pytest.param(13, signal.SIGTERM, id="later-epoch-term", marks=pytest.mark.soak),
     ],
@@ -241,6 +241,7 @@ def test_members_go_on_with_a_coordinator_that_comes_back_with_an_older_state(li
             assert any("starting over" in problem.message for problem in run.told(name, Problem)), name
 
 
+@pytest.mark.soak
 def test_a_state_older_than_the_last_checkpoints_leads_back_to_the_epoch_end_that_it_knows(live_run: StartRun) -> None:
     """Checkpoint and journal go on from step 12, the state is between the ends of steps 6 and 12."""
     run = live_run(rounds_per_epoch=6, warmup_time=12)

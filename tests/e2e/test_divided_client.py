@@ -54,6 +54,7 @@ def test_a_divided_client_trains_with_undivided_ones(run: LiveRun) -> None:
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks), "its processes end with it"
 
 
+@pytest.mark.soak
 def test_a_client_that_loses_a_process_ends_with_one_sentence(run: LiveRun) -> None:
     for name in THREE:
         run.start_client(name, *(("--data-parallelism", 2) if name == "client-2" else ()))

@@ -72,6 +72,7 @@ def test_each_client_is_killed_in_turn_witness_or_not(live_run: StartRun) -> Non
     assert ledger.kills == 3
 
 
+@pytest.mark.soak
 def test_two_of_five_are_killed_at_once(live_run: StartRun) -> None:
     """Nobody comes back: the other three finish, and what the two had given before is in their model."""
     run = live_run(total_steps=24, server=("--init-min-clients", 5))
@@ -97,6 +98,7 @@ def test_a_server_killed_and_started_again_goes_on_where_it_was(live_run: StartR
     run.assert_kept_its_promises(steps=32, finishers=THREE)
 
 
+@pytest.mark.soak
 def test_a_client_stopped_for_twenty_seconds_comes_back(live_run: StartRun) -> None:
     run = live_run(total_steps=40)
     for name in THREE:

@@ -78,6 +78,7 @@ def test_a_joiner_without_the_model_gets_all_of_it_from_the_others_and_saves_who
     verify(newest, manifest)
 
 
+@pytest.mark.soak
 def test_a_restarted_client_goes_on_from_its_own_checkpoint(live_run: StartRun) -> None:
     run = live_run(total_steps=36)
     for name in THREE:

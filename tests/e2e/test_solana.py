@@ -20,8 +20,8 @@ POINTS = 3_000_000
 
 
 @pytest.fixture
-def chain(tmp_path: Path, free_port) -> Iterator[Chain]:
-    started = Chain(tmp_path, port=free_port())
+def chain(tmp_path: Path) -> Iterator[Chain]:
+    started = Chain(tmp_path)
     yield started
     started.close()
 

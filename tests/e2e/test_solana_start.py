@@ -20,8 +20,8 @@ MEMBER = "member"
 
 
 @pytest.fixture
-def chain(tmp_path: Path, free_port) -> Iterator[Chain]:
-    started = Chain(tmp_path, port=free_port())
+def chain(tmp_path: Path) -> Iterator[Chain]:
+    started = Chain(tmp_path)
     yield started
     started.close()
 

@@ -123,7 +123,7 @@ def test_a_client_that_dies_ends_the_testnet_at_once(start, short_run, free_port
     assert json.loads((out / "report.json").read_text())["steps"] >= 1, "what was there is reported"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)])
 def test_a_stopping_signal_stops_everybody(start, short_run, free_port, tmp_path: Path, number: int, code: int) -> None:
     out = tmp_path / "out"
     process = start(*arguments_for(short_run, out, free_port()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_instructions import Thief
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -288,3 +289,41 @@ def test_an_account_of_another_program_is_no_authorization(fresh: World) -> None
 def test_the_encoder_refuses_what_the_program_would(scope: str) -> None:
     with pytest.raises(ValueError):
         authorizer.create(Pubkey.new_unique(), Pubkey.new_unique(), grantee=authorizer.EVERYBODY, scope=scope)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_whatever_a_thief_makes_up_changes_nobodys_authorization(fresh: World) -> None:
+    fresh.switch(True)
+    fresh.name(Pubkey(b"a delegate of old .............."))
+    key = fresh.chain.user()
+    own = fresh.make(key, key.pubkey())
+    to_make = authorizer.address(key.pubkey(), Pubkey(b"another grantee ................"))
+    people = (user.pubkey() for user in (fresh.grantor, fresh.grantee, fresh.payer, fresh.stranger))
+    places = (*people, fresh.at, fresh.foreign, own, to_make, fresh.spill, SYSTEM, AUTHORIZER)
+    mine = key.pubkey()
+    models = [
+        *(instruction for instruction, _ in happy(fresh).values()),
+        authorizer.create(mine, mine, grantee=mine),
+        authorizer.create(mine, mine, grantee=Pubkey(b"another grantee ................")),
+        authorizer.grantor_update(mine, own, active=True),
+        authorizer.grantee_update(mine, mine, authorization=own, add=[Pubkey(b"x" * 32)], clear=False),
+        authorizer.close(mine, mine, authorization=own),
+    ]
+    thief = Thief(key, models, places, seed=7)
+    before = {place: fresh.chain.account(place) for place in (fresh.at, fresh.foreign)}
+
+    def send(instruction: Instruction) -> str | None:
+        try:
+            fresh.chain.send(instruction, signers=[key])
+        except Refused as refusal:
+            return refusal.reason
+        return None
+
+    def check(instruction: Instruction) -> None:
+        assert {place: fresh.chain.account(place) for place in before} == before, instruction
+
+    thief.try_all(3000, send, check)
+    print(thief.accepted, thief.refused)
+    assert len(thief.accepted) == 4, "of its own authorization it may do all of this"
+    assert len(thief.refused) > 8, "it was refused for few reasons: what it makes up is too far from what is meant"

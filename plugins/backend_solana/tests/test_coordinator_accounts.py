@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from random_instructions import Thief
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -541,3 +542,32 @@ def test_foreign_accounts_are_not_read() -> None:
         CoordinatorAccount.parse(b"PsycheCo\2".ljust(ACCOUNT_BYTES, b"\0"))
     with pytest.raises(WireError, match="256"):
         RunInstance.parse(bytes(255))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_whatever_a_thief_makes_up_changes_no_run(made: CoordinatorSvm) -> None:
+    """Of a run that waits, and of runs after long histories. Ticks, which anybody may give, have nothing to do here."""
+    spare = Keypair.from_seed(b"n" * 32).pubkey()
+    made.put(spare, bytes(ACCOUNT_BYTES))
+    for seed in range(8):
+        state = replace(made.fresh(CONFIG, MODEL), run_state=RunState.WaitingForMembers)
+        if seed:
+            state = runs.midway(Random(seed), made.fresh(CONFIG, MODEL), [member(place).signer for place in range(2)])
+        made.begin(state)
+        made.put(made.authorization, open_authorization(made.owner.pubkey()), owner=AUTHORIZER_ID)
+        made.at(1_700_000_000, 5)
+        account, instance = made.data(), bytes(made.svm.get_account(made.run.instance).data)
+        places = (made.run.account, made.run.instance, made.authorization, made.owner.pubkey(), spare, layout.PROGRAM_ID)
+        places += (*(wallet(place).pubkey() for place in range(4)), AUTHORIZER_ID, layout.instance_address("another")[0])
+        models = [made.init(), *(instruction for instruction, _ in every(made).values())]
+        thief = Thief(THIEF, models, places, seed=seed)
+
+        def check(instruction: Instruction) -> None:
+            assert made.data() == account, instruction  # noqa: B023
+            assert bytes(made.svm.get_account(made.run.instance).data) == instance, instruction  # noqa: B023
+
+        thief.try_all(700, lambda instruction: made.send([instruction], THIEF).refusal, check)
+        print(thief.accepted, thief.refused)
+        assert made.data() == account
+        assert len(thief.refused) > 8, "it was refused for few reasons: what it makes up is too far from what is meant"

@@ -46,7 +46,7 @@ def compared(first: int, sequences: int, length: int) -> Coverage:
 
 
 def test_random_commands() -> None:
-    coverage = compared(0, 120, 60)
+    coverage = compared(0, 40, 60)
     assert not coverage.differences, "\n".join(coverage.differences)
     assert {kind for kind in KINDS if coverage.accepted[kind]} == KINDS
     assert set(coverage.states) == {phase.name for phase in RunState}

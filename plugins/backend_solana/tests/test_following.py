@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,8 @@ from psyche_core.types import RunState
 
 RUN = Run(Pubkey(b"i" * 32), Pubkey(b"a" * 32))
 VERSION_PLACE = 56
+
+TIMES = int(os.environ.get("SOAK_TIMES", "1"))
 
 
 def account(state: CoordinatorState, nonce: int, *, version: bytes = b"") -> bytes:
@@ -149,7 +152,10 @@ class Play:
         self.chain.add(self.state, version=self.version)
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))  # a smaller seed says no more
+@pytest.mark.repeated
+@settings(
+    max_examples=8 * int(os.environ.get("SOAK_TIMES", "1")), deadline=None, phases=(Phase.explicit, Phase.generate)
+)  # a smaller seed says no more
 @given(seed=st.integers(0, 2**32), members=st.integers(1, 12), crowded=st.booleans())
 def test_a_copy_is_the_account_as_it_was_after_some_instruction(seed: int, members: int, crowded: bool) -> None:
     """Instructions come between any two answers, and where slots tell them apart an endpoint may be behind."""

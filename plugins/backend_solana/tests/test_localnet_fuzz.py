@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ from psyche_backend_solana.localnet.ledger import Ledger
 from psyche_backend_solana.localnet.methods import ADMIN_METHODS, METHODS
 from psyche_backend_solana.localnet.node import Node
 
+pytestmark = pytest.mark.repeated
+TIMES = int(os.environ.get("SOAK_TIMES", "1"))
 PAYER = Keypair.from_seed(bytes(range(32)))
 KINDS = ("account", "program", "signature", "logs", "slot", "root")
 PUBSUB = [f"{kind}{action}" for kind in KINDS for action in ("Subscribe", "Unsubscribe")]
@@ -100,19 +103,19 @@ def silent_log(caplog: pytest.LogCaptureFixture) -> Any:
     assert [record.message for record in caplog.records] == []
 
 
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=300 * TIMES, deadline=None)
 @given(method=st.sampled_from([*METHODS, *ADMIN_METHODS]), params=parameters)
 def test_any_parameters_of_any_method(method: str, params: list[Any]) -> None:
     check(json.loads(NODE.answer(request(method, *params).encode(), FaultSwitch())))
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=200 * TIMES, deadline=None)
 @given(method=st.sampled_from(["sendTransaction", "simulateTransaction", "getFeeForMessage"]), params=likely)
 def test_any_transaction(method: str, params: list[Any]) -> None:
     check(json.loads(NODE.answer(request(method, *params).encode(), FaultSwitch())))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75 * TIMES, deadline=None)
 @given(data=st.data())
 def test_any_version_0_message(data: st.DataObject) -> None:
     """Mutated after the signature, and simulated without verifying it, so that the machine sees them."""
@@ -125,7 +128,7 @@ def test_any_version_0_message(data: st.DataObject) -> None:
     check(json.loads(NODE.answer(body.encode(), FaultSwitch())))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=150 * TIMES, deadline=None)
 @given(
     method=st.sampled_from(PUBSUB),
     params=parameters | st.tuples(addresses | signatures | st.just("all"), options).map(list),
@@ -144,7 +147,7 @@ def test_any_subscription(method: str, params: list[Any]) -> None:
         node.leave(connection)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100 * TIMES, deadline=None)
 @given(body=st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()) | st.just(b"[" * 30_000))
 def test_any_body(body: bytes) -> None:
     answer = NODE.answer(body, FaultSwitch())

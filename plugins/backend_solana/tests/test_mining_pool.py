@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_instructions import Thief
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -644,3 +645,71 @@ def test_readers_refuse_other_accounts(world: World) -> None:
     with pytest.raises(WireError):
         tokens.parse_mint(world.chain.account(world.vault))
     assert tokens.parse_mint(world.chain.account(world.collateral)) == tokens.Mint(U64, 6)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("opened_before", [False, True])
+def test_whatever_a_thief_makes_up_takes_nothing_from_anybody(opened_before: bool) -> None:
+    """It may lend before the pots open, and make accounts at its own cost."""
+    world = settled() if opened_before else World()
+    if not opened_before:
+        world.deposit(0, 300)
+    key = world.chain.user()
+    own = [world.chain.tokens(key.pubkey(), mint, 100) for mint in (world.collateral, world.redeemable)]
+    lenders = [world.lender_key(place) for place in range(3)]
+    kept = (*lenders, *world.purses, *world.winnings, world.treasury)
+    pots = [place for place in (world.vault, world.pot) if world.chain.exists(place)]
+    people = (lender.pubkey() for lender in (*world.lenders, world.authority, world.payer))
+    places = (*kept, *own, *people, world.pool, world.other, world.vault, world.pot, world.collateral, world.redeemable)
+    places += (TOKEN, MINING_POOL, *(mining_pool.lender_address(pool, key.pubkey()) for pool in (world.pool, world.other)))
+    mine, pool = key.pubkey(), world.pool
+    models = [instruction for instruction, _ in (*happy(world).values(), *(happy_after(world).values() if opened_before else ()))]
+    models += [
+        mining_pool.lender_create(mine, mine, pool=pool),
+        mining_pool.lender_deposit(mine, own[0], pool=pool, vault=world.vault, amount=1),
+        mining_pool.lender_claim(mine, own[1], pool=pool, vault=world.pot, amount=1),
+        mining_pool.lender_refund(mine, own[0], pool=pool, vault=world.vault, amount=1),
+        mining_pool.lender_close(mine, mine, pool=pool),
+    ]
+    thief = Thief(key, models, places, seed=7)
+    before = {place: bytes(world.chain.account(place).data) for place in kept}
+    coins, filled = [100, 100], [*map(world.chain.balance, pots)]
+
+    def rules() -> tuple[object, ...]:
+        pool = world.read()
+        return pool.authority, pool.collateral_mint, pool.extracted, pool.claimed, pool.refunded
+
+    kept_rules = rules()
+
+    def lamports() -> int:
+        """Of the thief, with what lies in accounts that it made."""
+        made = (mining_pool.lender_address(place, mine) for place in (world.pool, world.other))
+        return sum(world.chain.account(place).lamports for place in (mine, *filter(world.chain.exists, made)))
+
+    wealth = lamports()
+
+    def send(instruction: Instruction) -> str | None:
+        try:
+            world.chain.send(instruction, signers=[key])
+        except Refused as refusal:
+            return refusal.reason
+        return None
+
+    def check(instruction: Instruction) -> None:
+        nonlocal coins, filled
+        for place, data in before.items():
+            assert bytes(world.chain.account(place).data) == data, (place, instruction)
+        assert rules() == kept_rules, instruction
+        now = [*map(world.chain.balance, own)], [*map(world.chain.balance, pots)]
+        assert all(new <= old for new, old in zip(now[0], coins, strict=True)), instruction
+        assert all(new >= old for new, old in zip(now[1], filled, strict=True)), instruction
+        assert lamports() <= wealth, instruction
+        coins, filled = now
+
+    thief.try_all(3000, send, check)
+    print(thief.accepted, thief.refused)
+    assert thief.accepted, "it was not even let to make an account of its own"
+    assert len(thief.refused) > 12, "it was refused for few reasons: what it makes up is too far from what is meant"
+    if opened_before:
+        world.claim(0, 1)

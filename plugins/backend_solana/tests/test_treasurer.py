@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_instructions import Thief
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
@@ -679,3 +680,72 @@ def test_readers_refuse_other_accounts(world: World) -> None:
             treasurer.parse_run(world.chain.account(key))
     with pytest.raises(WireError):
         treasurer.parse_participant(world.chain.account(world.treasury.run))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_whatever_a_thief_makes_up_takes_nothing_from_anybody(fresh: World) -> None:
+    """It may put money in, and make accounts at its own cost; dora's account, which is done with, anybody may free."""
+    fresh.earn({fresh.alice.pubkey(): (100, 0), fresh.bob.pubkey(): (50, 20), fresh.dora.pubkey(): (10, 10)})
+    fresh.send(treasurer.participant_create(fresh.payer.pubkey(), fresh.dora.pubkey(), treasury=fresh.treasury), fresh.payer)
+    key = fresh.chain.user()
+    own = fresh.chain.tokens(key.pubkey(), fresh.mint, 100)
+    users = (*fresh.users, fresh.dora)
+    kept = (*map(fresh.participant, fresh.users), *map(fresh.elsewhere, users[:3]), *fresh.purse.values())
+    places = (*kept, *(user.pubkey() for user in (*users, fresh.owner, fresh.payer)), fresh.coordinator, fresh.mint, own)
+    places += (*fresh_places(fresh.treasury), *fresh_places(fresh.other), SYSTEM, TOKEN, TREASURER, COORDINATOR)
+    places += (fresh.participant(key), fresh.elsewhere(key))
+    mine = key.pubkey()
+    models = [
+        *(instruction for instruction, _ in happy(fresh).values()),
+        treasurer.participant_create(mine, mine, treasury=fresh.treasury),
+        treasurer.participant_claim(mine, mine, destination=own, treasury=fresh.treasury, amount=1),
+        treasurer.top_up(mine, own, treasury=fresh.treasury, amount=1),
+        treasurer.participant_close(mine, mine, run=fresh.treasury.run),
+        treasurer.run_withdraw_unused(mine, own, treasury=fresh.treasury, show=[]),
+    ]
+    thief = Thief(key, models, places, seed=7)
+
+    def run_fields(treasury: treasurer.Treasury) -> tuple[object, ...]:
+        run = treasurer.parse_run(fresh.chain.account(treasury.run))
+        return run.main_authority, run.join_authority, run.instance, run.coordinator, run.mint, run.vault, run.claimed
+
+    before = {place: bytes(fresh.chain.account(place).data) for place in kept}
+    runs = {treasury.run: run_fields(treasury) for treasury in (fresh.treasury, fresh.other)}
+    coins, vaults = 100, [fresh.vault(), 1000]
+
+    def lamports() -> int:
+        """Of the thief, with what lies in accounts that it made."""
+        made = (fresh.participant(key), fresh.elsewhere(key))
+        return sum(fresh.chain.account(place).lamports for place in (mine, *filter(fresh.chain.exists, made)))
+
+    wealth = lamports()
+
+    def send(instruction: Instruction) -> str | None:
+        try:
+            fresh.send(instruction, key)
+        except Refused as refusal:
+            return refusal.reason
+        return None
+
+    def check(instruction: Instruction) -> None:
+        nonlocal coins, vaults
+        for place, data in before.items():
+            assert bytes(fresh.chain.account(place).data) == data, (place, instruction)
+        assert {treasury.run: run_fields(treasury) for treasury in (fresh.treasury, fresh.other)} == runs, instruction
+        filled, left = [fresh.vault(), fresh.chain.balance(fresh.other.vault)], fresh.chain.balance(own)
+        assert left <= coins, instruction
+        assert all(new >= old for new, old in zip(filled, vaults, strict=True)), instruction
+        assert lamports() <= wealth, instruction
+        coins, vaults = left, filled
+
+    thief.try_all(5000, send, check)
+    print(thief.accepted, thief.refused)
+    assert {bytes(happy(fresh)[name][0].data)[0] for name in ("top_up", "participant_create")} <= set(thief.accepted)
+    assert len(thief.refused) > 12, "it was refused for few reasons: what it makes up is too far from what is meant"
+    fresh.claim(fresh.alice, 100)
+
+
+def fresh_places(treasury: treasurer.Treasury) -> tuple[Pubkey, ...]:
+    """The accounts of a run."""
+    return treasury.run, treasury.vault, treasury.instance, treasury.coordinator

@@ -18,6 +18,7 @@ import pytest
 from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext
 from psyche_core.testing.data import DataConformance
+from psyche_core.testing.ports import free_port
 from psyche_core.types import BatchId
 from psyche_data_http import bucket_files, google_bucket, object_store, stores
 from psyche_data_http.attempts import Trouble, deadline
@@ -31,11 +32,6 @@ obstore = pytest.importorskip("obstore", reason="buckets with credentials need o
 ROWS = [bytes([number]) * 8 for number in range(40)]
 START_SECONDS = 60.0
 AWS = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "very-secret-key"}
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        return probe.getsockname()[1]
 
 
 def started(command, address):

@@ -283,9 +283,14 @@ def test_a_machine_whose_bfloat16_products_are_not_exact_multiplies_float32(monk
 
 
 @pytest.mark.parametrize("one_bit", [True, False])
-@pytest.mark.parametrize("chunk", [8, 64, 1024])
-def test_bfloat16_products_give_the_bits_of_float32(one_bit: bool, chunk: int) -> None:
-    layout = build_layout({"w": (1024, 2048), "odd": (97, 30), "norm": (768,)}, chunk=chunk, topk=16)
+@pytest.mark.parametrize(
+    ("chunk", "rows"),
+    [(8, 128), (64, 128), (256, 256), *(pytest.param(chunk, 1024, marks=pytest.mark.soak) for chunk in (8, 64, 1024))],
+)
+@pytest.mark.timeout(600)
+def test_bfloat16_products_give_the_bits_of_float32(one_bit: bool, chunk: int, rows: int) -> None:
+    """Processors without such products take seconds for large ones."""
+    layout = build_layout({"w": (rows, 2 * rows), "odd": (97, 30), "norm": (768,)}, chunk=chunk, topk=16)
     votes = random_votes(layout, 4, seed=11, one_bit=one_bit)
     found = [Aggregator(layout, CPU, products=products).direction(votes, one_bit=one_bit) for products in PRODUCTS]
     assert torch.equal(found[0], found[1])

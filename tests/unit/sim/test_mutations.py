@@ -7,6 +7,7 @@ invariants that may catch it. `test_the_unbroken_code_passes_the_same_seeds` run
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -43,6 +44,7 @@ from psyche_core.testing.sim.world import run_script
 SEEDS = 40
 LAGGING = ("all-die", "delay", "drop", "withhold", "pause", "slow", "failing-work", "reorder")
 """Faults under which the only disk that is left may be that of a member that was behind."""
+SOAK = "SOAK_TIMES" in os.environ
 LONE_SEEDS = 2
 
 Patch = pytest.MonkeyPatch
@@ -364,8 +366,11 @@ def test_a_broken_protocol_is_caught(mutation: Mutation, monkeypatch: pytest.Mon
     pytest.fail(f"{SEEDS} runs did not notice")
 
 
+@pytest.mark.repeated
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
 def test_the_unbroken_code_passes_the_same_seeds(mutation: Mutation) -> None:
-    for seed in range(mutation.first, mutation.first + (LONE_SEEDS if mutation.lone else 8)):
+    """All of them in `make soak`, a quarter in every test run."""
+    seeds = LONE_SEEDS if mutation.lone else 8
+    for seed in range(mutation.first, mutation.first + (seeds if SOAK else (seeds + 3) // 4)):
         failure = played(mutation, seed)
         assert failure is None, str(failure)

@@ -1,0 +1,183 @@
+"""A member floods the others' transport with whatever it is let say, and strangers knock without end; the run goes on."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+import anyio
+import pytest
+
+from live_run import RUN_ID, THREE, LiveRun
+from psyche_backend_tcp.client import TcpBackend
+from psyche_core.client.report import Started, StepTrained
+from psyche_core.coordinator.commands import Withdraw
+from psyche_core.errors import BackendError, TransportError
+from psyche_core.hookspecs import BackendContext
+from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
+from psyche_core.types import RunState
+from psyche_core.wire.frames import frame
+from psyche_core.wire.signing import SecretKey
+from psyche_p2p_quic import control
+from psyche_p2p_quic.address import PeerAddress
+from psyche_p2p_quic.control import BlobRequest, Frame, Have, Hello, Message, Ping
+from psyche_p2p_quic.endpoint import Endpoint, Link
+
+pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(900)]
+
+STEPS = 200
+STEPS_UNDER_ATTACK = 30
+RELAYED, COMPARISONS, PINGS, OWN = 0.6, 0.7, 0.99, 0.9995
+"""Shares of what is said, up to each: see `said`."""
+LEAST_SENT = 110 * 2**20
+"""Bytes at each client: kept, they would be far more than it may grow by."""
+SLOWEST_STEP = 4.0
+"""Seconds, the middle one of all: less than a round's time-out, for which a client that hears nobody would wait."""
+
+
+def framed(value: Frame) -> bytes:
+    return frame(control.encode(value), limit=10**6)
+
+
+def said(random: Random, share: float) -> bytes:
+    """Mostly what a member may say without end: others' messages, comparisons, pings. Seldom what ends its connection.
+
+    share: which kind, from 0 to 1.
+    """
+    if share < RELAYED:
+        return framed(Message(random.randrange(2**20), random.randbytes(MAX_MESSAGE_BYTES), relayed=True))
+    if share < COMPARISONS:
+        return framed(Have(tuple(random.randbytes(16) for _ in range(random.choice((1, 100, control.MAX_HAVE))))))
+    if share < PINGS:
+        return framed(Ping(random.randrange(2**32), random.randbytes(32))) * 20
+    if share < OWN:
+        return framed(Message(1, random.randbytes(100), relayed=False))
+    return random.choice((random.randbytes(1000), framed(Message(1, b"the same", relayed=False)) * 2000))
+
+
+class Flood:
+    """One key that attacks everybody it is given.
+
+    shares: from and to which it draws what it says. sent: bytes; ended: how often a connection was ended by the attacked.
+    """
+
+    def __init__(self, key: SecretKey, endpoint: Endpoint, seed: int, shares: tuple[float, float]) -> None:
+        self.key = key
+        self.endpoint = endpoint
+        self.sent: Counter[bytes] = Counter()
+        self.ended = 0
+        self._random = Random(seed)
+        self._shares = shares
+
+    async def attack(self, peer: bytes, address: bytes) -> None:
+        """Connect and flood, again and again."""
+        for turn in itertools.count():
+            with suppress(TransportError, TimeoutError):
+                link = await self.endpoint.dial(peer, PeerAddress.decode(address).dialable())
+                try:
+                    await self._once(link, turn)
+                finally:
+                    self.ended += bool(link.close_reason)
+                    link.close(1, "over")
+            await anyio.sleep(0)
+
+    async def _once(self, link: Link, turn: int) -> None:
+        stream = await link.open()
+        await stream.write(framed(Hello(RUN_ID, turn.to_bytes(8, "big"))))
+        await stream.read(1000)
+        opened = []
+        while True:
+            data = said(self._random, self._random.uniform(*self._shares))
+            with anyio.fail_after(30):
+                await stream.write(data)
+            self.sent[link.peer] += len(data)
+            if self._random.random() < 0.05 and len(opened) < 40:  # asks for blobs and reads nothing of them
+                opened.append(await link.open())
+                await opened[-1].write(BlobRequest(self._random.randbytes(32), 1).encode())
+
+
+@dataclass(frozen=True)
+class Attack:
+    """sent: bytes to each. ended: connections, by the attacked. began: unix seconds. before: memory of each client, in MB."""
+
+    sent: Counter[bytes]
+    ended: int
+    began: float
+    before: dict[str, float]
+
+
+async def flood_while_they_train(run: LiveRun, shares: tuple[float, float]) -> Attack:
+    """Be a member that leaves at once, which the others stay connected to until the epoch ends, and flood them; see `Flood`."""
+    key, stranger = SecretKey.generate(), SecretKey.generate()
+    server = run.told("server", Started)[-1].address
+    endpoints = [await Endpoint.bind(each.seed, interface="127.0.0.1", port=0) for each in (key, stranger)]
+    try:
+        async with TcpBackend(BackendContext(run_id=RUN_ID, address=server, key=key)) as backend:
+            await backend.join(PeerAddress(endpoints[0].sockets).encode(), timeout=60)
+            update = await backend.next_state()
+            while backend.identity not in [client.id for client in update.state.epoch.clients]:
+                update = await backend.next_state()
+            with suppress(BackendError):
+                await backend.send(Withdraw(backend.identity), timeout=60)
+            while update.state.run_state is not RunState.RoundTrain:
+                update = await backend.next_state()
+            victims = [client.id for client in update.state.epoch.clients if client.id != backend.identity]
+            for name in THREE:
+                await anyio.to_thread.run_sync(run.wait_for_steps, name, 5)
+            before = {name: run.resident_mb(name) for name in THREE}
+            began = time.time()
+            floods = [Flood(key, endpoints[0], 1, shares), Flood(stranger, endpoints[1], 2, shares)]
+            async with anyio.create_task_group() as tasks:
+                for flood, victim in itertools.product(floods, victims):
+                    tasks.start_soon(flood.attack, victim.p2p, update.addresses[victim.signer])
+                for name in THREE:
+                    await anyio.to_thread.run_sync(partial(run.wait_for_steps, name, STEPS_UNDER_ATTACK, after=began))
+                while min(floods[0].sent[victim.p2p] for victim in victims) < LEAST_SENT:
+                    assert len(run.told("client-1", StepTrained)) < STEPS, f"the run is over, and only {floods[0].sent} was sent"
+                    await anyio.sleep(0.1)
+                tasks.cancel_scope.cancel()
+            return Attack(floods[0].sent, sum(flood.ended for flood in floods), began, before)
+    finally:
+        for endpoint in endpoints:
+            await endpoint.aclose(timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("shares", "most_growth_mb"),
+    [
+        pytest.param((0.0, RELAYED), 192.0, id="relayed"),  # 32 MB are kept for each of three peers that pass them on
+        pytest.param((RELAYED, COMPARISONS), 72.0, id="comparisons"),
+        pytest.param(
+            (0.0, 1.0),
+            256.0,
+            id="all",
+            marks=pytest.mark.xfail(
+                reason="not bounded yet: with messages, comparisons and pings mixed clients grew by 560 to 810 MB in 110 MB of it"
+            ),
+        ),
+    ],
+)
+def test_a_member_that_floods_costs_the_others_neither_memory_nor_their_pace(
+    live_run, shares: tuple[float, float], most_growth_mb: float
+) -> None:
+    run: LiveRun = live_run(total_steps=STEPS, rounds_per_epoch=STEPS, server=("--init-min-clients", 4))
+    for name in THREE:
+        run.start_client(name)
+    attack = anyio.run(flood_while_they_train, run, shares)
+    over = time.time()
+    grew = {name: round(run.resident_mb(name) - attack.before[name], 1) for name in THREE}
+    pace = run.pace("client-1", before=attack.began), run.pace("client-1", after=attack.began, before=over)
+    megabytes = [round(size / 2**20) for size in attack.sent.values()]
+    print(f"{megabytes} MB sent, {attack.ended} connections ended; grew by {grew} MB", end="; ")
+    print(f"{pace[0]:.2f} s a step before, {pace[1]:.2f} then")
+    assert attack.ended > 0, "nobody minded the strangers"
+    assert max(grew.values()) < most_growth_mb
+    assert pace[1] < SLOWEST_STEP
+    assert len(run.told("client-1", StepTrained)) < STEPS, "the run was over before the attack was: make it longer"
+    run.wait_for_end()
+    run.assert_kept_its_promises(steps=STEPS, finishers=THREE)
