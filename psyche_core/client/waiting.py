@@ -28,7 +28,7 @@ LEAST = 2.0
 SINGLE = 0.15
 """Share of the epoch's time by which one slot may be later than all others but itself, with results or with Finished."""
 
-TOGETHER = 0.22
+TOGETHER = 0.18
 """The same with both, added up."""
 
 SEVERAL = 1.0

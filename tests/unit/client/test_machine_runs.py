@@ -289,7 +289,8 @@ def test_7_a_late_joiner_gets_the_model_from_the_members_at_the_next_epoch() -> 
 
 
 def test_a_restarted_client_never_signs_a_second_result_for_a_share() -> None:
-    world = World(4, total_steps=20, rounds_per_epoch=20, min_clients=2)
+    # Long enough to give up on what only the earlier process announced: nobody repeats it here.
+    world = World(4, total_steps=60, rounds_per_epoch=60, min_clients=2)
     gone = world.members[3]
     world.run(until=lambda: world.state.progress.step == 6 and bool(gone.own))
     before = {(epoch, step) for epoch, step, _ in gone.trained}
