@@ -152,14 +152,7 @@ async def flood_while_they_train(run: LiveRun, shares: tuple[float, float]) -> A
     [
         pytest.param((0.0, RELAYED), 192.0, id="relayed"),  # 32 MB are kept for each of three peers that pass them on
         pytest.param((RELAYED, COMPARISONS), 72.0, id="comparisons"),
-        pytest.param(
-            (0.0, 1.0),
-            256.0,
-            id="all",
-            marks=pytest.mark.xfail(
-                reason="not bounded yet: with messages, comparisons and pings mixed clients grew by 560 to 810 MB in 110 MB of it"
-            ),
-        ),
+        pytest.param((0.0, 1.0), 256.0, id="all"),
     ],
 )
 def test_a_member_that_floods_costs_the_others_neither_memory_nor_their_pace(
@@ -168,6 +161,7 @@ def test_a_member_that_floods_costs_the_others_neither_memory_nor_their_pace(
     run: LiveRun = live_run(total_steps=STEPS, rounds_per_epoch=STEPS, server=("--init-min-clients", 4))
     for name in THREE:
         run.start_client(name)
+        run.note("disturb", name)  # a share may come too late under attack: it is trained again
     attack = anyio.run(flood_while_they_train, run, shares)
     over = time.time()
     grew = {name: round(run.resident_mb(name) - attack.before[name], 1) for name in THREE}

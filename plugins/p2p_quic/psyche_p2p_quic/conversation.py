@@ -15,6 +15,10 @@ from psyche_p2p_quic import control
 from psyche_p2p_quic.control import Have, Hello, Message, Ping, Pong
 from psyche_p2p_quic.settings import QuicSettings
 
+_GIVEN_BYTES = 4 * 2**20
+"""Messages that one list from the peer is answered with, in bytes: the rest is given when the peer compares again. Live messages
+are far fewer but in a flood, and then a peer that lists nothing and reads nothing must not make us copy all of them."""
+
 _HAVES_KEPT = 2
 """Lists from the peer that are answered in quick succession; further ones wait for the next beats."""
 
@@ -101,7 +105,15 @@ class Conversation:
             return []
 
         self._have_credit -= 1
-        return [data for entry in self._log.lacking(prefixes) for data in self.announce(entry)]
+        given: list[bytes] = []
+        left = _GIVEN_BYTES
+        for entry in self._log.lacking(prefixes):
+            if left <= 0:
+                break
+            frames = self.announce(entry)
+            left -= sum(map(len, frames))
+            given += frames
+        return given
 
     def _compare(self, digest: bytes | None) -> list[bytes]:
         """A list of what we hold, when the peer holds something else and we did not say so a moment ago."""

@@ -84,20 +84,25 @@ class Session:
 
     def send(self, frames: Iterable[bytes]) -> None:
         """Queue frames; a peer for whom too much is queued is given up."""
+        if self._closing.is_set():
+            return
+
         for data in frames:
             framed = frame(data, limit=self._settings.frame_bytes)
             self._queue.append(framed)
             self._queued_bytes += len(framed)
+            if self._queued_bytes > self._settings.send_queue_bytes:
+                self.close(NOT_READING, "too much is waiting to be read by you")
+                return
 
         if self._queue:
             self._queue_filled.set()
-        if self._queued_bytes > self._settings.send_queue_bytes:
-            self.close(NOT_READING, "too much is waiting to be read by you")
 
     def close(self, code: int, reason: str) -> None:
         """End it now; the peer sees the code and the reason. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
+            self._queue.clear()  # now, not when the last task has ended
             self.peer_left = self._link.peer_code == CLOSED
             self._link.close(code, reason)
 

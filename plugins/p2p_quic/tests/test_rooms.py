@@ -226,6 +226,21 @@ def test_lists_in_quick_succession_are_not_all_answered():
     assert answers == [1, 1, 0, 0, 0, 0]
 
 
+def test_one_list_is_answered_with_few_megabytes_and_the_rest_comes_later():
+    """A peer that says to hold nothing, and reads nothing, would else make us copy all that is live at every connection."""
+    logs, (one, other) = pair(own_messages=1000, own_bytes=2**25)
+    for n in range(600):  # 9.6 MB
+        logs[0].add_own(n.to_bytes(2, "big") * (MAX_MESSAGE_BYTES // 2), tag=1)
+    given = one.receive(control.encode(Have(())))
+    assert 4 * 2**20 <= sum(map(len, given)) < 4 * 2**20 + 2**16
+    for data in given:
+        other.receive(data)
+    for _ in range(12):
+        exchange(one, other, one.beat())
+        exchange(other, one, other.beat())
+    assert logs[0].digest() == logs[1].digest()
+
+
 def test_a_second_hello_breaks_the_rules():
     _, (one, _) = pair()
     with pytest.raises(WireError):
