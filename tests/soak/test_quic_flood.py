@@ -30,7 +30,7 @@ from psyche_p2p_quic.endpoint import Endpoint, Link
 
 pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(900)]
 
-STEPS = 200
+STEPS = 500
 STEPS_UNDER_ATTACK = 30
 RELAYED, COMPARISONS, PINGS, OWN = 0.6, 0.7, 0.99, 0.9995
 """Shares of what is said, up to each: see `said`."""
