@@ -1,7 +1,7 @@
 """Which piece of trainer work comes next, and what stands in the way. Pure functions over what the client knows.
 
 Decided here, in this order: masters from others while ours cannot be used; masters for others who asked for exactly those we
-hold; results that are settled, oldest first; our share of the current round; the digest of the masters; the end of the epoch.
+hold; results that are settled, oldest first; the digest of the masters; our share of the current round; the end of the epoch.
 """
 
 from __future__ import annotations
@@ -160,12 +160,13 @@ def fetch(
 
 def _play(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Work | None:
     share = record.shares.get(notes.slot) if notes.slot is not None else None
+    if not record.digest_asked:
+        record.digest_asked = True
+        return Digest(record.height)
+
     fresh = record.height > notes.opened_at and not record.own_started
     if share is not None and fresh and notes.healthy(state):
         record.own_started = True
         return Train(record.height, record.round.step, share, notes.tag(record.height), state.generation)
-    if not record.digest_asked:  # after training: our result is on its way while the model is hashed
-        record.digest_asked = True
-        return Digest(record.height)
 
     return None

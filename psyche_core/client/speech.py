@@ -86,7 +86,8 @@ def in_round(
     said: list[Action] = []
     before = notes.records.get(record.height - 1)
     trained = record.own_done or record.nearly_done or notes.slot not in record.shares
-    if not record.finished_sent and trained and _holds_results(before, record, notes, healthy=healthy, now=now):
+    ready = trained and record.digest != NO_DIGEST
+    if not record.finished_sent and ready and _holds_results(before, record, notes, healthy=healthy, now=now):
         record.finished_sent = True
         record.finished.setdefault(notes.slot, now)
         said += keep_verified(before, notes)
@@ -141,7 +142,7 @@ def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, hea
     """Whether a witness speaks now: everybody it waits for is done, or time is up."""
     if state.run_state is RunState.RoundWitness:
         return True
-    if not record.finished_sent or record.digest == NO_DIGEST:
+    if not record.finished_sent:
         return False
 
     unfinished = record.unfinished(healthy)

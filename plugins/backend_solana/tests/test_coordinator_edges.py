@@ -52,8 +52,10 @@ def test_who_came_back_since_is_forgiven(chain: CoordinatorSvm, largest: Largest
 @pytest.mark.parametrize("phase", [RunState.Warmup, RunState.RoundTrain])
 def test_who_may_come_back(chain: CoordinatorSvm, largest: Largest, rejoins: int, refusal: str | None, phase: RunState) -> None:
     state = with_client(replace(largest.playing(0), run_state=phase), 9, state=ClientState.Withdrawn, rejoins=rejoins)
-    ready = commands.WarmupWitness(member(9), 3, 9, bytes(32))
-    assert check(chain, state, ready) == refusal
+    signed = next((end.digest for end in state.ends if end.step == state.epoch.start_step - 1), b"m" * 32)
+    assert check(chain, state, commands.WarmupWitness(member(9), 3, 9, signed)) == refusal
+    if phase is RunState.Warmup:  # without the model nobody comes back
+        assert check(chain, state, commands.WarmupWitness(member(9), 3, 9, bytes(32))) == "InvalidWitness"
 
 
 def test_who_may_not_come_back(chain: CoordinatorSvm, largest: Largest) -> None:

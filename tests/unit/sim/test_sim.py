@@ -148,10 +148,10 @@ def test_a_provider_that_lags_never_shows_an_older_state_after_a_newer_one() -> 
     node = world.nodes[1]
     original = node.receive
 
-    def receive(life: int, event: ev.Event) -> None:
+    def receive(life: int, event: ev.Event, *, lineage: int | None = None) -> None:
         if isinstance(event, ev.StateSeen):
             seen.append(node.version)
-        original(life, event)
+        original(life, event, lineage=lineage)
 
     node.receive = receive  # type: ignore[method-assign]
     assert world.run().failure is None

@@ -233,6 +233,9 @@ fn add_attested(run: &mut Run) {
     let (needed, newest, rounds) = (needed_to_sign(run.image), run.image.epoch.held_step, run.image.epoch.rounds.len());
     truncate_ends(&mut run.image.ends, newest.wrapping_add(1));
     let after = run.image.ends.used().last().map_or(0, |end| end.step);
+    if after == newest {
+        return; // a signed end: nothing between it and itself
+    }
     let mut signed = [None; STORED_ROUNDS];
     let mut count = 0;
     for place in 1..rounds {
