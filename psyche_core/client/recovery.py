@@ -1,8 +1,8 @@
 """Seeing that our masters are the others', and getting theirs when ours cannot be used (protocol section 5).
 
 Decided here: digests judge at an epoch's two ends and in every settled round; who is astray, or cannot be brought up to date from
-what it knows, asks the members for their masters and takes no part in training until it has them. Only when
-that fails again and again, or no model has a majority, the client withdraws with a sentence.
+what it knows, asks the members for their masters and takes no part in training until it has them. Only when that fails again and
+again, or no model has a majority, the client withdraws with a sentence.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def _say_what_we_hold(me: Standing, state: CoordinatorState, notes: EpochNotes) 
         return
 
     start = state.epoch.start_step - 1
-    ours = me.held if me.digest_at is None else {**me.held, me.digest_at: me.model_digest}
+    in_memory = {} if me.masters_at is None or me.masters_at != me.digest_at else {me.masters_at: me.model_digest}
+    ours = me.held | in_memory
     held = {step: digest for step, digest in signed_digests(state).items() if step < start and ours.get(step) == digest}
     newest = max(held, default=None)
     if notes.lacking_said is None:
