@@ -100,8 +100,10 @@ async def test_an_endpoint_that_only_lags_gives_no_older_state() -> None:
             await until(backend, pending(1))
             chain.doors[0].shut()
             chain.accounts[run.account], newest = stale, chain.accounts[run.account]
-            with pytest.raises(TimeoutError), anyio.fail_after(0.5):
-                await backend.next_state()
+            # Updates may still come, the address for instance, or the clock; none may have the older state.
+            with anyio.move_on_after(0.5):
+                while True:
+                    assert len((await backend.next_state()).state.pending) == 1
             chain.accounts[run.account] = newest
             async with backend_of(chain, KEYS[1]) as other:
                 await other.join(b"b", timeout=TIMEOUT)
