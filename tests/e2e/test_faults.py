@@ -135,6 +135,7 @@ def test_a_client_cut_off_for_ten_seconds_comes_back(live_run: StartRun) -> None
         run.assert_kept_its_promises(steps=40, finishers=THREE)
 
 
+@pytest.mark.soak
 def test_two_leave_when_asked_and_others_join_late(live_run: StartRun) -> None:
     """SIGINT and SIGTERM are withdrawals with exit code 0; a fourth client trains in the next epoch; who left may come again."""
     run = live_run(total_steps=40)

@@ -98,6 +98,7 @@ def test_a_restarted_client_goes_on_from_its_own_checkpoint(live_run: StartRun) 
     assert not any("without it" in problem.message for problem in run.told("client-2", Problem))
 
 
+@pytest.mark.soak
 def test_when_all_members_are_gone_the_next_epoch_begins_with_the_stored_model(live_run: StartRun) -> None:
     """Killed in a cooldown, so that nothing trained is lost: who comes next has nothing but the place the run refers to."""
     run = live_run(total_steps=18, cooldown_time=6, server=("--reconnect-seconds", 1))

@@ -51,6 +51,7 @@ def killing_testnet(start, local_testnet, free_port, tmp_path: Path) -> Callable
     return play
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_clients_killed_at_random_for_half_a_minute(killing_testnet) -> None:
     # Nobody is killed in a run's last seconds, and a fast machine's 60 steps are all among these.

@@ -40,6 +40,7 @@ def config(local_testnet, tmp_path: Path) -> Path:
     return tiny_run(folder, tmp_path / "tokens", count=50_000)
 
 
+@pytest.mark.soak
 def test_start_mode_takes_part_with_a_real_client_until_the_run_asks_for_another(chain: Chain, config: Path) -> None:
     owner, wallet = chain.wallet("owner"), chain.wallet(MEMBER)
     address = str(Wallet.load(wallet).pubkey)

@@ -115,6 +115,7 @@ def samples(sequences: list[bytes]) -> Samples:
     return Samples(b"".join(sequences), len(sequences), TOKENS, 2)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers' GGUF reader

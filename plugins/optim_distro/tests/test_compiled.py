@@ -363,6 +363,7 @@ for chunk, topk in ((1, 1), (6, 5), (7, 49), (64, 8), (100, 9)):
 """
 
 
+@pytest.mark.soak
 def test_nothing_outside_an_array_is_touched(tmp_path: Path) -> None:
     """With numba's own check of every index, which raises where the compiled code would read or write what is not its own."""
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
@@ -379,6 +380,7 @@ def test_without_numba_the_plain_code_does_the_work(how: str) -> None:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.soak
 def test_compiling_ahead(tmp_path: Path) -> None:
     """The command compiles, and what it kept serves a second time; without numba it says what to install."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

@@ -217,7 +217,9 @@ def test_lookahead_is_masters_minus_the_sign_of_delta() -> None:
     assert torch.equal(model.parameters["w"].detach(), torch.full((4, 4), -0.5))
 
 
-@pytest.mark.parametrize(("one_bit", "compiled"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(
+    ("one_bit", "compiled"), [(True, True), (True, False), pytest.param(False, False, marks=pytest.mark.soak)]
+)
 def test_500_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool, compiled: bool) -> None:
     shapes = {"embed": (64, 48), "norm": (48,), "odd": (29, 6)}
     replicas = []

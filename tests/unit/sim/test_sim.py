@@ -35,7 +35,7 @@ from psyche_core.testing.sim.world import World, run_script
 from psyche_core.types import BatchId
 from psyche_core.wire.messages import Result, sign_commitment
 
-SLICE_RUNS = 240
+SLICE_RUNS = 120
 FIRST_SEED = 3_000_000
 
 
