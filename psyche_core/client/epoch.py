@@ -134,6 +134,16 @@ class EpochNotes:
         done = healthy.intersection(results.times)
         return done | self.waiting.waited_for(healthy - done, results, opened=record.opened_at, now=now)
 
+    def waits_alone(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> bool:
+        """Whether we should go on without results that we lack, because nearly all others do (protocol F16)."""
+        if self.slot is None:
+            return False
+
+        trainers = [slot for slot in record.trainers if slot in healthy]
+        finished = Awaited("finished", record.finished, trainers)
+        witnesses = len(record.witnesses)
+        return self.waiting.waits_alone(finished, own=self.slot, witnesses=witnesses, opened=record.opened_at, now=now)
+
     def round_over(self, height: int, healthy: frozenset[int], *, now: float) -> None:
         """A round is over: note who held us up in it."""
         ended = self.records.get(height)

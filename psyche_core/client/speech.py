@@ -135,7 +135,7 @@ def _holds_results(
     if before is None or before.holds_all(healthy):
         return True
 
-    return before.holds_all(notes.delivering(record, healthy, now=now))
+    return before.holds_all(notes.delivering(record, healthy, now=now)) or notes.waits_alone(record, healthy, now=now)
 
 
 def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int], now: float) -> bool:

@@ -7,6 +7,10 @@ no more than the same and TOGETHER: that is what one liar can cost. Where severa
 thirds of the trainers, with SEVERAL: members may differ in speed. Who has no budget left is not waited for: its result counts if
 it comes before the next round's witnesses speak. Budgets grow with time, so a bad moment is forgiven.
 
+A member that has everything but what somebody keeps from it alone, or that waits for a liar longer than others do because it was
+busy itself when they lost their patience, would look late. So it stops once all others but one have said Finished and ALONE is
+over, where a quorum does without its word.
+
 The usual time of a round is the shortest that most trainers needed for one in this epoch. The present round's would let whoever
 stretches a round be waited for longer because of that.
 """
@@ -33,6 +37,16 @@ TOGETHER = 0.18
 
 SEVERAL = 1.0
 """Share of the epoch's time by which a slot may be later than two thirds of the trainers, with results or with Finished."""
+
+ALONE = 0.1
+"""Share of a round's usual time for which a member goes on waiting for results while all others but one do not: less than
+SINGLE, so that nobody looks late because somebody else keeps a result from it alone."""
+
+ALONE_LEAST = 0.25
+"""Seconds that this is at least."""
+
+SPARE = 2
+"""Statements that a quorum must do without for this: one liar's and ours."""
 
 BEHIND_ALL, BEHIND_MOST = 0, 1
 """Measures: later than all trainers but one, and than two thirds of them."""
@@ -80,6 +94,20 @@ class WaitingBudget:
             if measure == BEHIND_ALL:
                 waited = frozenset([slot for slot in waited if self._in_all(slot) <= left + TOGETHER * elapsed])
         return waited
+
+    def waits_alone(self, finished: Awaited, *, own: int, witnesses: int, opened: float, now: float) -> bool:
+        """Whether a member that still lacks results should wait no longer, because nearly all others do not.
+
+        own: its slot. witnesses: how many will attest to the results. opened: when the round began.
+        """
+        others = [slot for slot in finished.expected if slot != own]
+        done = sorted([finished.times[slot] for slot in others if slot in finished.times])
+        if witnesses - quorum(witnesses) < SPARE or len(others) < 2 or len(done) < len(others) - 1:
+            return False
+
+        moment = done[len(others) - 2]
+        usual = self._usual.get(BEHIND_ALL, moment - opened)
+        return now >= moment + max(ALONE * usual, ALONE_LEAST)
 
     def charge(self, what: Awaited, *, opened: float, now: float) -> None:
         """A round is over: note how late each slot was, or is by now."""

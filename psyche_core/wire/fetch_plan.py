@@ -1,7 +1,8 @@
 """Whom to ask for a blob next, and when to give up.
 
 Sources are asked in the order given, then the other members; a member that cannot be reached is asked once it can. Decided here:
-a peer whose connection broke may be asked again, a few times; one that answered is not; who gave false bytes before comes last.
+a peer whose connection broke may be asked again, a few times; one that had nothing only when the caller says so, because it may
+have the blob by now; who gave false bytes before comes last.
 Refuses to wait, to hash and to talk: the transport's shell does, and reports each answer.
 """
 
@@ -47,13 +48,13 @@ class FetchPlan:
     def begin(self, *, members: Iterable[bytes], reachable: Collection[bytes], doubted: Collection[bytes] = ()) -> bytes | None:
         """The peer to ask now, counted as being asked; None when nobody unasked is both a member and reachable.
 
-        doubted: members to ask after all others.
+        doubted: members to ask after all others. Who was lost comes after those that were not.
         """
         members = tuple(members)
         allowed = frozenset(members)
         order: Iterable[bytes] = (*self._order, *members)
-        if doubted:
-            order = sorted(order, key=lambda peer: peer in doubted)
+        if doubted or self._lost:
+            order = sorted(order, key=lambda peer: (peer in doubted, self._lost.get(peer, 0)))
         for peer in order:
             if peer in allowed and peer in reachable and peer not in self._busy and peer not in self._answers:
                 self._busy.add(peer)
@@ -71,6 +72,15 @@ class FetchPlan:
         self._lost[peer] = self._lost.get(peer, 0) + 1
         if self._lost[peer] >= MAX_LOST:
             self._answers[peer] = Answer.ABSENT
+
+    def ask_again(self) -> bool:
+        """Let those that had nothing be asked once more: they may have it by now. Whether there are any."""
+        absent = [
+            peer for peer, answer in self._answers.items() if answer is Answer.ABSENT and self._lost.get(peer, 0) < MAX_LOST
+        ]
+        for peer in absent:
+            del self._answers[peer]
+        return bool(absent)
 
     def outcome(self, members: Iterable[bytes]) -> Outcome:
         """Whether it is over: every member was asked and has answered."""

@@ -1,9 +1,10 @@
 """Blobs over streams: one request per stream, served from the store or an offer, fetched by asking one source after another.
 
-Request and answer are in `control`; the body follows the head and nothing follows the body. Decided here: a source that makes
-no progress for a moment is raced by the next, the first right answer wins; a body is compared with its hash before anybody gets
-it, in a worker thread when it is large; a wrong one counts against its sender, who comes last from then on. What is offered from
-elsewhere is read, compared with its hash and only then announced, so its memory is held for the time of the sending, in turns.
+Request and answer are in `control`; the body follows the head and nothing follows the body. Decided here: a source that sends
+next to nothing for a moment is raced by the next, the first right answer wins; while all sources are that slow, members that did
+not have the blob are asked again, for who keeps it from us may have given it to them; a body is compared with its hash before
+anybody gets it, in a worker thread when it is large; a wrong one counts against its sender, who comes last from then on. What is
+offered from elsewhere is read, compared with its hash and only then announced, so its memory is held for the time of sending.
 Refuses to serve what is neither in the store nor offered.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 
@@ -42,16 +43,45 @@ _TRUSTED = 8
 """As many times as much as has come there is room made for what has yet to come."""
 
 _WORTH_WAITING_BYTES = 32 * 1024
+_ALMOST = 0.9
+"""Of the hedge delay: a timer may end a moment early."""
+
 _MOST = 2**64 - 1
 
 
 @dataclass(slots=True)
 class _Race:
-    """One source being asked. received: body bytes so far; seen: as of the last look."""
+    """One source being asked. received: body bytes so far; slow: whether next to nothing came between the last two looks."""
 
     peer: bytes
+    looked_at: float
     received: int = 0
-    seen: int = -1
+    slow: bool = False
+    _seen: int = 0
+
+    def look(self, now: float, *, least: int) -> None:
+        """See what came since the last look. least: bytes that are progress."""
+        self.slow = self.received - self._seen < least
+        self._seen, self.looked_at = self.received, now
+
+
+@dataclass(slots=True)
+class _Again:
+    """When members that had nothing are asked again. wait: seconds after the moment at which all were slow."""
+
+    wait: float
+    at: float | None = None
+
+    def due(self, now: float) -> bool:
+        """Whether it is time; all sources are slow now, and nobody unasked is left."""
+        if self.at is None:
+            self.at = now + self.wait
+        if now < self.at:
+            return False
+
+        self.wait *= 2
+        self.at = now + self.wait
+        return True
 
 
 @dataclass(slots=True)
@@ -194,35 +224,53 @@ class BlobExchange:
 
     async def _transfer(self, blob_hash: bytes, transfer: _Transfer) -> bytes:
         plan, races = transfer.plan, dict[asyncio.Task[bytes | Answer], _Race]()
+        again = _Again(self._settings.again_seconds)
+        now = asyncio.get_running_loop().time
         try:
             while True:
                 changed = self._mesh.changed
-                if self._may_start_another(races):
+                if all(race.slow for race in races.values()):
                     mesh = self._mesh
                     peer = plan.begin(members=mesh.members, reachable=mesh.sessions, doubted=mesh.standing.doubted)
                     if peer is not None:
-                        race = _Race(peer)
+                        await self._make_room(races, plan)
+                        race = _Race(peer, now())
                         asking = self._ask(self._mesh.sessions[peer], blob_hash, transfer.max_bytes, race)
                         races[asyncio.create_task(asking)] = race
                         continue
 
+                    if races and again.due(now()) and plan.ask_again():
+                        continue
+
                 _give_up(blob_hash, plan.outcome(self._mesh.members))
-                for race in races.values():
-                    race.seen = race.received
                 for task in await self._first_done(set(races), changed):
                     answer = task.result()
                     if isinstance(answer, bytes):
                         return answer
 
                     plan.settle(races.pop(task).peer, answer)
+                self._look(races.values())
         finally:
             for task in races:
                 task.cancel()
             await asyncio.gather(*races, return_exceptions=True)
 
-    def _may_start_another(self, races: dict[asyncio.Task[bytes | Answer], _Race]) -> bool:
-        """Whether nobody is being asked, or those being asked made no progress since the last look."""
-        return len(races) < self._settings.racers and all(race.received == race.seen for race in races.values())
+    async def _make_room(self, races: dict[asyncio.Task[bytes | Answer], _Race], plan: FetchPlan) -> None:
+        """All sources being asked are slow: where they are as many as may be, give up the one that has sent least."""
+        if len(races) < self._settings.racers:
+            return
+
+        slowest = min(races, key=lambda task: races[task].received)
+        plan.settle(races.pop(slowest).peer, Answer.LOST)
+        slowest.cancel()
+        await asyncio.gather(slowest, return_exceptions=True)
+
+    def _look(self, races: Iterable[_Race]) -> None:
+        """Judge the progress of each source that has been asked long enough."""
+        now, settings = asyncio.get_running_loop().time(), self._settings
+        for race in races:
+            if now - race.looked_at >= _ALMOST * settings.hedge_seconds:
+                race.look(now, least=settings.hedge_bytes)
 
     async def _first_done(
         self, tasks: set[asyncio.Task[bytes | Answer]], changed: anyio.Event

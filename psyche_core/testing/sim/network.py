@@ -29,8 +29,14 @@ RETRANSMIT = 0.4
 CONNECT = 0.1
 """Seconds to make a connection."""
 
-UNANSWERED = 3.0
+UNANSWERED = 10.0
 """Seconds until a fetch gives up on members that take the question and say nothing."""
+
+AGAIN = 1.0
+"""Seconds until members that had nothing are asked again, while others say nothing."""
+
+HEDGE = 0.5
+"""Seconds until a source that takes the question and says nothing is raced by the next one, as the QUIC transport does it."""
 
 
 @dataclass(slots=True)
@@ -252,7 +258,7 @@ class Network:
                 return other, seconds
 
             if answer is None:
-                seconds += UNANSWERED / 2
+                seconds += HEDGE
         return None, seconds + self._seconds
 
     def fetch(self, node: Node, action: FetchPayload) -> None:
@@ -262,12 +268,37 @@ class Network:
             self._clock.after(0.0, self._check, node, node.life, action, node.payloads[payload_hash][1])
             return
 
-        source, seconds = self.find(node, action.sources, lambda other: other.serves(payload_hash, node.index))
-        if source is None:
-            self.counts["payload missing"] += 1
-            self._clock.after(seconds + 0.1, node.receive, node.life, PayloadMissing(payload_hash))
+        self._seek(node, node.life, action, set(), set(), self._clock.now + UNANSWERED)
+
+    def _seek(self, node: Node, life: int, action: FetchPayload, asked: set[int], silent: set[int], until: float) -> None:
+        """Ask one member after the other, as a transport does it.
+
+        asked: who was asked in this pass. silent: who says nothing; after HEDGE the next is asked, and in the end, as long as
+        somebody may still answer, those again that had nothing. until: virtual seconds.
+        """
+        if node.life != life:
+            return
+
+        payload_hash, seconds = action.payload_hash, 0.0
+        for other in self.peers_in_order(node, action.sources):
+            if other.index in asked:
+                continue
+            asked.add(other.index)
+            seconds += self.delay(node.index, other.index) + self.delay(other.index, node.index)
+            answer = None if other.paused else other.serves(payload_hash, node.index)
+            if answer:
+                self._clock.after(seconds, self._check, node, life, action, other.payloads[payload_hash][1])
+                return
+            if answer is None:
+                silent.add(other.index)
+                self._clock.after(seconds + HEDGE, self._seek, node, life, action, asked, silent, until)
+                return
+
+        if silent and self._clock.now + AGAIN < until:
+            self._clock.after(seconds + AGAIN, self._seek, node, life, action, set(silent), silent, until)
         else:
-            self._clock.after(seconds, self._check, node, node.life, action, source.payloads[payload_hash][1])
+            self.counts["payload missing"] += 1
+            self._clock.after(seconds + self._seconds + 0.1, node.receive, life, PayloadMissing(payload_hash))
 
     def _check(self, node: Node, life: int, action: FetchPayload, payload: Payload) -> None:
         if node.life != life:
