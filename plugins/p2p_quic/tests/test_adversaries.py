@@ -349,6 +349,55 @@ async def test_a_source_that_is_silent_is_raced_by_the_next_long_before_it_is_gi
         assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
 
 
+async def test_who_had_nothing_is_asked_again_while_the_source_is_silent():
+    """A liar gives its result to some only: they can give it to the others, but have it a moment later."""
+    asked = []
+
+    async def silent(stream):
+        asked.append(stream)
+        await silence(stream)
+
+    patient = replace(SETTINGS, stall_seconds=1000, again_seconds=0.1)
+    async with false_source(silent, settings=patient) as (victim, friend, rogue, _), anyio.create_task_group() as tasks:
+        got = []
+
+        async def fetch():
+            blob_hash = hashlib.sha256(BLOB).digest()
+            got.append(await victim.fetch(blob_hash, sources=[rogue.peer_id], max_bytes=10**6, timeout=40, tag=1))
+
+        tasks.start_soon(fetch)
+        await until(lambda: bool(asked))
+        await anyio.sleep(3 * SETTINGS.hedge_seconds)  # the friend has been asked, and had nothing
+        await friend.publish(BLOB, tag=1)
+        await until(lambda: bool(got))
+        assert got == [BLOB]
+        assert len(asked) == 1
+
+
+async def drip(stream):
+    await stream.write(BlobHead(True, len(BLOB)).encode())
+    for at in range(len(BLOB)):
+        await stream.write(BLOB[at : at + 1])
+        await anyio.sleep(SETTINGS.hedge_seconds / 4)
+
+
+async def test_a_source_that_drips_is_raced_by_the_next():
+    """Each byte is progress; the whole blob would take an hour."""
+    async with false_source(drip) as (victim, friend, rogue, _):
+        blob_hash = await friend.publish(BLOB, tag=1)
+        sources = [rogue.peer_id, friend.peer_id]
+        assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
+
+
+async def test_silent_sources_do_not_use_up_all_places():
+    """As many as may be asked at once are silent: one of them is given up for the next."""
+    lonely = replace(SETTINGS, stall_seconds=1000, racers=1)
+    async with false_source(silence, settings=lonely) as (victim, friend, rogue, _):
+        blob_hash = await friend.publish(BLOB, tag=1)
+        sources = [rogue.peer_id, friend.peer_id]
+        assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
+
+
 async def test_wrong_bytes_alone_are_rejected_and_a_few_of_them_cost_the_connection():
     async with false_source(wrong_bytes) as (victim, friend, rogue, link):
         for n in range(SETTINGS.false_blobs):

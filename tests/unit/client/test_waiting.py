@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from psyche_core.client.rounds import RoundRecord
-from psyche_core.client.waiting import LEAST, SINGLE, TOGETHER, TWICE, Awaited, Kind, WaitingBudget
+from psyche_core.client.waiting import ALONE, LEAST, SINGLE, TOGETHER, TWICE, Awaited, Kind, WaitingBudget
 from psyche_core.coordinator.state import Round
 
 LATE = 3
@@ -114,3 +114,30 @@ def test_nobody_held_up_who_had_not_done_its_own_work() -> None:
     assert record.ready_at == 8.0
     record.own_done, record.own_done_at = True, 9.0
     assert record.ready_at == 9.0
+
+
+def alone_from(budget: WaitingBudget, what: Awaited, *, opened: float, witnesses: int) -> float:
+    """The first moment, to a tenth of a second, at which the late slot stops waiting for results."""
+    moment = opened
+    while moment < 1000.0 and not budget.waits_alone(what, own=LATE, witnesses=witnesses, opened=opened, now=moment):
+        moment += 0.1
+    return moment
+
+
+def test_who_waits_for_results_alone_or_with_one_other_goes_on_soon() -> None:
+    for but in ({LATE: None}, {LATE: None, 5: None}):
+        until = alone_from(played(), finished(50.0, but=but, members=8), opened=40.0, witnesses=8)
+        assert until == pytest.approx(50.0 + ALONE * 10.0, abs=0.2)
+
+
+def test_who_waits_with_two_others_goes_on_waiting() -> None:
+    assert alone_from(played(), finished(50.0, but={LATE: None, 5: None, 6: None}, members=8), opened=40.0, witnesses=8) >= 1000
+
+
+def test_where_a_quorum_needs_every_word_nobody_goes_on_alone() -> None:
+    assert alone_from(played(), finished(50.0, but={LATE: None}), opened=40.0, witnesses=4) >= 1000
+
+
+def test_going_on_alone_leaves_a_members_budget_as_it_was() -> None:
+    """The share is below the one by which a slot may be late in the epoch, so a liar cannot use up another's."""
+    assert ALONE < SINGLE

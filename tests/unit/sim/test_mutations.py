@@ -19,6 +19,7 @@ from psyche_core.client.agreement import DigestBook
 from psyche_core.client.epoch import EpochNotes
 from psyche_core.client.inbox import Inbox
 from psyche_core.client.rounds import RoundRecord
+from psyche_core.client.waiting import WaitingBudget
 from psyche_core.coordinator import (
     checkpoints,
     epochs,
@@ -236,6 +237,11 @@ def missed_duties_do_not_count(patch: Patch) -> None:
     patch.setattr(rounds, "with_missed", lambda state, *_: state)
 
 
+def members_wait_alone(patch: Patch) -> None:
+    """A member that nearly all others do not wait with waits on for a result, and looks late."""
+    patch.setattr(WaitingBudget, "waits_alone", lambda *_, **__: False)
+
+
 def warmup_waits_for_everybody(patch: Patch) -> None:
     """Warmup waits its whole time for who does nothing."""
     patch.setattr(warmup, "_grace_is_over", lambda *_: False)
@@ -335,6 +341,7 @@ MUTATIONS = (
     Mutation(steps_in_between_keep_later_samples, LAGGING, ("no-sample-skipped",), first=1458),
     Mutation(equal_payloads_expire_with_the_first, ("empty-results", "repeated-payload"),
              ("applies-what-it-holds", "the-run-goes-on", "honest-members-succeed")),
+    Mutation(members_wait_alone, ("withhold",), ("no-honest-member-dropped", "a-liar-costs-little-time"), lone=True, first=505),
     Mutation(warmup_waits_for_everybody, ("idle-joiners",), ("a-liar-costs-little-time",), lone=True),
 )  # fmt: skip
 

@@ -21,10 +21,10 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
 from psyche_core.testing import sim
 from psyche_core.testing.sim.announced import Announced
-from psyche_core.testing.sim.compare import MOST_STEP, cost_of
+from psyche_core.testing.sim.compare import MOST_STEP, cost_of, too_slow
 from psyche_core.testing.sim.failure import SimFailure
 from psyche_core.testing.sim.fleet import Order, one_run, run_seeds
-from psyche_core.testing.sim.generate import LONE_EVERY, generate
+from psyche_core.testing.sim.generate import LONE_EVERY, generate, lone_liar
 from psyche_core.testing.sim.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
 from psyche_core.testing.sim.ledger import bits
 from psyche_core.testing.sim.node import EMPTY_RESULT
@@ -182,6 +182,16 @@ def test_a_member_that_never_states_costs_little_and_the_figures_say_so() -> Non
     cost = cost_of("never-states", members=4, seeds=range(1), steps=60)
     assert cost.step_ratio <= MOST_STEP
     assert cost.time_ratio > 1.0
+
+
+@pytest.mark.parametrize("seed", [505, 791558714])
+def test_who_serves_some_members_only_makes_nobody_else_look_late(seed: int) -> None:
+    """Before, members that fetched for long, or lost their patience later than others, were not waited for and then dropped."""
+    script = lone_liar("withhold", members=8, seed=seed)
+    result = run_script(script)
+    assert result.failure is None, str(result.failure)
+    assert too_slow(script, result) is None
+    assert result.counts["withhold"] > 0
 
 
 def test_a_lone_liar_that_costs_much_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

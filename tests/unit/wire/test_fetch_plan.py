@@ -54,3 +54,31 @@ def test_who_is_doubted_is_asked_after_all_others_and_still_asked():
     plan = FetchPlan([C, B])
     asked = [plan.begin(members=ALL, reachable=ALL, doubted={C}) for _ in range(4)]
     assert asked == [B, A, C, None]
+
+
+def test_who_had_nothing_is_asked_again_only_when_that_is_said() -> None:
+    plan = FetchPlan([A])
+    for peer in (A, B):
+        assert plan.begin(members=(A, B), reachable=ALL) == peer
+    plan.settle(B, Answer.ABSENT)
+    assert plan.begin(members=(A, B), reachable=ALL) is None
+    assert plan.ask_again()
+    assert not plan.ask_again()
+    assert plan.begin(members=(A, B), reachable=ALL) == B
+
+
+def test_who_sent_wrong_bytes_or_was_lost_too_often_is_not_asked_again() -> None:
+    plan = FetchPlan([A])
+    for _ in range(MAX_LOST):
+        plan.begin(members=(A,), reachable=ALL)
+        plan.settle(A, Answer.LOST)
+    plan.begin(members=ALL, reachable=ALL)
+    plan.settle(B, Answer.FALSE)
+    assert not plan.ask_again()
+
+
+def test_who_was_lost_is_asked_after_those_that_were_not() -> None:
+    plan = FetchPlan([A])
+    assert plan.begin(members=ALL, reachable=ALL) == A
+    plan.settle(A, Answer.LOST)
+    assert [plan.begin(members=ALL, reachable=ALL) for _ in range(3)] == [B, C, A]
