@@ -251,7 +251,10 @@ class Journal:
         self._refused = False
 
     def rewind(self, step: int, *, generation: int | None = None) -> None:
-        """Keep only rounds and results of steps up to `step`: the run went back. generation: the run's now; None: as it was.
+        """Keep only rounds up to `step`: the run went back. generation: the run's now; None: as it was.
+
+        Results of later steps stay where the generation does: a coordinator that was restored from an older state may yet decide
+        that they are accepted, and then nobody else may have them any more. Those of another generation go.
 
         Raises ModelError when the base is later than that step, or the disk refuses; nothing has changed then.
         """
@@ -269,8 +272,10 @@ class Journal:
 
         self.sync()
         header = file.header if generation is None else replace(file.header, generation=generation)
+        later = header.generation == file.header.generation
         with self._replacement(header) as new:
-            _copy(file, (record for record in file.records() if record.step <= step), new)
+            records = (each for each in file.records() if each.step <= step or (later and isinstance(each, StoredResult)))
+            _copy(file, records, new)
 
     # ------------------------------------------------------------------------------------------------------------ reading
 

@@ -28,6 +28,7 @@ from psyche_core.client.report import (
     WentBack,
 )
 from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import RunState
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(600)]
 
@@ -216,7 +217,10 @@ def test_with_all_disks_gone_the_run_waits_for_its_owner_who_lets_it_go_on_from_
     assert_identical(run)
 
 
-@pytest.mark.parametrize("which", [pytest.param("previous", marks=pytest.mark.soak), "rounds-ago"])
+@pytest.mark.parametrize(
+    "which",
+    [pytest.param("previous", marks=pytest.mark.soak), "rounds-ago", pytest.param("witnessing", marks=pytest.mark.soak)],
+)
 def test_members_go_on_with_a_coordinator_that_comes_back_with_an_older_state(live_run: StartRun, which: str) -> None:
     run = live_run()
     path = state_file(run.folder / "saved", RUN_ID)
@@ -225,8 +229,8 @@ def test_members_go_on_with_a_coordinator_that_comes_back_with_an_older_state(li
         wait_until_applied(run, 5)
     else:
         wait_until_applied(run, 3)
-        run.wait(lambda: _copied(path, older))
-        wait_until_applied(run, 6)
+        run.wait(lambda: _copied(path, older) and (which == "rounds-ago" or _is_witnessed(older)))
+        wait_until_applied(run, newest_applied(run) + 3)
     known = go_back(run, path.with_name(path.name + ".previous") if which == "previous" else older)
     restarted = time.time()
     run.start_again("server")
@@ -266,6 +270,19 @@ def go_back(run: LiveRun, older: Path) -> int:
     path.unlink()
     shutil.copyfile(older, path)
     return saved_state(run).progress.step
+
+
+def _is_witnessed(older: Path) -> bool:
+    """Whether a quorum has stated in the present round of a saved state, which is not over yet."""
+    saved = Store(older.parent / "copied", RUN_ID)
+    path = state_file(older.parent / "copied", RUN_ID)
+    path.parent.mkdir(exist_ok=True)
+    shutil.copyfile(older, path)
+    found = saved.load()
+    assert found is not None
+    state = found.update.state
+    current = state.current_round
+    return state.run_state is RunState.RoundWitness and current is not None and len(current.statements) >= 2
 
 
 def _copied(path: Path, to: Path) -> bool:

@@ -362,6 +362,28 @@ def test_after_going_back_the_rounds_up_to_there_are_left(tmp_path: Path, step: 
     assert all(payload_of(later, 0) not in journal.path.read_bytes() for later in range(step + 1, 17))
 
 
+@pytest.mark.parametrize("step", range(10, 17))
+def test_after_going_back_within_a_generation_results_of_later_steps_are_left(tmp_path: Path, step: int) -> None:
+    """An older state of the coordinator may yet decide that they are accepted, and no running member may have them."""
+    with open_journal(tmp_path) as journal:
+        journal.begin(10, DIGEST, 0)
+        written = play(journal, 11, 15)
+        add_results(journal, 16)
+        journal.rewind(step)
+    told: list[str] = []
+    with open_journal(tmp_path, told) as journal:
+        found = journal.read(generation=0)
+        assert found is not None
+        assert found.rounds == tuple(each for each in written if isinstance(each, AppliedRound) and each.step <= step)
+        later = [each for each in written if isinstance(each, StoredResult) and each.step > step]
+        assert list(found.pending) == [*later, *(result(16, slot) for slot in range(4))]
+        assert [journal.payload(each.payload_hash) for each in found.pending]
+        if step < 15:
+            journal.add_applied(applied(step + 1))
+            assert journal.last_step == step + 1
+    assert told == []
+
+
 def test_before_its_base_a_journal_cannot_go_back(tmp_path: Path) -> None:
     with open_journal(tmp_path) as journal:
         with pytest.raises(ModelError, match="holds nothing to go back in"):
