@@ -18,6 +18,10 @@ PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 ENTERABLE = (RunState.Warmup, *PLAYING)
 """States in which an epoch is entered by who has not entered it yet."""
 
+LOADABLE = (RunState.Warmup, RunState.RoundTrain)
+"""States in which the model is loaded. Not while witnesses speak: what they are about to accept would be missing in it, and
+after a return to an older state of the coordinator no running member has it."""
+
 ENTERABLE_OR_OVER = (*ENTERABLE, RunState.Finished)
 """Those, and the end of the run, whose last epoch may still give us its model."""
 

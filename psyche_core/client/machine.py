@@ -17,7 +17,7 @@ from typing import assert_never
 
 from psyche_core.client import agenda, course, hearing, outcomes, recovery, speech, storage
 from psyche_core.client import events as ev
-from psyche_core.client.epoch import ENTERABLE, ENTERABLE_OR_OVER, PLAYING, EpochNotes, masters_due
+from psyche_core.client.epoch import ENTERABLE_OR_OVER, LOADABLE, PLAYING, EpochNotes, masters_due
 from psyche_core.client.patience import Patience
 from psyche_core.client.results import ResultDesk, Verify
 from psyche_core.client.rounds import RoundRecord
@@ -224,7 +224,7 @@ def _choose_work(me: Standing, state: CoordinatorState, notes: EpochNotes) -> No
     if not me.model_ready:
         if me.source_missing and agenda.starts_from_members(state):
             _fetch_everything(me, state, notes)
-        elif state.run_state in ENTERABLE and notes.describes(state):
+        elif state.run_state in LOADABLE and notes.describes(state):
             me.start(ev.Load(state))
         return
 

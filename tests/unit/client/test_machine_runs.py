@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.client import events as ev
 from psyche_core.client import report
+from psyche_core.client.machine import ClientMachine
+from psyche_core.client.patience import Patience
 from psyche_core.coordinator.commands import ClientsExited, Command, HealthCheck, Witness
-from psyche_core.types import BatchId, RunState
+from psyche_core.types import BatchId, NodeIdentity, RunState
 from world import Member, World
 
 
@@ -361,3 +365,15 @@ def test_statements_carry_the_witness_s_own_figures() -> None:
     metadata = sent[-1].metadata
     assert metadata is not None
     assert (metadata.bandwidth_per_sec, metadata.tokens_per_sec, metadata.loss) == (1234.0, 200.0, 5.0)
+
+
+def test_who_starts_while_witnesses_speak_loads_once_the_round_is_decided() -> None:
+    """What they are about to accept would be missing in the model that it loads, see `LOADABLE`."""
+    world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
+    world.run(until=lambda: world.state.progress.step == 4 and world.state.run_state is RunState.RoundTrain)
+    key = world.members[0].key.public
+    anew = ClientMachine(NodeIdentity(key, key), world.state.run_id, sign=lambda _: bytes(64), patience=Patience())
+    speaking = replace(world.state, run_state=RunState.RoundWitness)
+    assert not [action for action in anew.handle(ev.StateSeen(speaking), 0.0) if isinstance(action, ev.Load)]
+    loads = [action for action in anew.handle(ev.StateSeen(world.state), 0.1) if isinstance(action, ev.Load)]
+    assert [load.state for load in loads] == [world.state]
