@@ -8,8 +8,8 @@ thirds of the trainers, with SEVERAL: members may differ in speed. Who has no bu
 it comes before the next round's witnesses speak. Budgets grow with time, so a bad moment is forgiven.
 
 A member that has everything but what somebody keeps from it alone, or that waits for a liar longer than others do because it was
-busy itself when they lost their patience, would look late. So it stops once all others but one have said Finished and ALONE is
-over, where a quorum does without its word.
+busy itself when they lost their patience, would look late. So it stops once all others that are waited for have said Finished
+and ALONE is over, where a quorum does without its word.
 
 The usual time of a round is the shortest that most trainers needed for one in this epoch. The present round's would let whoever
 stretches a round be waited for longer because of that.
@@ -39,14 +39,18 @@ SEVERAL = 1.0
 """Share of the epoch's time by which a slot may be later than two thirds of the trainers, with results or with Finished."""
 
 ALONE = 0.1
-"""Share of a round's usual time for which a member goes on waiting for results while all others but one do not: less than
-SINGLE, so that nobody looks late because somebody else keeps a result from it alone."""
+"""Share of a round's usual time for which a member goes on waiting for results while nobody else does: less than SINGLE, so that
+nobody looks late because somebody else keeps a result from it alone."""
 
 ALONE_LEAST = 0.25
 """Seconds that this is at least."""
 
 SPARE = 2
 """Statements that a quorum must do without for this: one liar's and ours."""
+
+MOST_LEFT_BEHIND = 1
+"""Others that may be without Finished and not waited for any more: one liar. Two that wait for the same result go on waiting, for
+a quorum may not do without both and a liar."""
 
 BEHIND_ALL, BEHIND_MOST = 0, 1
 """Measures: later than all trainers but one, and than two thirds of them."""
@@ -96,18 +100,23 @@ class WaitingBudget:
         return waited
 
     def waits_alone(self, finished: Awaited, *, own: int, witnesses: int, opened: float, now: float) -> bool:
-        """Whether a member that still lacks results should wait no longer, because nearly all others do not.
+        """Whether a member that still lacks results should wait no longer, because nobody else does who is waited for.
 
-        own: its slot. witnesses: how many will attest to the results. opened: when the round began.
+        finished: who has said Finished. own: its slot. witnesses: how many will attest to the results. opened: when the round
+        began.
         """
         others = [slot for slot in finished.expected if slot != own]
-        done = sorted([finished.times[slot] for slot in others if slot in finished.times])
-        if witnesses - quorum(witnesses) < SPARE or len(others) < 2 or len(done) < len(others) - 1:
+        done = [finished.times[slot] for slot in others if slot in finished.times]
+        if not done or witnesses - quorum(witnesses) < SPARE:
             return False
 
-        moment = done[len(others) - 2]
-        usual = self._usual.get(BEHIND_ALL, moment - opened)
-        return now >= moment + max(ALONE * usual, ALONE_LEAST)
+        waiting = [slot for slot in others if slot not in finished.times]
+        without_us = Awaited("finished", finished.times, others)
+        if len(waiting) > MOST_LEFT_BEHIND or self.waited_for(waiting, without_us, opened=opened, now=now):
+            return False
+
+        usual = self._usual.get(BEHIND_ALL, max(done) - opened)
+        return now >= max(done) + max(ALONE * usual, ALONE_LEAST)
 
     def charge(self, what: Awaited, *, opened: float, now: float) -> None:
         """A round is over: note how late each slot was, or is by now."""

@@ -21,6 +21,7 @@ import errno
 import hashlib
 import io
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -89,6 +90,10 @@ def claim(folder: Path, run_id: str) -> io.FileIO:
         raise ConfigError(message)
 
     return guard
+
+
+_REWOUND = 2
+"""Results of one slot and step that a return leaves: those of the two newest histories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,10 +277,9 @@ class Journal:
 
         self.sync()
         header = file.header if generation is None else replace(file.header, generation=generation)
-        later = header.generation == file.header.generation
+        later = _newest(file.records(), after=step) if header.generation == file.header.generation else set()
         with self._replacement(header) as new:
-            records = (each for each in file.records() if each.step <= step or (later and isinstance(each, StoredResult)))
-            _copy(file, records, new)
+            _copy(file, (each for each in file.records() if each.step <= step or each in later), new)
 
     # ------------------------------------------------------------------------------------------------------------ reading
 
@@ -398,6 +402,15 @@ class Journal:
 def _replacement_path(path: Path) -> Path:
     """Where a journal's successor is written until it is whole."""
     return path.with_name(f".{path.name}.new")
+
+
+def _newest(records: Iterable[StoredResult | AppliedRound], *, after: int) -> set[StoredResult | AppliedRound]:
+    """The newest results of each slot and later step: a run that goes back again and again leaves no more than these."""
+    found: dict[tuple[int, int], deque[StoredResult]] = {}
+    for each in records:
+        if isinstance(each, StoredResult) and each.step > after:
+            found.setdefault((each.step, each.slot), deque(maxlen=_REWOUND)).append(each)
+    return {each for kept in found.values() for each in kept}
 
 
 def _copy(source: JournalFile, records: Iterable[StoredResult | AppliedRound], target: JournalFile) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -382,6 +383,21 @@ def test_after_going_back_within_a_generation_results_of_later_steps_are_left(tm
             journal.add_applied(applied(step + 1))
             assert journal.last_step == step + 1
     assert told == []
+
+
+def test_a_run_that_goes_back_again_and_again_leaves_a_bounded_journal(tmp_path: Path) -> None:
+    sizes = []
+    with open_journal(tmp_path) as journal:
+        journal.begin(10, DIGEST, 0)
+        for history in range(8):
+            for slot in range(3):
+                content = b"%d/%d" % (history, slot) * 1000
+                named = {"commitment": hashlib.sha256(content + b"!").digest(), "payload_hash": hashlib.sha256(content).digest()}
+                journal.add_result(replace(result(12, slot), **named), content)
+            journal.rewind(10)
+            sizes.append(journal.size)
+    assert sizes[0] < sizes[1]
+    assert len(set(sizes[1:])) == 1, sizes
 
 
 def test_before_its_base_a_journal_cannot_go_back(tmp_path: Path) -> None:
