@@ -139,7 +139,7 @@ class EpochNotes:
         return done | self.waiting.waited_for(healthy - done, results, opened=record.opened_at, now=now)
 
     def waits_alone(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> bool:
-        """Whether we should go on without results that we lack, because nearly all others do (protocol F16)."""
+        """Whether we should go on without results that we lack, because nobody else waits for them (protocol F16)."""
         if self.slot is None:
             return False
 

@@ -238,7 +238,7 @@ def missed_duties_do_not_count(patch: Patch) -> None:
 
 
 def members_wait_alone(patch: Patch) -> None:
-    """A member that nearly all others do not wait with waits on for a result, and looks late."""
+    """A member goes on waiting for a result that nobody else waits for, and looks late."""
     patch.setattr(WaitingBudget, "waits_alone", lambda *_, **__: False)
 
 
