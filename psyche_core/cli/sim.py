@@ -31,7 +31,7 @@ printed with the seed that reproduces it and with a fault script made as small a
 HELP_OF_FAULTS = """\b
 Kinds of faults:
   members   crash restart pause slow skew late leave bit-flip all-die
-            empty-results failing-work
+            empty-results failing-work slow-downlink
   network   drop duplicate reorder delay partition asymmetric
   server    server-restart owner-pause older-state slow-rpc failing-rpc
   liars     wrong-hash wrong-shape two-results repeated-payload garbage

@@ -8,7 +8,7 @@ from psyche_core.client.agreement import DigestBook
 from psyche_core.client.inbox import Inbox
 from psyche_core.client.repair import Generosity, Repair
 from psyche_core.client.rounds import RoundRecord
-from psyche_core.client.waiting import Awaited, WaitingBudget
+from psyche_core.client.waiting import Awaited, WaitingBudget, fewest
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import ClientState, NodeIdentity, RunState
 
@@ -126,6 +126,9 @@ class EpochNotes:
 
     def waited_for(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> frozenset[int]:
         """Healthy slots whose Finished of a round is worth waiting for (protocol F16)."""
+        if len(record.finished) < fewest(len(record.trainers)):
+            return healthy  # asked at almost every event, and mostly so early
+
         done = healthy.intersection(record.finished)
         return done | self.waiting.waited_for(healthy - done, _finished(record), opened=record.opened_at, now=now)
 
@@ -139,8 +142,13 @@ class EpochNotes:
         return done | self.waiting.waited_for(healthy - done, results, opened=record.opened_at, now=now)
 
     def waits_alone(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> bool:
-        """Whether we should go on without results that we lack, because nobody else waits for them (protocol F16)."""
-        if self.slot is None:
+        """Whether we should go on without results that we lack, because nobody else waits for them (protocol F16).
+
+        Not where the last settled round needed our statement: there are as many liars as a quorum can bear, and a result that we
+        do not attest to would not be accepted.
+        """
+        settled = self.records.get(record.height - 2)
+        if self.slot is None or settled is None or not settled.accepted_without(self.slot):
             return False
 
         trainers = [slot for slot in record.trainers if slot in healthy]

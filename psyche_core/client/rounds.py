@@ -178,6 +178,15 @@ class RoundRecord:
         if state.round_at(self.height + 1) is not None:
             self.accepted = witness.accepted_slots(state, decided) & frozenset(self.shares)
 
+    def accepted_without(self, slot: int) -> bool:
+        """Whether a quorum of other witnesses saw everything that was accepted; False while that is not known."""
+        state = self.settled_by
+        stored = None if state is None else state.round_at(self.height)
+        if state is None or stored is None or self.cut:
+            return False
+
+        return self.accepted <= witness.accepted_slots(state, stored, without=slot)
+
 
 def statement_about(record: RoundRecord | None, *, playing: RoundRecord, index: int) -> WitnessStatement:
     """The statement a witness of `playing` sends about the round before it (None before the first): protocol F6."""

@@ -9,7 +9,7 @@ it comes before the next round's witnesses speak. Budgets grow with time, so a b
 
 A member that has everything but what somebody keeps from it alone, or that waits for a liar longer than others do because it was
 busy itself when they lost their patience, would look late. So it stops once all others that are waited for have said Finished
-and ALONE is over, where a quorum does without its word.
+and ALONE is over, where a quorum does without its word: SPARE of the elected, and all results of the last settled round.
 
 The usual time of a round is the shortest that most trainers needed for one in this epoch. The present round's would let whoever
 stretches a round be waited for longer because of that.
@@ -58,6 +58,11 @@ BEHIND_ALL, BEHIND_MOST = 0, 1
 Kind = Literal["results", "finished"]
 
 
+def fewest(expected: int) -> int:
+    """How many of so many trainers must be done before anybody is late: until then all are waited for."""
+    return min(max(expected - 1, 1), quorum(expected))
+
+
 @dataclass(frozen=True, slots=True)
 class Awaited:
     """What trainers are waited for in a round. times: when they were done, by slot; expected: all slots that are to be done."""
@@ -68,12 +73,14 @@ class Awaited:
 
     def moments(self) -> list[tuple[int, float]]:
         """When all but one, and when two thirds, were done, where they are: by measure."""
-        most = {BEHIND_ALL: max(len(self.expected) - 1, 1), BEHIND_MOST: quorum(len(self.expected))}
-        if len(self.times) < min(most.values()):
+        count = len(self.expected)
+        if len(self.times) < fewest(count):
             return []
 
-        done = sorted([self.times[slot] for slot in self.expected if slot in self.times])
-        return [(measure, done[count - 1]) for measure, count in most.items() if 1 <= count <= len(done)]
+        times = self.times
+        done = sorted([times[slot] for slot in self.expected if slot in times])
+        needed = ((BEHIND_ALL, max(count - 1, 1)), (BEHIND_MOST, quorum(count)))
+        return [(measure, done[many - 1]) for measure, many in needed if 1 <= many <= len(done)]
 
 
 @dataclass(slots=True)
@@ -90,8 +97,9 @@ class WaitingBudget:
     def waited_for(self, slots: Iterable[int], what: Awaited, *, opened: float, now: float) -> frozenset[int]:
         """Those of some slots that are not done and still waited for. opened: when the round began."""
         waited = frozenset(slots)
+        moments = what.moments() if waited else ()
         elapsed = 0.0 if self.began is None else now - self.began
-        for measure, moment in what.moments():
+        for measure, moment in moments:
             left = max(TWICE * self._usual.get(measure, moment - opened), LEAST) - (now - moment)
             share = SINGLE if measure == BEHIND_ALL else SEVERAL
             waited = frozenset([slot for slot in waited if self._of(what.kind, measure, slot) <= left + share * elapsed])
@@ -105,14 +113,17 @@ class WaitingBudget:
         finished: who has said Finished. own: its slot. witnesses: how many will attest to the results. opened: when the round
         began.
         """
-        others = [slot for slot in finished.expected if slot != own]
-        done = [finished.times[slot] for slot in others if slot in finished.times]
-        if not done or witnesses - quorum(witnesses) < SPARE:
+        if witnesses - quorum(witnesses) < SPARE:
             return False
 
+        others = [slot for slot in finished.expected if slot != own]
         waiting = [slot for slot in others if slot not in finished.times]
+        done = [finished.times[slot] for slot in others if slot in finished.times]
+        if not done or len(waiting) > MOST_LEFT_BEHIND:
+            return False
+
         without_us = Awaited("finished", finished.times, others)
-        if len(waiting) > MOST_LEFT_BEHIND or self.waited_for(waiting, without_us, opened=opened, now=now):
+        if self.waited_for(waiting, without_us, opened=opened, now=now):
             return False
 
         usual = self._usual.get(BEHIND_ALL, max(done) - opened)

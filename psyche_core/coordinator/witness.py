@@ -37,19 +37,24 @@ def quorum(elected: int) -> int:
     return -(-2 * elected // 3)
 
 
-def accepted_slots(state: CoordinatorState, round_: Round) -> frozenset[int]:
-    """Slots whose result of `round_` a quorum of the next round's elected witnesses saw; empty before any statement."""
+def accepted_slots(state: CoordinatorState, round_: Round, *, without: int | None = None) -> frozenset[int]:
+    """Slots whose result of `round_` a quorum of the next round's elected witnesses saw; empty before any statement.
+
+    without: a slot whose statement is left out, to see whether the others would have been enough.
+    """
     attesting = state.round_at(round_.height + 1)
     if attesting is None or not attesting.statements:
         return frozenset()
 
     needed = quorum(len(witness_slots(state, attesting)))
-    seen = _seen_by(needed, [statement.participants for statement in attesting.statements])
+    seen = _seen_by(needed, [statement.participants for statement in attesting.statements if statement.index != without])
     return frozenset([slot for slot in shares(state, round_) if seen >> slot & 1 and slot not in round_.voided])
 
 
 def _seen_by(needed: int, bitmaps: Sequence[bytes]) -> int:
     """The bits (slots) set in at least `needed` of the bitmaps, all of them counted at once."""
+    if not bitmaps:
+        return 0
     if len(bitmaps) >= needed > 0 and bitmaps.count(bitmaps[0]) == len(bitmaps):
         return int.from_bytes(bitmaps[0], "little")  # all saw the same, as they mostly do
 

@@ -37,6 +37,10 @@ _FOR_GOOD = ("crash", "leave")
 _ONCE = ("all-die", "older-state")
 """Faults that strike once in a run."""
 
+SLOWEST_DOWNLINK = 1.5
+"""Training times by which payloads come later on a slow downlink. From about two on a member that is alone with such a line
+is not waited for and is dropped, as protocol F16 says."""
+
 MOST_LIARS = (MAX_WITNESSES - 1) // 3
 """So many can be drawn as witnesses together, and the others are a quorum of any draw."""
 
@@ -177,6 +181,8 @@ def _fault(chance: random.Random, kind: str, *, members: list[int], mortal: list
             return fault(few[:1], 25.0)
         case "slow":
             return fault(few, 20.0, amount=chance.uniform(2.0, 15.0))
+        case "slow-downlink":
+            return fault(few, 60.0, amount=chance.uniform(0.3, SLOWEST_DOWNLINK))
         case "skew":
             return fault(few, 40.0, amount=chance.choice((0.5, 0.8, 1.25, 2.0)))
         case "drop" | "duplicate" | "reorder":

@@ -287,6 +287,7 @@ class Network:
             seconds += self.delay(node.index, other.index) + self.delay(other.index, node.index)
             answer = None if other.paused else other.serves(payload_hash, node.index)
             if answer:
+                seconds += node.seconds_to_receive()
                 self._clock.after(seconds, self._check, node, life, action, other.payloads[payload_hash][1])
                 return
             if answer is None:

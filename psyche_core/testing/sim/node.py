@@ -77,6 +77,7 @@ class Node:
         self.booted_at = 0.0
         self.paused = 0
         self.slowed: list[float] = []
+        self.downlinks: list[float] = []
         self.clock_offset = 0.0
         self.clock_rate = 1.0
         self.stop: ev.Stop | None = None
@@ -322,6 +323,14 @@ class Node:
     def serve_again(self, payload_hash: bytes) -> None:
         """Give a payload to everybody again."""
         self._withheld.pop(payload_hash, None)
+
+    def seconds_to_receive(self) -> float:
+        """How much longer than on a fast line a payload takes to come down ours."""
+        if not self.downlinks:
+            return 0.0
+
+        self.counts["slow-downlink"] += 1
+        return max(self.downlinks) * self._world.train_seconds * (0.75 + 0.5 * self._chance.random())
 
     # ------------------------------------------------------------------------------------ work
 

@@ -29,6 +29,7 @@ NODE_FAULTS = (
     "all-die",
     "empty-results",
     "failing-work",
+    "slow-downlink",
 )
 NETWORK_FAULTS = ("drop", "duplicate", "reorder", "delay", "partition", "asymmetric")
 SERVER_FAULTS = ("server-restart", "owner-pause", "older-state", "slow-rpc", "failing-rpc")
@@ -58,6 +59,9 @@ LIES = (
     "old-signatures",
     *SLOWING_LIES,
 )
+NO_EXCUSE = (*LIES, "slow-downlink")
+"""What is no reason for an honest member to lose anything or to stand still: others lie, and lines at home are slow."""
+
 KINDS = (*NODE_FAULTS, *NETWORK_FAULTS, *SERVER_FAULTS, *LIES)
 """Every fault kind by its name on the command line."""
 
@@ -69,9 +73,9 @@ class Fault:
     nodes: who it befalls; for network faults whose links, none given meaning all; for a partition or an asymmetric cut the
     members of one side (SERVER among them when the server is on that side). amount: how bad, by kind: probability of loss,
     duplication, reordering, an empty result or failing work; seconds of delay, or by which a state is older; factor of slowness;
-    rate of a skewed clock; for cuts, 1 when they are between members only and everybody reaches the server. disk: whether a
-    restart keeps what was on disk. A crash is for good; a restart is back after `duration`. When all die, `nodes` are those that
-    lose their disks as well.
+    training times by which payloads come later on a slow downlink; rate of a skewed clock; for cuts, 1 when they are between
+    members only and everybody reaches the server. disk: whether a restart keeps what was on disk. A crash is for good; a restart
+    is back after `duration`. When all die, `nodes` are those that lose their disks as well.
     """
 
     kind: str
@@ -133,8 +137,8 @@ class Script:
 
     @property
     def calm_after(self) -> float:
-        """When the last fault that heals is over. Lies never end, and a crash is over once it has happened."""
-        return max((fault.end for fault in self.faults if fault.kind not in LIES), default=0.0)
+        """When the last fault that excuses a member is over. A crash is over once it has happened."""
+        return max((fault.end for fault in self.faults if fault.kind not in NO_EXCUSE), default=0.0)
 
 
 def to_plain(script: Script) -> dict[str, Any]:

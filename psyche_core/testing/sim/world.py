@@ -28,7 +28,7 @@ from psyche_core.testing.sim.network import Network
 from psyche_core.testing.sim.node import Node
 from psyche_core.testing.sim.replica import HashReplica, Payload, Replica
 from psyche_core.testing.sim.replica_watch import ProgressWatch, ReplicaWatch
-from psyche_core.testing.sim.script import LIES, NETWORK_FAULTS, Fault, Script
+from psyche_core.testing.sim.script import LIES, NETWORK_FAULTS, NO_EXCUSE, Fault, Script
 from psyche_core.testing.sim.server import EPOCH_OF_TIME, Server
 from psyche_core.testing.sim.times import StepTimes
 
@@ -94,7 +94,7 @@ class World:
         honest = frozenset(identity_of(index).signer for index in range(script.clients) if index not in liars)
         self.announced = Announced()
         kinds = {fault.kind for fault in script.faults}
-        self.coordinator = CoordinatorWatch(honest=honest, announced=self._has_announced, calm=kinds <= set(LIES))
+        self.coordinator = CoordinatorWatch(honest=honest, announced=self._has_announced, calm=kinds <= set(NO_EXCUSE))
         self.replicas = ReplicaWatch(lambda: self.coordinator.ledger, initial=self.new_replica().snapshot())
         self.progress = ProgressWatch(bound=_bound(script), calm_after=script.calm_after)
         self.network = Network(self.clock, self._stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
@@ -232,7 +232,7 @@ class World:
             fault.end > ended - AFTERMATH
             and (not fault.nodes or node.index in fault.nodes or fault.kind in (*NETWORK_FAULTS, "all-die", "older-state"))
             for fault in self.script.faults
-            if fault.kind not in LIES and fault.start <= self.clock.now
+            if fault.kind not in NO_EXCUSE and fault.start <= self.clock.now
         )
 
     def stopped(self, node: Node) -> None:
@@ -305,6 +305,8 @@ class World:
                 node.pause()
             case "slow":
                 node.slowed.append(fault.amount)
+            case "slow-downlink":
+                node.downlinks.append(fault.amount)
             case "skew":
                 self.counts["skew"] += 1
                 node.clock_offset += fault.amount * 1000.0
@@ -443,6 +445,8 @@ class World:
                 node.unpause()
             case "slow":
                 node.slowed.remove(fault.amount)
+            case "slow-downlink":
+                node.downlinks.remove(fault.amount)
             case "empty-results":
                 node.empty_results.remove(fault.amount)
             case "failing-work":
