@@ -134,6 +134,8 @@ class Disk:
             return None  # the real one says that it does not lead there, and is set aside
 
         whole = at == last.step and last.generation == state.generation
+        if last.generation != state.generation:
+            self.pending = {}  # results of rounds that the run has left behind
         self._journal = [replace(saved, generation=state.generation) for saved in self._journal[: at - base.step + 1]]
         return self._journal[-1], whole
 
