@@ -8,7 +8,9 @@
     ├── CoordinatorError          a command the coordinator refused; `.name` is the protocol's name for it
     ├── BackendError              the coordinator backend cannot be used
     │   ├── BackendClosed         the connection is gone for good (after its retries)
-    │   └── CommandRefused        the backend answered with a code and a sentence
+    │   ├── CommandRefused        the backend answered with a code and a sentence
+    │   │   └── AccessRefused     and it is the address, the run or the key that was given: a UserError, too
+    │   └── UnknownHost           the host in an address does not exist: a UserError, too
     ├── TransportError            a peer or blob cannot be reached
     │   ├── BlobNotFound          nobody asked had it before the deadline
     │   └── BlobRejected          it was too large or did not match its hash
@@ -78,6 +80,14 @@ class CommandRefused(BackendError):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+
+class AccessRefused(CommandRefused, UserError):
+    """We are not let in with what the user gave: a wrong address, key or run, or a release that does not match."""
+
+
+class UnknownHost(BackendError, UserError):
+    """The host in a coordinator's address has no address of its own: a wrong name, which waiting does not mend."""
 
 
 class TransportError(PsycheError):
