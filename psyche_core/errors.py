@@ -17,7 +17,9 @@
     ├── WireError                 bytes from outside do not follow the wire rules
     ├── PayloadRejected           a peer's training result does not fit our own parameter table
     ├── DataError                 training data cannot be read
+    │   └── InputError            texts, a tokenizer or a folder that a command was given will not do: a UserError, too
     ├── ModelError                a model cannot be built, loaded or saved
+    │   ├── NoSuchDevice          this machine has no such device, or there is none: a UserError, too
     │   ├── RanksLost             processes that compute a part of the model are gone: nothing can go on
     │   └── ModelHalfReplaced     some parameters are the new ones, others still the old: unusable until replaced again
     ├── StoreError                a model cannot be put into a store, or had from one
@@ -114,8 +116,16 @@ class DataError(PsycheError):
     """Training data cannot be read."""
 
 
+class InputError(DataError, UserError):
+    """What a command was given to read or to write to is not there, or cannot be what it was given for."""
+
+
 class ModelError(PsycheError):
     """A model cannot be built, loaded or saved."""
+
+
+class NoSuchDevice(ModelError, UserError):
+    """The device that was asked for is none, or is not on this machine."""
 
 
 class RanksLost(ModelError):

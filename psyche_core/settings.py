@@ -92,8 +92,8 @@ class ClientSettings(_ProgramSettings):
         ge=0,
         json_schema_extra=_SECONDS,
         description=(
-            "Seconds to try to reach the coordinator before giving up: at the start, when its server is not up yet, and each time "
-            "it is lost."
+            "Seconds to try to reach the coordinator before giving up: at the start, when its server is not up yet, and each "
+            "time it is lost."
         ),
     )
     transport: str = Field(default="quic", description="Transport between clients, by plugin name.")

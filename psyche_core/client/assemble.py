@@ -26,6 +26,7 @@ from psyche_core.client.data_source import check_announced, data_source, first_s
 from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.epoch import masters_due
 from psyche_core.client.model_exchange import ModelExchange
+from psyche_core.client.own_checks import expect_device, expect_held_out
 from psyche_core.client.parallelism import parallelism_of
 from psyche_core.client.restoring import ReplayFailed, Restorer, signed_ends
 from psyche_core.client.runtime import ClientRuntime
@@ -132,7 +133,7 @@ async def train_client(
 
 
 def _check_own(settings: ClientSettings) -> None:
-    """What would end the client once it has joined is told before. Raises ConfigError."""
+    """What would end the client once it has joined is told before. Raises ConfigError, NoSuchDevice."""
     if not settings.base.is_dir():
         message = f"--base {settings.base} is no folder; give the one that the run's relative paths start at"
         raise ConfigError(message)
@@ -142,6 +143,9 @@ def _check_own(settings: ClientSettings) -> None:
     if folder is not None and folder.exists() and not folder.is_dir():
         message = f"--checkpoint-dir {folder} is a file; give a folder, which is made when there is none"
         raise ConfigError(message)
+
+    expect_held_out(settings)
+    expect_device(settings)
 
 
 def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
@@ -270,16 +274,10 @@ def bench_builder(
 
     def look_around(state: CoordinatorState) -> None:
         """What could be wrong on this machine, without opening the model."""
-        from psyche_core.builtin.hf.model_types import MODEL_TYPES
-
-        llm = state.model.LLM
-        expect_plugins(llm)
+        expect_plugins(state.model.LLM)
+        expect_device(settings)
         if restorer is not None:
             restorer.claim(state.run_id)
-        if llm.architecture in MODEL_TYPES and parallelism is None:
-            from psyche_core.builtin.hf.devices import pick_devices  # heavy: torch
-
-            pick_devices(settings.device)
 
     def open_trainer(start: Start, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
         import torch  # heavy: in the worker thread, and not with the command line

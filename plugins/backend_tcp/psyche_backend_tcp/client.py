@@ -4,10 +4,10 @@ Decided here: one background task owns the socket and alone reads and writes it;
 answered and are sent again, under the same number, on a new connection (the server remembers its answers, so nothing happens
 twice); a join is repeated after a loss, and the server is told which state we still have, so that it sends only what changed.
 Between tries it waits for longer and longer, and for a random part of that, so that the members of a restarted server do not come
-all at once. A server that is not up yet, or full, is waited for as long as a lost one; what the user can mend ends it at once. The
-task is a plain asyncio task and not an anyio task group, because a group's scope
-would have to be left by the task and in the order it was entered in, while `aclose` may be called from anywhere. Refuses to fight
-for a key: when it logs in elsewhere, this connection ends.
+all at once. A server that is not up yet, or full, is waited for as long as a lost one; what the user can mend ends it at once.
+The task is a plain asyncio task and not an anyio task group, because a group's scope would have to be left by the task and in the
+order it was entered in, while `aclose` may be called from anywhere. Refuses to fight for a key: when it logs in elsewhere, this
+connection ends.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class TcpBackend(Backend):
     async def __aenter__(self) -> Self:
         """Connect, for as long as the context says.
 
-        Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (Busy, …); AccessRefused (WrongServer, WrongRun,
-        …) and UnknownHost at once.
+        Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (Busy, …); AccessRefused (WrongServer,
+        WrongRun, …) and UnknownHost at once.
         """
         self._link = link = await self._first_dial()
         self._task = asyncio.create_task(self._run(link), name=f"tcp backend {self._identity}")

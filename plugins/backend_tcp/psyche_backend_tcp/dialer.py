@@ -57,8 +57,8 @@ async def dial(
     """Connect and log in.
 
     run_id: the run we take part in; None takes the one the server names. known: hash of the document we still have.
-    Raises BackendError (`cannot connect to …`; UnknownHost where there is no such host), CommandRefused when the server, or we, refuse (WrongServer, WrongRun,
-    WrongService, VersionMismatch, NotAllowed, RateLimited, NotPsyche, Busy, …).
+    Raises BackendError (`cannot connect to …`; UnknownHost where there is no such host), CommandRefused when the server, or we,
+    refuse (WrongServer, WrongRun, WrongService, VersionMismatch, NotAllowed, RateLimited, NotPsyche, Busy, …).
     """
     jitter = random.SystemRandom()
     proof, lost = b"", Exception()

@@ -148,9 +148,7 @@ def test_a_bad_key_is_refused(key: str) -> None:
         parse_address(f"127.0.0.1:20000#{key}")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "localhost", ":80", "host:", "host:x", "::1:80", "host:-1", "host:²", PIN]
-)
+@pytest.mark.parametrize("text", ["", "localhost", ":80", "host:", "host:x", "::1:80", "host:-1", "host:²", PIN])
 def test_bad_addresses_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"expected a server address like 127\.0\.0\.1:20000"):
         parse_address(text)

@@ -12,13 +12,17 @@ from psyche_core import __version__
 from psyche_core.cli import cli
 from psyche_core.cli.failures import Interrupted, describe_failure
 from psyche_core.errors import (
+    AccessRefused,
     BackendClosed,
     BackendError,
     CommandRefused,
     ConfigError,
     DataError,
     IdentityError,
+    InputError,
+    NoSuchDevice,
     PluginError,
+    UnknownHost,
     UserError,
 )
 
@@ -111,6 +115,11 @@ def test_an_unknown_command_is_a_usage_error(psyche) -> None:
         (BackendError("gone"), ("gone", 1)),
         (BackendClosed("gone for good"), ("gone for good", 1)),
         (DataError("unreadable"), ("unreadable", 1)),
+        (CommandRefused("Busy", "full"), ("Busy: full", 1)),
+        (AccessRefused("WrongRun", "another"), ("WrongRun: another", 2)),
+        (UnknownHost("no such host"), ("no such host", 2)),
+        (InputError("no texts"), ("no texts", 2)),
+        (NoSuchDevice("no GPU"), ("no GPU", 2)),
         (Interrupted(2), ("", 130)),
         (Interrupted(15), ("", 143)),
         (BrokenPipeError(), ("", 1)),

@@ -72,6 +72,19 @@ def test_data_of_a_server_is_asked_for_otherwise(psyche, base: Path) -> None:
     assert psyche(*arguments(base, "--data", str(base / "tokens"), "--steps", "1")).code == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--data", "nowhere"), "--data 'nowhere': No such file"),
+        (("--validation-data", "nowhere"), "--validation-data 'nowhere': No such file"),
+        (("--device", "cuda:77"), "device cuda:77 was asked for, but torch "),
+    ],
+)
+def test_what_is_not_on_this_machine_is_the_user_s_to_mend(psyche, base: Path, options: tuple[str, ...], said: str) -> None:
+    refused = psyche(*arguments(base, *options))
+    assert (refused.code, said in refused.err, refused.out) == (2, True, ""), refused.err
+
+
 def test_more_members_than_samples_are_refused(psyche, base: Path) -> None:
     refused = psyche(*arguments(base, "--members", "9"))
     assert refused.code == 2

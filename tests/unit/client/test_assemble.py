@@ -28,7 +28,7 @@ from psyche_core.client.bench import Start
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import ConfigError
+from psyche_core.errors import ConfigError, UserError
 from psyche_core.hookspecs import GROUP
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import parse_run_file
@@ -76,6 +76,25 @@ async def test_folders_that_are_none_are_told_before_anything_is_joined(tmp_path
     settings = ClientSettings(**{"run_id": "world", "server_addr": "127.0.0.1:9", "base": tmp_path, **folders})
     with pytest.raises(ConfigError, match=r"--(base|checkpoint-dir) .* (is no folder|is a file); give"):
         await train_client(settings, PluginRegistry.discover(), report.Report(lambda _: None))
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"device": "cuda:77"}, "device cuda:77 was asked for, but torch .* CUDA devices"),
+        ({"device": "gpu"}, "a device is auto, cpu, mps, cuda, .* got 'gpu'"),
+        ({"validation_data": Path("nowhere")}, "--validation-data 'nowhere': No such file"),
+    ],
+)
+async def test_what_this_machine_lacks_is_told_once_and_before_anybody_is_connected_to(
+    tmp_path: Path, option: dict[str, Any], said: str
+) -> None:
+    """Nothing listens at that address, and a client would wait there. Told are events; the command's one line is the error."""
+    settings = ClientSettings(run_id="world", server_addr="127.0.0.1:9", base=tmp_path, **option)
+    told: list[report.Event] = []
+    with pytest.raises(UserError, match=said):
+        await train_client(settings, PluginRegistry.discover(), report.Report(told.append))
+    assert told == []
 
 
 @pytest.mark.timeout(60)
