@@ -29,6 +29,33 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenFiles:
+    """Token files are made from text, once: told before the first text, now and then, and when they are ready.
+
+    texts: those done, of so many in all; tokens: made so far; seconds: since it began.
+    """
+
+    folder: str
+    texts: int
+    of: int
+    tokens: int
+    seconds: float
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """A signal ends the server before the run is finished.
+
+    step: next to train; folder: where the state lies that the run goes on from when the server is started again, None where there
+    is none.
+    """
+
+    step: int
+    folder: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseChanged:
     """The coordinator's phase as seen here. step: next step to train; clients: healthy members of the epoch."""
 
@@ -239,6 +266,8 @@ class Ended:
 
 Event = (
     Started
+    | TokenFiles
+    | Stopping
     | PhaseChanged
     | ModelLoaded
     | Resumed

@@ -28,6 +28,8 @@ from psyche_core.client.report import (
     StatementVoided,
     StepApplied,
     StepTrained,
+    Stopping,
+    TokenFiles,
     Validated,
     WentBack,
     WitnessSent,
@@ -47,6 +49,15 @@ def _sentence(event: Event) -> str:
             return f"serving run {event.run_id} at {event.address}"
         case Started():
             return f"{event.role} {event.id[:16]} takes part in run {event.run_id} at {event.address}"
+        case TokenFiles():
+            return _token_files(event)
+        case Stopping(folder=None):
+            return f"stopping before step {event.step}; without --save-state-dir the run's state is lost"
+        case Stopping():
+            return (
+                f"stopping before step {event.step}: the run's state is saved in {event.folder}, and goes on when the server is "
+                "started again with it"
+            )
         case PhaseChanged():
             height = "" if event.height is None else f", round {event.height}"
             return f"{event.phase}: epoch {event.epoch}, step {event.step}{height}, {event.clients} clients"
@@ -111,6 +122,17 @@ def _sentence(event: Event) -> str:
             return f"{event.level}: {event.message}"
         case Ended():
             return event.reason
+
+
+def _token_files(event: TokenFiles) -> str:
+    if event.ready:
+        return (
+            f"token files in {event.folder} ready: {count_text(event.tokens)} tokens of {event.of} texts in {event.seconds:.1f} s"
+        )
+    if event.texts == 0:
+        return f"making token files of {event.of} texts in {event.folder}, which is done once ..."
+
+    return f"making token files: {event.texts} of {event.of} texts, {count_text(event.tokens)} tokens in {event.seconds:.0f} s"
 
 
 def _resumed(event: Resumed) -> str:

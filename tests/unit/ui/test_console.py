@@ -16,6 +16,17 @@ EVENTS: list[tuple[report.Event, str]] = [
     (report.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab takes part in run r at h:1"),
     (report.PhaseChanged("RoundTrain", 1, 42, 3, 7), "RoundTrain: epoch 1, step 42, round 7, 3 clients"),
     (report.PhaseChanged("Warmup", 1, 42, 3), "Warmup: epoch 1, step 42, 3 clients"),
+    (report.TokenFiles("data", 0, 38, 0, 0.0), "making token files of 38 texts in data, which is done once ..."),
+    (report.TokenFiles("data", 10, 38, 484_823, 10.2), "making token files: 10 of 38 texts, 484.8 k tokens in 10 s"),
+    (
+        report.TokenFiles("data", 38, 38, 1_900_000, 40.5, ready=True),
+        "token files in data ready: 1.90 M tokens of 38 texts in 40.5 s",
+    ),
+    (
+        report.Stopping(8, "saved"),
+        "stopping before step 8: the run's state is saved in saved, and goes on when the server is started again with it",
+    ),
+    (report.Stopping(8, None), "stopping before step 8; without --save-state-dir the run's state is lost"),
     (report.ModelLoaded(1_060_000, 0.25), "model of 1.06 M parameters ready after 0.2 s"),
     (report.MicroBatchFound(16), "micro-batch 16 found to fit"),
     (
