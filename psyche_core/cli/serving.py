@@ -104,11 +104,8 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
             try:
                 await server.serve()
             except anyio.get_cancelled_exc_class():
-                report(
-                    Stopping(
-                        server.state.progress.step, None if settings.save_state_dir is None else str(settings.save_state_dir)
-                    )
-                )
+                folder = settings.save_state_dir
+                report(Stopping(server.state.progress.step, None if folder is None else str(folder)))
                 raise
             tasks.cancel_scope.cancel()
         if server.state.run_state is not RunState.Finished:
