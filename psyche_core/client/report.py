@@ -20,12 +20,22 @@ logger = logging.getLogger("psyche.report")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The program is up. role: `client` or `server`; id: signer in hex; address: where it listens or which server it uses."""
+    """The program is up. role: `client` or `server`; id: signer in hex; address: where it listens or which server it uses.
+
+    A client is no member yet then: see Joined.
+    """
 
     role: str
     id: str
     run_id: str
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The coordinator took our request to take part, which a client makes once what it needs is there; told once."""
+
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,13 @@ class PhaseChanged:
     step: int
     clients: int
     height: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoading:
+    """The model begins to be built and loaded; ModelLoaded says when it is there. model: what the run calls it."""
+
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +285,9 @@ Event = (
     Started
     | TokenFiles
     | Stopping
+    | Joined
     | PhaseChanged
+    | ModelLoading
     | ModelLoaded
     | Resumed
     | MicroBatchFound

@@ -122,15 +122,17 @@ def _trainers(
     parallelism: Parallelism | None,
     tell: Callable[[report.Event], None],
 ) -> list[Trainer]:
+    from psyche_core.training import sources
+
+    started = perf_counter()
+    anyio.from_thread.run_sync(tell, report.ModelLoading(sources.model_name(run.model.LLM)))
     import torch  # heavy: in the worker thread, and not with the command line
 
-    from psyche_core.training import sources
     from psyche_core.training.build import Compute, build_trainer
 
     def warn(sentence: str) -> None:
         anyio.from_thread.run_sync(tell, report.Problem("warning", sentence))
 
-    started = perf_counter()
     if settings.torch_threads is not None:
         torch.set_num_threads(settings.torch_threads)
     folder = sources.find(run.model.LLM.checkpoint, base=settings.run_base, cache=cache, tell=warn)

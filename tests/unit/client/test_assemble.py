@@ -369,6 +369,9 @@ async def test_the_model_that_was_opened_before_joining_is_the_one_that_is_train
     with anyio.fail_after(120):
         assert (await client.run()).success
     assert [type(event) for event in client.told].count(report.ModelLoaded) == 1
+    first = [event for event in client.told if isinstance(event, report.ModelLoading | report.ModelLoaded | report.Joined)]
+    assert [type(event) for event in first] == [report.ModelLoading, report.ModelLoaded, report.Joined], "who waits is told why"
+    assert first[0] == report.ModelLoading("'model' (HfAuto)")
     assert [event.step for event in client.told if isinstance(event, report.StepTrained)] == [1, 2, 3, 4]
 
 
