@@ -68,6 +68,7 @@ async def train_client(
     address = _address_for(backend_kind, settings)
     await anyio.to_thread.run_sync(_check_own, settings)
     key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
+    lasting = settings.identity_secret_key_path is not None or backend_kind.transport_key is not None
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
     async def take_part() -> tuple[report.Ended, bool]:
@@ -75,7 +76,7 @@ async def train_client(
         async with AsyncExitStack() as stack:
             scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
             stack.callback(scratch.close)
-            restorer = _restorer(settings, tell)
+            restorer = _restorer(settings, tell, member=key.public, lasting=lasting)
             if restorer is not None:
                 stack.callback(restorer.close)
                 await anyio.to_thread.run_sync(restorer.claim, settings.run_id)
@@ -170,15 +171,17 @@ def _transport_key(backend: BackendRegistration, settings: ClientSettings, backe
     return SecretKey.generate()
 
 
-def _restorer(settings: ClientSettings, tell: report.Report) -> Restorer | None:
-    """Checkpoints and journal of this client, where it keeps any; to be closed."""
+def _restorer(
+    settings: ClientSettings, tell: report.Report, *, member: bytes | None = None, lasting: bool = True
+) -> Restorer | None:
+    """Checkpoints and journal of this client, where it keeps any; to be closed. member, lasting: see Restorer."""
     if settings.checkpoint_dir is None:
         return None
 
     def warn(sentence: str) -> None:
         anyio.from_thread.run_sync(tell, report.Problem("warning", sentence))
 
-    return Restorer(settings.checkpoint_dir, settings.journal_size, warn)
+    return Restorer(settings.checkpoint_dir, settings.journal_size, warn, member, lasting)
 
 
 @dataclass(frozen=True, slots=True)
