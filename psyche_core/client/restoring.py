@@ -77,9 +77,9 @@ class Restorer:
         if before is not None and before != ours:
             self.tell(
                 f"{self.folder} was last used by member {before.hex()[:16]}, and we are {ours.hex()[:16]}. Its checkpoints and "
-                "journal are used all the same, and so is the optimizer's own state: the model is the same whoever saved it. What "
-                "that member is in the run is not ours: the run knows us by our key. If this is a mistake, stop, and give that "
-                "member's key (-i) or another --checkpoint-dir"
+                "journal are used all the same, and so is the optimizer's own state: the model is the same whoever saved it. "
+                "That member's place in the run is not ours: the run knows us by our key. If this is a mistake, stop, and give "
+                "that member's key (-i) or another --checkpoint-dir"
             )
         if self.lasting and before != ours:
             note_member(self.folder, run_id, ours)
