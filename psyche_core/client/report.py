@@ -222,6 +222,14 @@ class StatementVoided:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """A signal asked the client to leave in order, which it does now. saves: whether it keeps checkpoints, and saves one last."""
+
+    signal: str
+    saves: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something people should know; the run goes on. level: `warning` or `error`."""
 
@@ -259,6 +267,7 @@ Event = (
     | WentBack
     | ModelLost
     | StatementVoided
+    | Leaving
     | Problem
     | Ended
 )

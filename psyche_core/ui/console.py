@@ -12,6 +12,7 @@ from psyche_core.client.report import (
     EpochDigest,
     EpochSigned,
     Event,
+    Leaving,
     MicroBatchFound,
     ModelLoaded,
     ModelLost,
@@ -107,6 +108,9 @@ def _sentence(event: Event) -> str:
             )
         case StatementVoided():
             return f"epoch {event.epoch}, round {event.height}: the statement of {event.member} claims results that nobody owed"
+        case Leaving():
+            last = ", a checkpoint last" if event.saves else ""
+            return f"{event.signal}: leaving in order{last}; the same once more ends this process at once"
         case Problem():
             return f"{event.level}: {event.message}"
         case Ended():
