@@ -39,7 +39,7 @@ import numpy as np
 
 from psyche_core.builtin.local_data import LocalData
 from psyche_core.builtin.preprocessed_data import PreprocessedData
-from psyche_core.formats.data_shuffle import shuffled_order
+from psyche_core.data.data_shuffle import shuffled_order
 from psyche_core.types import BatchId
 
 Figures = dict[str, float]

@@ -30,8 +30,8 @@ from typing import Any
 
 import httpx
 
-from psyche_core.formats.data_shuffle import shuffled_order
-from psyche_core.formats.mixture import MixtureIndex
+from psyche_core.data.data_shuffle import shuffled_order
+from psyche_core.data.mixture import MixtureIndex
 from psyche_core.hookspecs import DataContext
 from psyche_core.types import BatchId
 from psyche_data_http.provider import HttpData

@@ -32,9 +32,9 @@ from typing import Any
 
 import torch
 
+from psyche_core.config.run_config import parse_run_file
 from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
-from psyche_core.run_config import parse_run_file
 from psyche_core.training import sources
 from psyche_core.training.build import Compute, build_trainer
 from psyche_core.training.journal import Journal

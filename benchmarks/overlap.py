@@ -13,7 +13,7 @@ request and statement takes half a round trip, to the coordinator too.
     link_share                of a line's upward bytes, how many were used
 
 A round ends when all have said that they are done, witnesses have told the coordinator so and it has told them of the next: three
-times half a round trip. Trainers say so ahead of time once they know how long both take (`psyche_core.client.pace`); in the first
+times half a round trip. Trainers say so ahead of time once they know how long both take (`psyche_core.client.machine.finish_estimator`); in the first
 rounds of a run they cannot know it, which is why the ceiling is not 1.
 """
 
@@ -40,16 +40,16 @@ import anyio
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_backend import MemoryBackend, MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client import report
-from psyche_core.client.bench import Bench, Start
-from psyche_core.client.runtime import ClientRuntime
+from psyche_core.client.runtime.resources import Bench, Start
+from psyche_core.client.runtime.runtime import ClientRuntime
+from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import Command
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.interfaces.data import Samples
-from psyche_core.run_config import parse_run_file
-from psyche_core.wire.manifest import Manifest, Piece, Table, parameter_table
-from psyche_core.wire.message_log import LogEntry
+from psyche_core.p2p.manifest import Manifest, Piece, Table, parameter_table
+from psyche_core.p2p.message_log import LogEntry
+from psyche_core.telemetry import events
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -264,7 +264,7 @@ async def play(given: argparse.Namespace, *, to_coordinator: float) -> dict[str,
         ):
             transports.append(transport)
             runtime = ClientRuntime(
-                run_id=run.run_id, key=key, backend=backend, transport=transport, build=build, report=report.Report()
+                run_id=run.run_id, key=key, backend=backend, transport=transport, build=build, report=events.Report()
             )
             await runtime.run()
 

@@ -20,13 +20,13 @@ import torch
 
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client.bench import Bench, Start
-from psyche_core.client.report import EpochDigest, Event, Report, StepTrained
-from psyche_core.client.runtime import ClientRuntime
+from psyche_core.client.runtime.resources import Bench, Start
+from psyche_core.client.runtime.runtime import ClientRuntime
+from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.hookspecs import DataContext
 from psyche_core.plugins import PluginRegistry, validate_settings
-from psyche_core.run_config import parse_run_file
+from psyche_core.telemetry.events import EpochDigest, Event, Report, StepTrained
 from psyche_core.training.build import Compute, build_trainer
 from psyche_core.wire.signing import SecretKey
 

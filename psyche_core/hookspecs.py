@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 from pydantic import BaseModel
 
+from psyche_core.config.run_config import CoordinatorConfig
 from psyche_core.coordinator.commands import Event
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, RankGroup, ShardingEngine, Transport
-from psyche_core.run_config import CoordinatorConfig
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import transformers
 
-from psyche_core.builtin.hf.configuration import Configuration, read_configuration
-from psyche_core.builtin.hf.devices import pick_devices
-from psyche_core.builtin.hf.model import HfModel
-from psyche_core.builtin.hf.model_types import MODEL_TYPES
-from psyche_core.builtin.hf.quiet import first_line, quiet
-from psyche_core.builtin.hf.replica import COMPUTE_DTYPES, checkpoint_gradients
-from psyche_core.builtin.hf.weights import load_module, stored_tensors
 from psyche_core.errors import ModelError
 from psyche_core.hookspecs import ModelContext
+from psyche_core.models.hf.configuration import Configuration, read_configuration
+from psyche_core.models.hf.devices import pick_devices
+from psyche_core.models.hf.model import HfModel
+from psyche_core.models.hf.model_types import MODEL_TYPES
+from psyche_core.models.hf.quiet import first_line, quiet
+from psyche_core.models.hf.replica import COMPUTE_DTYPES, checkpoint_gradients
+from psyche_core.models.hf.weights import load_module, stored_tensors
 
 if TYPE_CHECKING:
-    from psyche_core.training.sharding.crew import Crew
-    from psyche_core.training.sharding.model import ShardedModel
+    from psyche_core.models.sharding.crew import Crew
+    from psyche_core.models.sharding.model import ShardedModel
 
 ATTENTIONS: Final = ("auto", "sdpa", "eager")
 
@@ -67,7 +67,7 @@ def _create(context: ModelContext, *, required_types: tuple[str, ...], crew: Cre
         if context.gradient_checkpointing:
             checkpoint_gradients(module)
         if context.parallelism is not None:
-            from psyche_core.training.sharding.model import ShardedModel  # it is built upon HfModel
+            from psyche_core.models.sharding.model import ShardedModel  # it is built upon HfModel
 
             return ShardedModel(module, configuration=configuration, context=context, crew=crew)
         return HfModel(module, configuration=configuration, devices=devices, dtype=context.dtype, max_seq_len=context.max_seq_len)

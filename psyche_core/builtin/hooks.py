@@ -159,6 +159,6 @@ def _create_adamw(settings: Any, model: Model) -> Optimizer:
 
 
 def _create_dtensor_engine(context: ShardingContext) -> ShardingEngine:
-    from psyche_core.training.sharding.dtensor import DTensorEngine
+    from psyche_core.models.sharding.dtensor import DTensorEngine
 
     return DTensorEngine(context)

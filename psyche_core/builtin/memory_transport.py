@@ -21,10 +21,10 @@ import anyio.to_thread
 from psyche_core.errors import BlobNotFound, BlobRejected, TransportError
 from psyche_core.hookspecs import TransportContext
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Transport, TransportStats
-from psyche_core.wire.blob_store import BlobStore
-from psyche_core.wire.fetch_plan import Answer, FetchPlan, Outcome
-from psyche_core.wire.message_log import LogEntry, LogLimits, MessageLog, Verdict
-from psyche_core.wire.offers import Offer, OfferBook
+from psyche_core.p2p.blob_store import BlobStore
+from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
+from psyche_core.p2p.message_log import LogEntry, LogLimits, MessageLog, Verdict
+from psyche_core.p2p.offers import Offer, OfferBook
 
 ADDRESS = b"memory"
 LARGE_BLOB_BYTES = 256 * 1024

@@ -19,10 +19,10 @@ import anyio
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field
 
+from psyche_core.data.data_shuffle import Shuffle, shuffle_seed
+from psyche_core.data.parquet_files import ENDING, SplitName, parquet_paths
+from psyche_core.data.parquet_rows import ParquetRows
 from psyche_core.errors import DataError
-from psyche_core.formats.data_shuffle import Shuffle, shuffle_seed
-from psyche_core.formats.parquet_files import ENDING, SplitName, parquet_paths
-from psyche_core.formats.parquet_rows import ParquetRows
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from psyche_core.builtin.local_data import TRAINING_FOLDER
+from psyche_core.config.run_config import DataFile, TextSource
+from psyche_core.data.token_files import EXTENSIONS
 from psyche_core.errors import DataError
-from psyche_core.formats.token_files import EXTENSIONS
-from psyche_core.run_config import DataFile, TextSource
 
 VALIDATION_FOLDER = "validation"
 MANIFEST = "manifest.json"

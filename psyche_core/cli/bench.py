@@ -62,10 +62,10 @@ def convergence(**given: Any) -> None:
 async def _convergence(given: dict[str, Any]) -> None:
     import torch
 
+    from psyche_core.config.run_config import load_run_file
     from psyche_core.experiments.convergence import table, usual_recipes
     from psyche_core.experiments.convergence_run import Experiment, outcomes
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.run_config import load_run_file
     from psyche_core.training.scratch import default_folder
 
     if given["torch_threads"] is not None:

@@ -12,7 +12,7 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, BackendOptions, settings_options
 from psyche_core.cli.running import log_to_stderr, open_report
-from psyche_core.settings import ClientSettings, load_settings
+from psyche_core.config.settings import ClientSettings, load_settings
 
 
 @click.group(context_settings={"max_content_width": 110})
@@ -38,7 +38,7 @@ def train(**given: Any) -> int:
     own = {name: value for name, value in given.items() if name in ClientSettings.model_fields}
     settings = load_settings(ClientSettings, own)
     log_to_stderr()
-    from psyche_core.client.assemble import train_client
+    from psyche_core.client.setup.assemble import train_client
     from psyche_core.plugins import PluginRegistry
     from psyche_core.training.spare_memory import keep_freed_memory
     from psyche_core.ui.display import open_display

@@ -16,8 +16,8 @@ from psyche_core.cli.lazy import example
 from psyche_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from psyche_core.formats.inspection import Inspection
-    from psyche_core.formats.tokenizing import TokenizedTexts, TokenizeProgress
+    from psyche_core.data.inspection import Inspection
+    from psyche_core.data.tokenizing import TokenizedTexts, TokenizeProgress
 
 TOKEN_SIZES = {"auto": None, "2": 2, "4": 4}
 TOKEN_SIZE_NAMES = {2: "TwoBytes", 4: "FourBytes"}
@@ -77,8 +77,8 @@ def tokenize(
         os.environ["RAYON_NUM_THREADS"] = str(workers)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
-    from psyche_core.formats.text_documents import text_paths
-    from psyche_core.formats.tokenizing import tokenize_texts
+    from psyche_core.data.text_documents import text_paths
+    from psyche_core.data.tokenizing import tokenize_texts
 
     paths = text_paths(texts)
     with _progress(hidden=as_json) as progress:
@@ -183,7 +183,7 @@ def _tell(made: TokenizedTexts, files: int, seq_len: int | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
 def inspect(place: Path, seq_len: int | None, tokenizer: Path | None, size_name: str, sample_at: int, as_json: bool) -> int:
     """Show what is in token files or Parquet files: counts, ids, a sample, and what is wrong."""
-    from psyche_core.formats.inspection import inspect_data
+    from psyche_core.data.inspection import inspect_data
 
     if not place.exists():
         message = f"there is nothing at {place}; expected token files, Parquet files, or a folder of them"
@@ -211,7 +211,7 @@ def _decoder(place: Path, tokenizer: Path | None) -> tuple[Callable[[list[int]],
         if tokenizer is None:
             return None, None
 
-    from psyche_core.formats.tokenizer_files import load_tokenizer, tokenizer_path, vocabulary_size
+    from psyche_core.data.tokenizer_files import load_tokenizer, tokenizer_path, vocabulary_size
 
     library = load_tokenizer(tokenizer_path(tokenizer))
     vocabulary = vocabulary_size(library)

@@ -15,10 +15,10 @@ from psyche_core.builtin.local_data import LocalSettings, token_place
 from psyche_core.builtin.preprocessed_data import PreprocessedSettings, is_hub_data_set
 from psyche_core.builtin.text_corpus import check_text
 from psyche_core.cli.run_files import RunFiles
+from psyche_core.config.run_config import DataFile, LLMConfig
+from psyche_core.data.parquet_files import parquet_paths
+from psyche_core.data.token_files import count_sequences, token_bytes
 from psyche_core.errors import DataError, ModelError
-from psyche_core.formats.parquet_files import parquet_paths
-from psyche_core.formats.token_files import count_sequences, token_bytes
-from psyche_core.run_config import DataFile, LLMConfig
 from psyche_core.training import sources
 
 
@@ -81,10 +81,10 @@ def _model(llm: LLMConfig, *, base: Path) -> Iterator[Finding]:
 
 def _check_folder(llm: LLMConfig, folder: Path) -> None:
     """Raises ModelError where an architecture of ours could not be built from the folder; other plugins' folders are theirs."""
-    from psyche_core.builtin.hf.model_types import MODEL_TYPES
+    from psyche_core.models.hf.model_types import MODEL_TYPES
 
     if llm.architecture in MODEL_TYPES:
-        from psyche_core.builtin.hf.configuration import read_configuration  # transformers: seconds
+        from psyche_core.models.hf.configuration import read_configuration  # transformers: seconds
 
         read_configuration(folder, required_types=MODEL_TYPES[llm.architecture]).check_length(llm.max_seq_len)
 

@@ -17,7 +17,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from psyche_core.settings import ENVIRONMENT_PREFIX
+from psyche_core.config.settings import ENVIRONMENT_PREFIX
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -40,7 +40,7 @@ def predownload(
     base: Path | None,
 ) -> None:
     """Get a model now, whole and checked, so that joining its run later starts at once."""
-    from psyche_core.run_config import Choice, load_run_file
+    from psyche_core.config.run_config import Choice, load_run_file
     from psyche_core.sentences import printable
     from psyche_core.training import sources
     from psyche_core.training.checkpoint_manifest import read_manifest, total_bytes, verify

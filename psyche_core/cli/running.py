@@ -19,9 +19,9 @@ import anyio
 import click
 
 from psyche_core.cli.failures import Interrupted
-from psyche_core.client.report import Report, Sink, json_lines
 from psyche_core.errors import UserError
 from psyche_core.sentences import PrintableFormatter
+from psyche_core.telemetry.events import Report, Sink, json_lines
 
 _Result = TypeVar("_Result")
 

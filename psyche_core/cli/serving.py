@@ -18,8 +18,8 @@ import anyio.to_thread
 
 from psyche_core.builtin.local_data import LocalData
 from psyche_core.cli.run_files import load_run
-from psyche_core.client import report as told
-from psyche_core.client.report import Ended, PhaseChanged, Problem, Report, RewardPaid, Started, Stopping
+from psyche_core.config.run_config import CoordinatorConfig, RunFile, check_config
+from psyche_core.config.settings import ServerSettings
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import (
     ClientsExited,
@@ -37,8 +37,8 @@ from psyche_core.errors import BackendError, ConfigError, CoordinatorError, User
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces import BackendServer
 from psyche_core.plugins import PluginRegistry
-from psyche_core.run_config import CoordinatorConfig, RunFile, check_config
-from psyche_core.settings import ServerSettings
+from psyche_core.telemetry import events as told
+from psyche_core.telemetry.events import Ended, PhaseChanged, Problem, Report, RewardPaid, Started, Stopping
 from psyche_core.training.scratch import default_folder
 from psyche_core.types import RunState
 from psyche_core.ui.preparing import prepare_tokens

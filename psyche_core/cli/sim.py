@@ -17,7 +17,7 @@ from psyche_core.errors import UserError
 from psyche_core.regular_files import expect_regular
 
 if TYPE_CHECKING:
-    from psyche_core.testing.sim.fleet import Finding, Order, Tally
+    from psyche_core.simulator.fleet import Finding, Order, Tally
 
 MOST_RUNS_SHOWN = 1_000
 """With more runs than this, `--json` prints their figures together only."""
@@ -89,8 +89,8 @@ def sim(
     as_json: bool,
 ) -> int:
     """See `_HELP`."""
-    from psyche_core.testing.sim.fleet import Order
-    from psyche_core.testing.sim.shrink import ATTEMPTS
+    from psyche_core.simulator.fleet import Order
+    from psyche_core.simulator.shrink import ATTEMPTS
 
     if script_file is not None:
         return _play_script(_read(script_file), trace=trace, compare=compare, as_json=as_json)
@@ -141,7 +141,7 @@ def _count(number: int) -> int:
 def parse_faults(text: str) -> tuple[str, ...]:
     """Kinds of the option's text. Raises UserError for an unknown one."""
     from psyche_core.sentences import did_you_mean
-    from psyche_core.testing.sim.script import KINDS
+    from psyche_core.simulator.script import KINDS
 
     if text == "all":
         return KINDS
@@ -157,7 +157,7 @@ def parse_faults(text: str) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> Any:
-    from psyche_core.testing.sim.script import from_json
+    from psyche_core.simulator.script import from_json
 
     try:
         expect_regular(path)
@@ -171,8 +171,8 @@ def _read(path: Path) -> Any:
 
 
 def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> int:
-    from psyche_core.testing.sim.fleet import Tally, finding, pace
-    from psyche_core.testing.sim.world import run_script
+    from psyche_core.simulator.fleet import Tally, finding, pace
+    from psyche_core.simulator.world import run_script
 
     timeline: list[tuple[float, str, str]] | None = [] if trace else None
     result = run_script(script, timeline=timeline)
@@ -198,7 +198,7 @@ def _play_script(script: Any, *, trace: bool, compare: bool, as_json: bool) -> i
 
 def as_figures(tally: Tally) -> dict[str, Any]:
     """What `--json` prints."""
-    from psyche_core.testing.sim.script import to_plain
+    from psyche_core.simulator.script import to_plain
 
     failures = [
         {
@@ -236,7 +236,7 @@ def _paces(tally: Tally) -> dict[str, Any]:
 
 
 def _run_seeds(order: Order, seeds: Sequence[int], *, jobs: int, as_json: bool) -> int:
-    from psyche_core.testing.sim.fleet import Tally, run_seeds
+    from psyche_core.simulator.fleet import Tally, run_seeds
 
     tally = Tally()
     interrupted = False
@@ -285,7 +285,7 @@ def _print(tally: Tally, order: Order) -> None:
 
 
 def _print_finding(found: Finding, order: Order) -> None:
-    from psyche_core.testing.sim.script import KINDS, to_plain
+    from psyche_core.simulator.script import KINDS, to_plain
 
     kinds = "all" if order.kinds == KINDS else ",".join(order.kinds) or "none"
     options = f"--seeds {found.seed} --clients {order.clients} --rounds {order.rounds} --faults {kinds}"

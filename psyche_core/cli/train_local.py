@@ -10,7 +10,7 @@ import click
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
 from psyche_core.cli.running import log_to_stderr, open_report, run_program
-from psyche_core.settings import TrainLocalSettings, load_settings
+from psyche_core.config.settings import TrainLocalSettings, load_settings
 
 
 @click.command(
@@ -27,7 +27,7 @@ def train_local(**given: Any) -> int:
     """Train a run's model on this machine alone: no server, no network, the same steps."""
     settings = load_settings(TrainLocalSettings, given)
     log_to_stderr()
-    from psyche_core.client import train_local as program
+    from psyche_core.client.setup import train_local as program
     from psyche_core.plugins import PluginRegistry
     from psyche_core.ui.display import open_display
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator.state import CoordinatorState, Progress
-from psyche_core.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.run_config import Choice
 
 
 def batch_size(tokens: int, *, start: int, end: int, warmup_tokens: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from psyche_core.run_config import CoordinatorConfig, ModelConfig
+from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
 
 STORED_ROUNDS = 4

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from psyche_core.config.rules import MAX_FIRST_SAMPLE
+from psyche_core.config.run_config import check_cold_start, check_config, check_model
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.checkpoints import checkpoint
 from psyche_core.coordinator.commands import Command, EpochEnded, Event, Outcome
@@ -24,8 +26,6 @@ from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.coordinator.statements import warmup_witness, witness
 from psyche_core.coordinator.warmup import tick_warmup
 from psyche_core.errors import ConfigError, CoordinatorError
-from psyche_core.run_config import check_cold_start, check_config, check_model
-from psyche_core.run_config_rules import MAX_FIRST_SAMPLE
 from psyche_core.types import RunState
 
 _MAX_EPOCH = 2**31

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.schedule import learning_rate
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
-from psyche_core.run_config import Choice
 from psyche_core.training.local_run import LocalRun
 from psyche_core.training.trainer import Trainer
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from psyche_core.client.data_source import data_source, first_samples, held_out_place, read_samples
-from psyche_core.client.train_local import rounds
+from psyche_core.client.setup.data_source import data_source, first_samples, held_out_place, read_samples
+from psyche_core.client.setup.train_local import rounds
+from psyche_core.config.run_config import Choice, RunFile
 from psyche_core.experiments.convergence import (
     PLAIN_ADAMW,
     Outcome,
@@ -26,7 +27,6 @@ from psyche_core.experiments.convergence import (
 )
 from psyche_core.interfaces import DataProvider
 from psyche_core.plugins import PluginRegistry
-from psyche_core.run_config import Choice, RunFile
 from psyche_core.training import sources
 from psyche_core.training.build import Compute, build_model, build_trainer
 from psyche_core.wire.signing import SecretKey

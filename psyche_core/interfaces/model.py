@@ -37,7 +37,7 @@ class Model(ABC):
 
         Who writes them into a folder and builds the same architecture from it, without weights, gets the same parameters. Equal
         for every member that has this model, wherever it got it from. Empty for a model that cannot be described so: those who
-        join a run of it must bring it. Names and sizes as psyche_core.wire.description allows.
+        join a run of it must bring it. Names and sizes as psyche_core.p2p.description allows.
         """
         return {}
 

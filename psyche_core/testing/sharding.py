@@ -23,17 +23,17 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from psyche_core.builtin.hf.configuration import read_configuration
-from psyche_core.builtin.hf.shell import build_shell
 from psyche_core.builtin.hf_models import create_auto, divide
 from psyche_core.errors import ModelError
 from psyche_core.hookspecs import ModelContext, Parallelism, ShardingContext
 from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.sharding import Axes, RankGroup, ShardingEngine
+from psyche_core.models.hf.configuration import read_configuration
+from psyche_core.models.hf.shell import build_shell
+from psyche_core.models.sharding.crew import Crew
+from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.model import ModelConformance, gradients_of
-from psyche_core.training.sharding.crew import Crew
-from psyche_core.training.sharding.model import ShardedModel
 
 Degree = tuple[int, int]
 """Data and tensor parallelism."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
-from psyche_core.run_config import Choice
 from psyche_core.training import sources
 from psyche_core.training.checkpoint import checkpoints
 from psyche_core.training.checkpoint_manifest import CheckpointManifest, read_manifest, verify

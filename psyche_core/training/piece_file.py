@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from psyche_core.p2p.manifest import Piece
 from psyche_core.training.scratch import ScratchFile
-from psyche_core.wire.manifest import Piece
 
 
 class PieceFile:

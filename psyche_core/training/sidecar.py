@@ -54,9 +54,9 @@ def _serve(given: argparse.Namespace, secret: bytes) -> int:
     import torch
 
     from psyche_core.errors import PsycheError, UserError
+    from psyche_core.models.sharding.devices import rank_device
+    from psyche_core.models.sharding.worker import serve
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.training.sharding.devices import rank_device
-    from psyche_core.training.sharding.worker import serve
 
     registry = PluginRegistry.discover()
     try:
@@ -81,8 +81,8 @@ def _serve(given: argparse.Namespace, secret: bytes) -> int:
 def _start_all(given: argparse.Namespace, secret: bytes) -> int:
     """Several ranks of this machine as children; when one fails, all end."""
     from psyche_core.errors import ModelError
-    from psyche_core.training.sharding.devices import rank_device
-    from psyche_core.training.sharding.processes import LocalRanks
+    from psyche_core.models.sharding.devices import rank_device
+    from psyche_core.models.sharding.processes import LocalRanks
 
     ranks = LocalRanks()
     try:

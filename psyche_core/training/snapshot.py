@@ -1,4 +1,4 @@
-"""Masters as pieces, and pieces as masters again: the tensors' side of `psyche_core.wire.manifest`.
+"""Masters as pieces, and pieces as masters again: the tensors' side of `psyche_core.p2p.manifest`.
 
 Decided here: pieces are made one at a time from the live masters, and new masters one tensor at a time while the optimizer takes
 them, so neither needs a second copy of the model. *Every* piece of the new masters, fetched or our own, is compared with the
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from psyche_core.errors import ModelError, ModelHalfReplaced
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import LazyParameters
+from psyche_core.p2p.manifest import VALUE_BYTES, Manifest, Piece, Table, cut, parameter_table
 from psyche_core.training import comparison
 from psyche_core.training.digest import float32_bytes
 from psyche_core.training.many_hands import each
-from psyche_core.wire.manifest import VALUE_BYTES, Manifest, Piece, Table, cut, parameter_table
 
 Masters = Mapping[str, torch.Tensor]
 """float32, by parameter name, on any device."""

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from psyche_core.config.run_config import Choice, LLMConfig
 from psyche_core.errors import ModelError, StoreError
-from psyche_core.run_config import Choice, LLMConfig
 from psyche_core.sentences import printable
 from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest, verify
 from psyche_core.training.folders import resumed_folder, whole_folder

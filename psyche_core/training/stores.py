@@ -15,8 +15,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from psyche_core.config.run_config import Choice
 from psyche_core.errors import StoreError
-from psyche_core.run_config import Choice
 from psyche_core.training.checkpoint import checkpoint_path, checkpoints
 from psyche_core.training.checkpoint_manifest import MANIFEST_FILE
 from psyche_core.training.folders import whole_folder

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from psyche_core.client.report import (
+from psyche_core.sentences import printable
+from psyche_core.telemetry.events import (
     CheckpointSaved,
     CheckpointStored,
     Ended,
@@ -38,7 +39,6 @@ from psyche_core.client.report import (
     WentBack,
     WitnessSent,
 )
-from psyche_core.sentences import printable
 from psyche_core.ui.figures import bytes_text, count_text
 
 TOTALS_SECONDS = 60.0

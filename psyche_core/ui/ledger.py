@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 
-from psyche_core.client.report import (
+from psyche_core.telemetry.events import (
     CheckpointSaved,
     Ended,
     EpochDigest,

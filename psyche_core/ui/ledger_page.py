@@ -10,7 +10,16 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from psyche_core.client.report import Ended, EpochDigest, ModelLoaded, NetworkTotals, Resynced, Started, StepApplied, StepTrained
+from psyche_core.telemetry.events import (
+    Ended,
+    EpochDigest,
+    ModelLoaded,
+    NetworkTotals,
+    Resynced,
+    Started,
+    StepApplied,
+    StepTrained,
+)
 
 RATE_WINDOW = 20
 """Newest steps over which tokens per second are taken."""

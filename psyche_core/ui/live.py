@@ -18,7 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from psyche_core.client.report import (
+from psyche_core.sentences import printable
+from psyche_core.telemetry.events import (
     CheckpointSaved,
     CheckpointStored,
     Ended,
@@ -39,7 +40,6 @@ from psyche_core.client.report import (
     Validated,
     WentBack,
 )
-from psyche_core.sentences import printable
 from psyche_core.ui.console import describe
 from psyche_core.ui.figures import bytes_text, count_text, duration_text, sparkline
 from psyche_core.ui.ledger import RunLedger

@@ -9,9 +9,9 @@ import anyio.from_thread
 import anyio.to_thread
 
 from psyche_core.builtin.text_corpus import PreparedText, TextProgress, prepare_text
-from psyche_core.client.report import Event, TokenFiles
+from psyche_core.config.run_config import DataFile
 from psyche_core.errors import UserError
-from psyche_core.run_config import DataFile
+from psyche_core.telemetry.events import Event, TokenFiles
 
 PROGRESS_SECONDS = 10.0
 """From one word about the progress to the next."""

@@ -73,8 +73,8 @@ class ModelWanted:
 class ModelOffer:
     """The sender's masters after `step` are those of this manifest, and it serves the manifest and its pieces as blobs.
 
-    manifest_hash: SHA-256 of the manifest (psyche_core.wire.manifest), its blob address; manifest_bytes: its length.
-    description_hash, description_bytes: the same of what the model is built like (psyche_core.wire.description), for who has
+    manifest_hash: SHA-256 of the manifest (psyche_core.p2p.manifest), its blob address; manifest_bytes: its length.
+    description_hash, description_bytes: the same of what the model is built like (psyche_core.p2p.description), for who has
     nothing to build it from; 32 zeros and 0 where the sender does not serve one.
     """
 

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from command_lines import parse
 
 from psyche_core.cli import cli
+from psyche_core.config.run_config import Choice, parse_run_file
 from psyche_core.hookspecs import DataRegistration
 from psyche_core.plugins import PluginRegistry, validate_settings
-from psyche_core.run_config import Choice, parse_run_file
 from psyche_core.training import sidecar
 
 REPOSITORY = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_lines import parse
 
-from psyche_core.run_config import load_run_file
+from psyche_core.config.run_config import load_run_file
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()

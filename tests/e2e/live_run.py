@@ -27,7 +27,7 @@ from typing import TypeVar
 import pytest
 from safetensors.torch import load_file
 
-from psyche_core.client.report import Event, PhaseChanged, Started, StepTrained, WitnessSent, from_json
+from psyche_core.telemetry.events import Event, PhaseChanged, Started, StepTrained, WitnessSent, from_json
 from psyche_core.training.checkpoint import checkpoints
 from psyche_core.training.digest import full_digest
 from psyche_core.ui.ledger import RunLedger

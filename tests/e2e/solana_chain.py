@@ -16,7 +16,7 @@ import httpx2
 import numpy as np
 
 from live_run import TINY
-from psyche_core.client.report import Event, from_json
+from psyche_core.telemetry.events import Event, from_json
 
 EVERYBODY = "1" * 32
 """Who may join when anybody may."""

@@ -13,7 +13,8 @@ import pytest
 
 from live_run import PACE, RUN_ID, THREE, LiveRun, StartRun
 from psyche_backend_tcp.store import Store, state_file
-from psyche_core.client.report import (
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry.events import (
     CheckpointSaved,
     Ended,
     EpochDigest,
@@ -26,7 +27,6 @@ from psyche_core.client.report import (
     StepTrained,
     WentBack,
 )
-from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import RunState
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(600)]

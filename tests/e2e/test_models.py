@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from live_run import PACE, RUN_ID, THREE, StartRun
-from psyche_core.client.report import CheckpointStored, EpochDigest, ModelLoaded, PhaseChanged, Problem, Resynced, StepTrained
+from psyche_core.telemetry.events import CheckpointStored, EpochDigest, ModelLoaded, PhaseChanged, Problem, Resynced, StepTrained
 from psyche_core.training.checkpoint import checkpoints
 from psyche_core.training.checkpoint_manifest import read_manifest, verify
 from psyche_core.training.private_state import private_path

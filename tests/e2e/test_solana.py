@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.client.report import Ended, EpochDigest, StepApplied
+from psyche_core.telemetry.events import Ended, EpochDigest, StepApplied
 from solana_chain import EVERYBODY, Chain, tiny_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psyche_backend_solana.wallet import Wallet
-from psyche_core.client.report import Ended, ModelLoaded, StepApplied
+from psyche_core.telemetry.events import Ended, ModelLoaded, StepApplied
 from solana_chain import EVERYBODY, Chain, tiny_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]

@@ -15,12 +15,12 @@ import pytest
 import torch
 import transformers
 
-from psyche_core.builtin.hf.quiet import quiet
 from psyche_core.builtin.hf_models import create_llama
+from psyche_core.config.run_config import parse_run_file
 from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.data import Samples
+from psyche_core.models.hf.quiet import quiet
 from psyche_core.plugins import PluginRegistry
-from psyche_core.run_config import parse_run_file
 from psyche_core.training.build import Compute, build_trainer
 
 NOT_OURS = ("quantization_config", "_name_or_path", "_model_name_or_path")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.client.report import CheckpointSaved, Ended, Event, Leaving, StepApplied, from_json
 from psyche_core.hookspecs import GROUP
+from psyche_core.telemetry.events import CheckpointSaved, Ended, Event, Leaving, StepApplied, from_json
 from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.checkpoint import checkpoints, remove_leftovers
 from psyche_core.training.checkpoint_manifest import read_manifest, verify
@@ -62,7 +62,7 @@ from psyche_core.builtin.hf_models import create_auto
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.coordinator import new_state
 from psyche_core.hookspecs import BackendRegistration, ModelRegistration, hookimpl
-from psyche_core.run_config import parse_run_file
+from psyche_core.config.run_config import parse_run_file
 
 PSYCHE_PLUGIN_API = "1.0"
 kept = []

@@ -14,7 +14,7 @@ from small_disks import NoDisks, SmallDisk, small_disk
 
 from cuttable_links import SERVER, LinksUnavailable, cuttable_links
 from live_run import THREE, LiveRun
-from psyche_core.client.report import (
+from psyche_core.telemetry.events import (
     CheckpointSaved,
     Ended,
     EpochDigest,

@@ -15,11 +15,11 @@ import pytest
 
 from live_run import RUN_ID, THREE, LiveRun
 from psyche_backend_tcp.client import TcpBackend
-from psyche_core.client.report import Started, StepTrained
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.errors import BackendError, TransportError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
+from psyche_core.telemetry.events import Started, StepTrained
 from psyche_core.types import RunState
 from psyche_core.wire.frames import frame
 from psyche_core.wire.signing import SecretKey

@@ -28,9 +28,9 @@ from psyche_backend_tcp.dialer import Link, dial
 from psyche_backend_tcp.limits import CLIENT_FRAME
 from psyche_backend_tcp.login import COORDINATOR, DATA
 from psyche_backend_tcp.protocol import Answer, Bye, CommandRequest, decode_server, encode_client
-from psyche_core.client.report import Started, StepTrained
 from psyche_core.errors import CommandRefused, WireError
 from psyche_core.hookspecs import BackendContext
+from psyche_core.telemetry.events import Started, StepTrained
 from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey
 from tests.fuzz.mutation import change_bytes

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from psyche_core.config.run_config import parse_run_file
 from psyche_core.errors import ConfigError, PluginError
 from psyche_core.hookspecs import GROUP, OptimizerRegistration
 from psyche_core.plugins import (
@@ -22,7 +23,6 @@ from psyche_core.plugins import (
     check_run_file_plugins,
     validate_settings,
 )
-from psyche_core.run_config import parse_run_file
 
 Install = Callable[..., None]
 

@@ -13,10 +13,10 @@ import pytest
 from psyche_backend_tcp.allow_list import AllowList
 from psyche_backend_tcp.store import Store, state_file
 from psyche_core.cli.running import open_report
-from psyche_core.client.report import Problem
+from psyche_core.config.run_config import load_data_file, load_run_file
 from psyche_core.errors import ConfigError, IdentityError, ModelError, UserError
 from psyche_core.regular_files import NotRegular, expect_regular, regular, regular_private
-from psyche_core.run_config import load_data_file, load_run_file
+from psyche_core.telemetry.events import Problem
 from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
 from psyche_core.wire.signing import SecretKey
 

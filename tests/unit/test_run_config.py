@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.errors import ConfigError
-from psyche_core.run_config import (
+from psyche_core.config.run_config import (
     Choice,
     CoordinatorConfig,
     ModelConfig,
@@ -25,7 +24,8 @@ from psyche_core.run_config import (
     parse_run_file,
     to_plain,
 )
-from psyche_core.run_config_schema import RunStateName
+from psyche_core.config.schema import RunStateName
+from psyche_core.errors import ConfigError
 from psyche_core.sentences import shown
 from psyche_core.types import RunState
 from psyche_core.wire.codec import decode, encode

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from psyche_core.config.run_config import DataFile, ModelConfig, check_data_file, from_plain, load_data_file, parse_data_file
 from psyche_core.errors import ConfigError
-from psyche_core.run_config import DataFile, ModelConfig, check_data_file, from_plain, load_data_file, parse_data_file
 
 SEED = list(range(1, 33))
 GOOD = f"""

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount
-from psyche_core.coordinator import apply, image
+from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import EpochDigest, WarmupWitness, Witness
-from psyche_core.coordinator.image_kinds import Part
-from psyche_core.coordinator.image_layout import CLIENT, EPOCH, IMAGE, STATEMENT
-from psyche_core.coordinator.image_records import List
+from psyche_core.coordinator.image import image
+from psyche_core.coordinator.image.kinds import Part
+from psyche_core.coordinator.image.layout import CLIENT, EPOCH, IMAGE, STATEMENT
+from psyche_core.coordinator.image.records import List
 from psyche_core.coordinator.state import STORED_ROUNDS, CoordinatorState
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.types import MAX_WITNESSES, ClientState, RunState

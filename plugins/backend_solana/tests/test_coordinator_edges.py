@@ -9,11 +9,11 @@ import pytest
 
 from psyche_backend_solana.svm.chain import CoordinatorSvm, member
 from psyche_backend_solana.svm.largest import NOW, Case, Largest, measured
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.state import Account, CoordinatorState, EpochRates, Progress
-from psyche_core.run_config import Choice
 from psyche_core.types import BatchId, ClientState, RunState
 
 

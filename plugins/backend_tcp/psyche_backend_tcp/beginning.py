@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from psyche_backend_tcp.store import Saved
+from psyche_core.config.run_config import Choice, CoordinatorConfig, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError
-from psyche_core.run_config import Choice, CoordinatorConfig, to_plain
 
 SHOWN_DIFFERENCES = 5
 _MOVES_BY_ITSELF = ("model.LLM.checkpoint",)

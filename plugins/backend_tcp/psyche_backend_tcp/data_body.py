@@ -13,8 +13,8 @@ from array import array
 from collections.abc import Sequence
 
 from psyche_backend_tcp.data_protocol import SamplesHead
+from psyche_core.data.sample_rows import picked
 from psyche_core.errors import WireError
-from psyche_core.formats.sample_rows import picked
 from psyche_core.interfaces.data import LABEL_BYTES, POSITION_BYTES, Samples
 
 _LENGTH_BYTES = 4

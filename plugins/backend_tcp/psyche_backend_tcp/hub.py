@@ -32,11 +32,11 @@ from psyche_backend_tcp.protocol import (
     encode_server,
 )
 from psyche_backend_tcp.roster import Roster
+from psyche_core.config.run_config import CoordinatorConfig
 from psyche_core.coordinator.commands import Command, Event, Join, Tick, Withdraw
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator.transitions import apply
 from psyche_core.errors import CoordinatorError, WireError
-from psyche_core.run_config import CoordinatorConfig
 from psyche_core.types import ClientState, NodeIdentity, RunState
 
 logger = logging.getLogger("psyche.backend.tcp")

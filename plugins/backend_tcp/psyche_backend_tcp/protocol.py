@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psyche_backend_tcp.limits import CLIENT_FRAME, MAX_ADDRESS_BYTES, SERVER_FRAME
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.commands import (
     Checkpoint,
     EpochDigest,
@@ -33,11 +34,10 @@ from psyche_core.coordinator.commands import (
     Withdraw,
     Witness,
 )
-from psyche_core.coordinator.plain import from_plain, to_plain
+from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import PsycheError, WireError
 from psyche_core.interfaces.backend import ClientCommand, StateUpdate
-from psyche_core.run_config import Choice
 from psyche_core.types import MAX_CLIENTS, NodeIdentity, WitnessMetadata, WitnessStatement
 from psyche_core.wire.codec import decode, encode
 

@@ -23,10 +23,10 @@ from urllib.parse import quote
 from psyche_backend_tcp.hub import Unsaved
 from psyche_backend_tcp.limits import SERVER_FRAME
 from psyche_backend_tcp.protocol import MAX_PATCH_DEPTH, read_document
+from psyche_core.config.run_config import CoordinatorConfig, from_plain, to_plain
 from psyche_core.errors import ConfigError, UserError, WireError
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.regular_files import regular, regular_private
-from psyche_core.run_config import CoordinatorConfig, from_plain, to_plain
 from psyche_core.wire.codec import decode, encode
 
 _MAGIC = b"psyche state 1\n"

@@ -26,10 +26,10 @@ from psyche_backend_tcp.protocol import (
     make_document,
     read_document,
 )
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.commands import Checkpoint, Equivocation, HealthCheck, SignedResult, WarmupWitness, Withdraw, Witness
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import StateUpdate
-from psyche_core.run_config import Choice
 from psyche_core.testing.backend import small_state
 from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
 from psyche_core.wire.codec import decode, encode

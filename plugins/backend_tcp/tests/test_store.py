@@ -12,9 +12,9 @@ from psyche_backend_tcp.beginning import begin
 from psyche_backend_tcp.documents import Documents
 from psyche_backend_tcp.hub import Unsaved
 from psyche_backend_tcp.store import Store, state_file
+from psyche_core.config.run_config import Choice, CoordinatorConfig
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ConfigError, UserError
-from psyche_core.run_config import Choice, CoordinatorConfig
 from psyche_core.testing.backend import small_state
 from psyche_core.types import NodeIdentity, RunState
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import quote
 
+from psyche_core.data.token_files import EXTENSIONS
 from psyche_core.errors import DataError
-from psyche_core.formats.token_files import EXTENSIONS
 
 MAX_OBJECTS = 100_000
 

@@ -13,9 +13,9 @@ from typing import Self
 import anyio
 import anyio.to_thread
 
+from psyche_core.data.data_shuffle import shuffle_seed
+from psyche_core.data.token_files import MAX_NPY_HEADER, SequenceIndex, npy_data_start, token_bytes
 from psyche_core.errors import DataError
-from psyche_core.formats.data_shuffle import shuffle_seed
-from psyche_core.formats.token_files import MAX_NPY_HEADER, SequenceIndex, npy_data_start, token_bytes
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from psyche_core.formats.data_shuffle import Shuffle
-from psyche_core.formats.token_files import TokenSizeName
+from psyche_core.data.data_shuffle import Shuffle
+from psyche_core.data.token_files import TokenSizeName
 from psyche_data_http.cache import DEFAULT_LIMIT
 from psyche_data_http.locations import HttpLocation, Table
 

@@ -2,7 +2,7 @@
 
 Decided: the JSON comes from a local path, or from the web over https; plain http only where its sha256 is in the run's
 configuration (or from this machine), because whoever changes the file changes what everybody trains on. It is read once, on
-entering. The order is that of `psyche_core.formats.mixture`. Sources over HTTP share connections and cache; any other data
+entering. The order is that of `psyche_core.data.mixture`. Sources over HTTP share connections and cache; any other data
 location may be a source as well, but for mixtures and a run's server.
 """
 
@@ -18,10 +18,10 @@ import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 
+from psyche_core.data.data_shuffle import shuffle_seed
+from psyche_core.data.mixture_data import MixtureData
+from psyche_core.data.token_files import token_bytes
 from psyche_core.errors import ConfigError, DataError, PluginError
-from psyche_core.formats.data_shuffle import shuffle_seed
-from psyche_core.formats.mixture_data import MixtureData
-from psyche_core.formats.token_files import token_bytes
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.regular_files import regular

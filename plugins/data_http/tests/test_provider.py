@@ -6,8 +6,8 @@ import anyio
 import numpy
 import pytest
 
+from psyche_core.data.data_shuffle import shuffled_order
 from psyche_core.errors import DataError
-from psyche_core.formats.data_shuffle import shuffled_order
 from psyche_core.hookspecs import DataContext
 from psyche_core.types import BatchId
 from psyche_data_http import fetching

@@ -6,12 +6,12 @@ from hashlib import sha256
 import pytest
 from pydantic import ValidationError
 
-from psyche_core.client.data_source import data_source
+from psyche_core.client.setup.data_source import data_source
+from psyche_core.config.run_config import Choice
+from psyche_core.data.mixture import MixtureIndex
 from psyche_core.errors import DataError
-from psyche_core.formats.mixture import MixtureIndex
 from psyche_core.hookspecs import DataContext
 from psyche_core.plugins import PluginRegistry
-from psyche_core.run_config import Choice
 from psyche_core.testing.data import DataConformance
 from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey

@@ -20,9 +20,9 @@ import anyio
 import anyio.to_thread
 
 from psyche_core.errors import BlobNotFound, BlobRejected, WireError
-from psyche_core.wire.blob_store import BlobStore
-from psyche_core.wire.fetch_plan import Answer, FetchPlan, Outcome
-from psyche_core.wire.offers import Offer, OfferBook
+from psyche_core.p2p.blob_store import BlobStore
+from psyche_core.p2p.fetch_plan import Answer, FetchPlan, Outcome
+from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_p2p_quic import session
 from psyche_p2p_quic.control import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.endpoint import LinkLost, Stream

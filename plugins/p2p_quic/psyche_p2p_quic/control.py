@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
+from psyche_core.p2p.message_log import PREFIX_BYTES
 from psyche_core.wire import codec
-from psyche_core.wire.message_log import PREFIX_BYTES
 
 VERSION = 1
 INSTANCE_BYTES = 8

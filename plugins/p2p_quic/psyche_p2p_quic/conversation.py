@@ -10,7 +10,7 @@ are talked to.
 from __future__ import annotations
 
 from psyche_core.errors import TransportError, WireError
-from psyche_core.wire.message_log import LogEntry, MessageLog, Verdict
+from psyche_core.p2p.message_log import LogEntry, MessageLog, Verdict
 from psyche_p2p_quic import control
 from psyche_p2p_quic.control import Have, Hello, Message, Ping, Pong
 from psyche_p2p_quic.settings import QuicSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from psyche_core.wire.message_log import LogLimits
+from psyche_core.p2p.message_log import LogLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ import anyio
 from psyche_core.errors import BlobRejected, TransportError
 from psyche_core.hookspecs import TransportContext
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES, Incoming, Transport, TransportStats
-from psyche_core.wire.blob_store import BlobStore
+from psyche_core.p2p.blob_store import BlobStore
+from psyche_core.p2p.message_log import MessageLog
+from psyche_core.p2p.offers import Offer, OfferBook
 from psyche_core.wire.frames import FrameDecoder
-from psyche_core.wire.message_log import MessageLog
-from psyche_core.wire.offers import Offer, OfferBook
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.address import PeerAddress
 from psyche_p2p_quic.blobs import BlobExchange, sha256

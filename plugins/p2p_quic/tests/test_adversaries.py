@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from psyche_core.errors import BlobNotFound, BlobRejected, TransportError, WireError
+from psyche_core.p2p.message_log import LogLimits
 from psyche_core.testing.transport import connected, received, until
 from psyche_core.wire.frames import FrameDecoder, frame
-from psyche_core.wire.message_log import LogLimits
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic import control
 from psyche_p2p_quic.address import PeerAddress

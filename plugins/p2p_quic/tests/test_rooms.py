@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
+from psyche_core.p2p.message_log import LogLimits, MessageLog
 from psyche_core.wire import codec
-from psyche_core.wire.message_log import LogLimits, MessageLog
 from psyche_p2p_quic import control
 from psyche_p2p_quic.address import MAX_ADDRESS_BYTES, PeerAddress
 from psyche_p2p_quic.control import BlobHead, BlobRequest, Have, Hello, Message, Ping, Pong

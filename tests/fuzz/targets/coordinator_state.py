@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from psyche_core.coordinator.plain import from_plain, to_plain
+from psyche_core.config.run_config import parse_run_file
+from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import (
     Account,
     Client,
@@ -14,7 +15,6 @@ from psyche_core.coordinator.state import (
     Round,
 )
 from psyche_core.errors import WireError
-from psyche_core.run_config import parse_run_file
 from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.codec import decode, encode
 from tests.fuzz.mutation import change_cbor as mutate

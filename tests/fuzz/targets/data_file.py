@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
+from psyche_core.config.run_config import parse_data_file
 from psyche_core.errors import ConfigError
-from psyche_core.run_config import parse_data_file
 from tests.fuzz.mutation import change_toml
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]

@@ -1,11 +1,11 @@
-"""`psyche_core.wire.description`: what a joiner gets of a model before it has any of it."""
+"""`psyche_core.p2p.description`: what a joiner gets of a model before it has any of it."""
 
 from __future__ import annotations
 
 from random import Random
 
 from psyche_core.errors import WireError
-from psyche_core.wire.description import decode, encode, is_name
+from psyche_core.p2p.description import decode, encode, is_name
 from tests.fuzz import mutation
 
 DOCUMENTED = (WireError,)

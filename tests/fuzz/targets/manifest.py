@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from psyche_core.errors import WireError
-from psyche_core.wire.manifest import HASH_BYTES, Manifest, decode, encode, max_manifest_bytes, parameter_table, piece_count
+from psyche_core.p2p.manifest import HASH_BYTES, Manifest, decode, encode, max_manifest_bytes, parameter_table, piece_count
 from tests.fuzz.mutation import change_cbor as mutate
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from psyche_core.errors import ModelError
+from psyche_core.p2p.manifest import Manifest, cut
 from psyche_core.training.snapshot import assemble, differing, read_piece, table_of
-from psyche_core.wire.manifest import Manifest, cut
 from tests.fuzz.mutation import change_bytes
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from psyche_core.data.token_files import MAX_NPY_HEADER, NPY_MAGIC, npy_data_start
 from psyche_core.errors import DataError
-from psyche_core.formats.token_files import MAX_NPY_HEADER, NPY_MAGIC, npy_data_start
 from tests.fuzz.mutation import change_bytes
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from psyche_core.errors import WireError
-from psyche_core.wire.message_log import PREFIX_BYTES, LogLimits, MessageLog
+from psyche_core.p2p.message_log import PREFIX_BYTES, LogLimits, MessageLog
 from psyche_p2p_quic import control
 from psyche_p2p_quic.control import Have, Message, Ping, Pong
 from psyche_p2p_quic.conversation import Conversation, PeerSilent

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
+from psyche_core.config.run_config import from_plain, parse_run_file, to_plain
 from psyche_core.errors import ConfigError
-from psyche_core.run_config import from_plain, parse_run_file, to_plain
 from tests.fuzz.mutation import change_toml
 
 __all__ = ["DOCUMENTED", "LOCAL_TESTNET", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]

@@ -13,10 +13,10 @@ from psyche_backend_tcp.protocol import (
     encode_client,
     encode_command,
 )
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.commands import Checkpoint, Equivocation, HealthCheck, SignedResult, WarmupWitness, Withdraw, Witness
 from psyche_core.errors import WireError
 from psyche_core.interfaces.backend import ClientCommand
-from psyche_core.run_config import Choice
 from psyche_core.types import NodeIdentity, WitnessMetadata, WitnessStatement
 from tests.fuzz.mutation import change_cbor as mutate
 

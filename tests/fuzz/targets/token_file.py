@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from psyche_core.data.token_files import TokenFiles
 from psyche_core.errors import DataError
-from psyche_core.formats.token_files import TokenFiles
 from tests.fuzz.files import scratch_folder
 from tests.fuzz.targets.npy_header import mutate
 from tests.fuzz.targets.npy_header import seeds as headers

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.builtin.hf.batches import Batch, read_batch
 from psyche_core.errors import ModelError
 from psyche_core.interfaces.data import IGNORED_LABEL, Samples
+from psyche_core.models.hf.batches import Batch, read_batch
 
 
 def row(length: int, **more: Any) -> Samples:

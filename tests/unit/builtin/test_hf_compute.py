@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from psyche_core.builtin.hf.configuration import read_configuration
-from psyche_core.builtin.hf.model import HfModel
 from psyche_core.builtin.hf_models import create_auto, create_llama
 from psyche_core.errors import ModelError, NonFiniteError
 from psyche_core.interfaces.data import IGNORED_LABEL, Samples
+from psyche_core.models.hf.configuration import read_configuration
+from psyche_core.models.hf.model import HfModel
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.tiny_models import GPT2, LLAMA, TINY_MODELS
 from psyche_core.training.memory import peak_tensor_bytes

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from psyche_core.builtin.hf.devices import pick_devices
 from psyche_core.builtin.hf_models import create_auto, create_deepseek, create_llama
 from psyche_core.errors import ModelError, NonFiniteError
+from psyche_core.models.hf.devices import pick_devices
 from psyche_core.testing.model import ModelConformance
 from psyche_core.testing.tiny_models import DEEPSEEK_V3, GPT2, LLAMA
 

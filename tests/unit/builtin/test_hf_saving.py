@@ -14,9 +14,9 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from psyche_core.builtin.hf.tensor_files import SLICE_VALUES, Planned, ShardWriter, into_shards
 from psyche_core.builtin.hf_models import create_auto, create_llama
 from psyche_core.errors import ModelError
+from psyche_core.models.hf.tensor_files import SLICE_VALUES, Planned, ShardWriter, into_shards
 from psyche_core.testing.tiny_models import DEEPSEEK_V3, LLAMA, TINY_MODELS
 from psyche_core.training.memory import peak_tensor_bytes
 
@@ -139,7 +139,7 @@ def test_other_dtypes_are_refused(tmp_path: Path, model_folder, model_context) -
 def test_saving_takes_no_second_copy_of_the_model(
     tmp_path: Path, model_folder, model_context, config: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psyche_core.builtin.hf.tensor_files.SLICE_VALUES", 256)
+    monkeypatch.setattr("psyche_core.models.hf.tensor_files.SLICE_VALUES", 256)
     model = create_auto(model_context(model_folder(config, num_hidden_layers=8)))
     size = sum(tensor.nbytes for tensor in model.parameters.values())
     peak = peak_tensor_bytes(lambda: model.save(tmp_path / "saved", parameters=model.parameters, dtype=dtype))

@@ -7,8 +7,8 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.errors import TransportError
 from psyche_core.hookspecs import TransportContext
 from psyche_core.interfaces.transport import Transport
+from psyche_core.p2p.message_log import LogLimits
 from psyche_core.testing.transport import TransportConformance, connected, received
-from psyche_core.wire.message_log import LogLimits
 from psyche_core.wire.signing import SecretKey
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from psyche_core.builtin.local_data import LocalData
 from psyche_core.builtin.text_corpus import TextProgress, package_texts, plain_text, prepare_text, split_document
+from psyche_core.config.run_config import check_data_file, load_data_file, load_run_file, parse_data_file
 from psyche_core.errors import DataError
-from psyche_core.run_config import check_data_file, load_data_file, load_run_file, parse_data_file
 from psyche_core.types import BatchId
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -12,8 +12,8 @@ import numpy
 import pytest
 
 from psyche_core.builtin.local_data import LocalData, LocalSettings
+from psyche_core.config.run_config import parse_data_file
 from psyche_core.hookspecs import DataContext
-from psyche_core.run_config import parse_data_file
 from psyche_core.types import BatchId
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -111,7 +111,7 @@ def test_threads_and_pieces_change_nothing(tmp_path, texts, model, monkeypatch):
         out = tmp_path / f"corpus{number}"
         command = ["data", "tokenize", texts, "--tokenizer", model, "--out", out, "--workers", workers, "--json"]
         code = (
-            "from psyche_core.formats import tokenizing, text_documents\n"
+            "from psyche_core.data import tokenizing, text_documents\n"
             f"tokenizing.BATCH_CHARACTERS = {100 + 900 * number}\n"
             f"text_documents.PIECE_BYTES = {64 + 200 * number}\n"
             f"from psyche_core.cli import main; main({list(map(str, command))})"
@@ -190,7 +190,7 @@ def test_a_place_without_texts_is_the_user_s_to_mend(psyche, tmp_path, model, pl
 
 
 def test_a_full_disk_leaves_nothing_behind(psyche, tmp_path, texts, model, monkeypatch):
-    from psyche_core.formats import tokenizing
+    from psyche_core.data import tokenizing
 
     def full(descriptor):
         raise OSError(28, "No space left on device")

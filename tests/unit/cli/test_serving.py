@@ -21,13 +21,13 @@ from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.run_files import load_run
 from psyche_core.cli.running import _until_signal
 from psyche_core.cli.serving import KEY_FILE, first_config, serve_run, server_key
-from psyche_core.client.report import Event, ModelLost, PhaseChanged, Report, Started, Stopping, TokenFiles, WentBack
+from psyche_core.config.run_config import load_data_file
+from psyche_core.config.settings import ServerSettings, load_settings
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
-from psyche_core.run_config import load_data_file
-from psyche_core.settings import ServerSettings, load_settings
+from psyche_core.telemetry.events import Event, ModelLost, PhaseChanged, Report, Started, Stopping, TokenFiles, WentBack
 from psyche_core.types import RunState
 from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.wire.signing import SecretKey

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from psyche_core.cli.options import settings_options
+from psyche_core.config.settings import ClientSettings, ServerSettings, TestnetSettings, load_settings
 from psyche_core.errors import ConfigError
-from psyche_core.settings import ClientSettings, ServerSettings, TestnetSettings, load_settings
 
 NEEDED = {"run_id": "r", "server_addr": "h:1"}
 

@@ -13,16 +13,16 @@ import anyio
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_backend import MemoryBackend, MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client import report
-from psyche_core.client.bench import Bench
-from psyche_core.client.machine import Patience
-from psyche_core.client.runtime import ClientRuntime
+from psyche_core.client.machine.machine import Patience
+from psyche_core.client.runtime.resources import Bench
+from psyche_core.client.runtime.runtime import ClientRuntime
+from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ModelError, NonFiniteError, PayloadRejected, PluginFailed
 from psyche_core.interfaces.data import Samples
-from psyche_core.run_config import parse_run_file
-from psyche_core.wire.manifest import Manifest, Piece, Table, parameter_table
+from psyche_core.p2p.manifest import Manifest, Piece, Table, parameter_table
+from psyche_core.telemetry import events
 from psyche_core.wire.signing import SecretKey
 from world import INSTANCE, RUN
 
@@ -120,7 +120,7 @@ class Party:
         self.backend = backend
         self.patience = Patience(peers=2.0)
         self.runtime = ClientRuntime
-        self.events: list[list[report.Event]] = [[] for _ in trainers]
+        self.events: list[list[events.Event]] = [[] for _ in trainers]
         self.runtimes: dict[int, ClientRuntime] = {}
         self.failures: dict[int, Exception] = {}
         self.transports: dict[int, MemoryTransport] = {}
@@ -143,7 +143,7 @@ class Party:
                 backend=backend,
                 transport=transport,
                 build=build,
-                report=report.Report(self.events[index].append),
+                report=events.Report(self.events[index].append),
                 patience=self.patience,
             )
             try:
@@ -159,8 +159,8 @@ class Party:
                     members.start_soon(self.member, index)
             clock.cancel_scope.cancel()
 
-    def ended(self, index: int) -> report.Ended:
-        return next(event for event in self.events[index] if isinstance(event, report.Ended))
+    def ended(self, index: int) -> events.Ended:
+        return next(event for event in self.events[index] if isinstance(event, events.Ended))
 
 
 def trainers(count: int = 3) -> list[ChainTrainer]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.client.assemble import _open_scratch
+from psyche_core.client.setup.assemble import _open_scratch
+from psyche_core.config.settings import ClientSettings, load_settings
 from psyche_core.errors import ConfigError
-from psyche_core.settings import ClientSettings, load_settings
 
 GIVEN = {"run_id": "run", "server_addr": "127.0.0.1:1"}
 

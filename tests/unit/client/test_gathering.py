@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client.gathering import ATTEMPTS, MOST_PER_SOURCE, Sources, gather
+from psyche_core.client.model_sync.multi_source import ATTEMPTS, MOST_PER_SOURCE, Sources, gather
 from psyche_core.errors import BlobNotFound, ModelError
 
 SIZE = 4 * 2**20

@@ -20,11 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.builtin.memory_transport import MemoryTransport
-from psyche_core.client import events as ev
-from psyche_core.client import gathering, report
+from psyche_core.client.machine import events as ev
+from psyche_core.client.model_sync import multi_source
 from psyche_core.errors import ModelError, ModelHalfReplaced
+from psyche_core.p2p.manifest import PIECE_BYTES, Manifest, cut
+from psyche_core.telemetry import events
 from psyche_core.training.scratch import Scratch
-from psyche_core.wire.manifest import PIECE_BYTES, Manifest, cut
 from weights import PIECES, RUN_ID, STEP, TAG, Member, Weights, party
 
 
@@ -96,7 +97,7 @@ def test_whatever_sources_do_a_joiner_has_the_model_or_what_it_had(
         kinds = [type("Source", (Faulty,), {"faults": table}) for table in faults]
         kinds += [MemoryTransport] * honest
         if not honest:  # nobody will come back: there is no use in waiting for it
-            patch.setattr(gathering, "patience", lambda _: 1.0)
+            patch.setattr(multi_source, "patience", lambda _: 1.0)
         async with party(tmp_path_factory.mktemp("party"), *kinds, MemoryTransport) as (*sources, joiner):
             offers = {await source.offer() for source in sources}
             before = joiner.holder.full_digest()
@@ -158,7 +159,7 @@ async def test_a_full_disk_prevents_an_offer_with_a_sentence(tmp_path: Path) -> 
             failed = await maker.exchange.offer(maker.holder, ev.TakeSnapshot(STEP, TAG), run_id=RUN_ID)
         assert isinstance(failed, ev.SnapshotFailed)
         assert "cannot be offered to others: the scratch file could not be used" in failed.reason
-        assert maker.told == [report.Problem("warning", failed.reason)]
+        assert maker.told == [events.Problem("warning", failed.reason)]
         assert not scratch_files(tmp_path)
         await maker.offer()
 

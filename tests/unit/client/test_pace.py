@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.client.pace import TURNS, Pace
+from psyche_core.client.machine.finish_estimator import TURNS, Pace
 from tests.unit.client.world import Member, World
 
 seconds = st.floats(min_value=0.001, max_value=1e4)

@@ -12,14 +12,14 @@ import pytest
 from psyche_core.builtin import hooks
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client import events as ev
-from psyche_core.client.bench import Bench
-from psyche_core.client.parallelism import parallelism_of
-from psyche_core.client.workshop import Workshop
+from psyche_core.client.machine import events as ev
+from psyche_core.client.runtime.resources import Bench
+from psyche_core.client.runtime.worker import Workshop
+from psyche_core.client.setup.parallelism import parallelism_of
+from psyche_core.config.run_config import parse_run_file
+from psyche_core.config.settings import TrainLocalSettings
 from psyche_core.errors import ConfigError, ModelError, RanksLost
 from psyche_core.hookspecs import ModelRegistration, Parallelism
-from psyche_core.run_config import parse_run_file
-from psyche_core.settings import TrainLocalSettings
 from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.build import Compute, build_model, build_trainer
 from psyche_core.types import BatchId

@@ -1,5 +1,5 @@
-from psyche_core.client.agreement import DigestBook
-from psyche_core.client.repair import Repair
+from psyche_core.client.machine.digests import DigestBook
+from psyche_core.client.machine.resync_state import Repair
 from psyche_core.wire.messages import ModelDigest, ModelOffer
 
 RIGHT, WRONG = b"r" * 32, b"w" * 32

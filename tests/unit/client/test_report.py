@@ -8,31 +8,31 @@ import math
 
 import pytest
 
-from psyche_core.client import report
+from psyche_core.telemetry import events
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_null_and_the_lines_go_on(loss: float) -> None:
     """The sink was removed at the first one, so that nobody ever read of the end."""
     stream = io.StringIO()
-    tell = report.Report(report.json_lines(stream))
-    tell(report.Validated(3, loss))
-    tell(report.StepTrained(0, 4, loss, 100, 1.0, 812))
-    tell(report.Ended("the run finished after 4 steps", success=True))
+    tell = events.Report(events.json_lines(stream))
+    tell(events.Validated(3, loss))
+    tell(events.StepTrained(0, 4, loss, 100, 1.0, 812))
+    tell(events.Ended("the run finished after 4 steps", success=True))
     lines = stream.getvalue().splitlines()
     told = [json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON")) for line in lines]
     assert [event["event"] for event in told] == ["validated", "step_trained", "ended"]
     assert told[0]["loss"] is None
     assert told[1]["loss"] is None
-    read = [report.from_json(line) for line in lines]
+    read = [events.from_json(line) for line in lines]
     assert all(event is not None for event in read)
     assert read[0] is not None
-    assert isinstance(read[0][1], report.Validated)
+    assert isinstance(read[0][1], events.Validated)
     assert math.isnan(read[0][1].loss)
 
 
 def test_null_stays_none_where_there_may_be_nothing() -> None:
-    line = report.to_json(report.ModelLoaded(10, 1.0, None))
-    read = report.from_json(line)
+    line = events.to_json(events.ModelLoaded(10, 1.0, None))
+    read = events.from_json(line)
     assert read is not None
-    assert read[1] == report.ModelLoaded(10, 1.0, None)
+    assert read[1] == events.ModelLoaded(10, 1.0, None)

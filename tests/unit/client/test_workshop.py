@@ -18,15 +18,18 @@ from psyche_core.builtin.adamw import AdamW
 from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client import events as ev
-from psyche_core.client import gathering, model_exchange, report
-from psyche_core.client.bench import Bench, Start
-from psyche_core.client.model_exchange import ModelExchange
-from psyche_core.client.workshop import Workshop
+from psyche_core.client.machine import events as ev
+from psyche_core.client.model_sync import exchange, multi_source
+from psyche_core.client.model_sync.exchange import ModelExchange
+from psyche_core.client.runtime.resources import Bench, Start
+from psyche_core.client.runtime.worker import Workshop
+from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BlobNotFound, ModelError, TransportError
-from psyche_core.run_config import parse_run_file
+from psyche_core.p2p import description, manifest
+from psyche_core.p2p.manifest import PIECE_BYTES
+from psyche_core.telemetry import events
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 from psyche_core.training.checkpoint_manifest import read_manifest
 from psyche_core.training.origin import SourceMissing
@@ -34,8 +37,7 @@ from psyche_core.training.private_state import private_path
 from psyche_core.training.scratch import Scratch
 from psyche_core.training.trainer import Trainer
 from psyche_core.types import BatchId
-from psyche_core.wire import codec, description, manifest
-from psyche_core.wire.manifest import PIECE_BYTES
+from psyche_core.wire import codec
 from world import RUN
 
 SHAPES = {**TOY_SHAPES, "big.weight": (3, PIECE_BYTES // 8 + 5), "layers.1.norm.weight": (64,)}
@@ -69,7 +71,7 @@ class Member:
     ) -> None:
         self.transport = transport(network, hashlib.sha256(name.encode()).digest())
         self.trainer = build_trainer(seed)
-        self.told: list[report.Event] = []
+        self.told: list[events.Event] = []
         self.scratch = Scratch(folder)
         self.exchange = ModelExchange(self.transport, tell=self.told.append, scratch=self.scratch)
         self.workshop = Workshop(self._build, transport=self.transport, tell=self.told.append, exchange=self.exchange)
@@ -97,8 +99,8 @@ class Member:
         keys = tuple(source.key for source in sources)
         return await self.workshop.do(ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG))
 
-    def progress(self) -> list[report.ModelSync]:
-        return [event for event in self.told if isinstance(event, report.ModelSync)]
+    def progress(self) -> list[events.ModelSync]:
+        return [event for event in self.told if isinstance(event, events.ModelSync)]
 
 
 @asynccontextmanager
@@ -147,7 +149,7 @@ async def test_who_joins_and_loads_at_once_opens_its_model_once() -> None:
         await anyio.wait_all_tasks_blocked()
         finish.set()
     assert len(opened) == 1
-    assert [type(event) for event in member.told].count(report.ModelLoaded) == 1
+    assert [type(event) for event in member.told].count(events.ModelLoaded) == 1
     await member.workshop.prepare(run_state())
     assert len(opened) == 1, "what is loaded is not opened again"
     member.scratch.close()
@@ -161,7 +163,7 @@ async def test_what_was_opened_for_another_model_is_not_taken(changed: str) -> N
     llm = state.model.LLM.model_copy(update={"max_seq_len": 8} if changed == "model" else {})
     later = replace(state, model=state.model.model_copy(update={"LLM": llm}))
     await member.workshop.do(ev.Load(later, fresh=changed == "fresh"))
-    assert [type(event) for event in member.told].count(report.ModelLoaded) == 2
+    assert [type(event) for event in member.told].count(events.ModelLoaded) == 2
     member.scratch.close()
 
 
@@ -177,8 +179,8 @@ async def test_a_model_goes_over_bit_for_bit_without_blocking_the_loop() -> None
         assert fetched == ev.ModelFetched(STEP, maker.trainer.full_digest())
         assert taker.trainer.full_digest() == maker.trainer.full_digest()
         total = sum(4 * tensor.numel() for tensor in maker.masters.values())
-        assert taker.progress()[0] == report.ModelSync(STEP, 0, PIECES, 0)
-        assert taker.progress()[-1] == report.ModelSync(STEP, PIECES, PIECES, total)
+        assert taker.progress()[0] == events.ModelSync(STEP, 0, PIECES, 0)
+        assert taker.progress()[-1] == events.ModelSync(STEP, PIECES, PIECES, total)
 
 
 async def test_equal_members_take_equal_snapshots() -> None:
@@ -323,7 +325,7 @@ async def test_a_second_attempt_begins_where_the_first_ended() -> None:
         assert taker.trainer.full_digest() == before
 
         done = taker.progress()[-1].pieces_done
-        assert 10 - model_exchange.PIECES_AT_ONCE < done < 10
+        assert 10 - exchange.PIECES_AT_ONCE < done < 10
         taker.told.clear()
         taker.transport.allowed = 1 + PIECES - done
         assert await taker.fetch(taken, maker) == ev.ModelFetched(STEP, maker.trainer.full_digest())
@@ -339,7 +341,7 @@ async def test_a_few_pieces_at_once_are_fetched_and_sources_take_turns() -> None
         assert await twin.snapshot() == taken
         before = [member.transport.stats.bytes_sent for member in (maker, twin)]
         assert isinstance(await taker.fetch(taken, maker, twin), ev.ModelFetched)
-        assert taker.transport.most_running == min(model_exchange.PIECES_AT_ONCE, 2 * gathering.MOST_PER_SOURCE)
+        assert taker.transport.most_running == min(exchange.PIECES_AT_ONCE, 2 * multi_source.MOST_PER_SOURCE)
         sent = [member.transport.stats.bytes_sent - start for member, start in zip((maker, twin), before, strict=True)]
         assert min(sent) > 0
 
@@ -461,12 +463,12 @@ async def test_old_snapshots_are_gone_from_disk_when_they_expire(tmp_path: Path)
 
 async def test_nobody_fills_our_disk_by_asking_for_one_model_after_the_other(tmp_path: Path) -> None:
     async with members("maker", folder=tmp_path) as (maker,):
-        for later in range(model_exchange.MOST_OFFERED):
+        for later in range(exchange.MOST_OFFERED):
             assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + later, TAG + later)), ev.SnapshotTaken)
         failed = await maker.workshop.do(ev.TakeSnapshot(STEP + 9, TAG + 9))
         assert isinstance(failed, ev.SnapshotFailed)
         assert "4 are being offered already" in failed.reason
-        assert len(files(tmp_path)) == model_exchange.MOST_OFFERED
+        assert len(files(tmp_path)) == exchange.MOST_OFFERED
         await maker.workshop.expire(TAG + 1)
         assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + 9, TAG + 9)), ev.SnapshotTaken)
 
@@ -492,7 +494,7 @@ async def test_a_transport_that_cannot_publish_is_told_and_survived(tmp_path: Pa
     async with members("maker", transports={"maker": Full}, folder=tmp_path) as (maker,):
         failed = await maker.workshop.do(ev.TakeSnapshot(STEP, TAG))
         assert failed == ev.SnapshotFailed(STEP, "the model after step 4 cannot be offered to others: the store is full")
-        assert report.Problem("warning", failed.reason) in maker.told
+        assert events.Problem("warning", failed.reason) in maker.told
         assert not files(tmp_path)
 
 
@@ -501,12 +503,12 @@ async def test_a_transport_that_cannot_publish_is_told_and_survived(tmp_path: Pa
 
 async def test_the_model_is_validated_at_load_only_where_it_is_the_runs() -> None:
     async with members("one") as (one,):
-        assert [event.step for event in one.told if isinstance(event, report.Validated)] == [0]
+        assert [event.step for event in one.told if isinstance(event, events.Validated)] == [0]
         one.told.clear()
         ready = await one.workshop.do(ev.Load(run_state(step=5)))
         assert isinstance(ready, ev.ModelReady)
         assert ready.step is None
-        assert not [event for event in one.told if isinstance(event, report.Validated)]
+        assert not [event for event in one.told if isinstance(event, events.Validated)]
 
 
 async def test_a_run_id_never_leads_a_checkpoint_out_of_its_folder(tmp_path: Path) -> None:
@@ -555,9 +557,9 @@ async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path,
         closed = await one.workshop.do(ev.CloseEpoch(0, 3, 24))
     assert isinstance(closed, ev.EpochClosed)
     assert closed.saved
-    (saved,) = [event for event in one.told if isinstance(event, report.CheckpointSaved)]
+    (saved,) = [event for event in one.told if isinstance(event, events.CheckpointSaved)]
     assert kept == [Path(saved.path)], "old ones make room for new ones all the same"
-    (problem,) = [event for event in one.told if isinstance(event, report.Problem)]
+    (problem,) = [event for event in one.told if isinstance(event, events.Problem)]
     assert problem.message.startswith("the checkpoint of step 3 is saved, but ")
     assert {"private": "own state was not saved", "rotation": "cannot delete"}[part] in problem.message
 

@@ -13,12 +13,12 @@ import anyio
 import numpy as np
 
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client import events as ev
-from psyche_core.client import report
-from psyche_core.client.model_exchange import ModelExchange
+from psyche_core.client.machine import events as ev
+from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.errors import ModelError
+from psyche_core.p2p.manifest import PIECE_BYTES, Manifest, Piece, Table, cut, parameter_table
+from psyche_core.telemetry import events
 from psyche_core.training.scratch import Scratch
-from psyche_core.wire.manifest import PIECE_BYTES, Manifest, Piece, Table, cut, parameter_table
 
 SHAPES = {"big": (5, PIECE_BYTES // 8 + 3), "bias": (3,), "empty": (0, 2), "scalar": (), "wide": (2, 40_000)}
 PIECES = 6
@@ -79,7 +79,7 @@ class Member:
     holder: Weights
     exchange: ModelExchange
     scratch: Scratch
-    told: list[report.Event] = field(default_factory=list)
+    told: list[events.Event] = field(default_factory=list)
 
     @property
     def key(self) -> bytes:
@@ -95,8 +95,8 @@ class Member:
         work = ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG)
         return await self.exchange.fetch(self.holder, work, run_id=RUN_ID)
 
-    def progress(self) -> list[report.ModelSync]:
-        return [event for event in self.told if isinstance(event, report.ModelSync)]
+    def progress(self) -> list[events.ModelSync]:
+        return [event for event in self.told if isinstance(event, events.ModelSync)]
 
 
 @asynccontextmanager
@@ -114,7 +114,7 @@ async def party(
                 seed = seeds[number] if seeds else int(number == len(kinds) - 1)
                 scratch = await anyio.to_thread.run_sync(Scratch, folder)
                 stack.callback(scratch.close)
-                told: list[report.Event] = []
+                told: list[events.Event] = []
                 exchange = ModelExchange(transport, tell=told.append, scratch=scratch, at_once=at_once)
                 found.append(Member(transport, Weights(seed), exchange, scratch, told))
             for member in found:

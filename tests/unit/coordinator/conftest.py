@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import (
@@ -36,7 +37,6 @@ from psyche_core.coordinator.shuffle import Lcg
 from psyche_core.coordinator.state import MAX_ACCOUNTS, MAX_REJOINS, NO_DIGEST, CoordinatorState, EpochEnd
 from psyche_core.coordinator.witness import BroadcastBloom, merkle_root
 from psyche_core.errors import CoordinatorError
-from psyche_core.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.types import BatchId, ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import commitment_hash, sign_commitment, sign_join
 from psyche_core.wire.signing import SecretKey

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import (
@@ -22,7 +23,6 @@ from psyche_core.coordinator.commands import (
 )
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import NO_DIGEST, EpochEnd, Progress
-from psyche_core.run_config import Choice
 from psyche_core.types import BatchId, RunState, total_samples
 
 FIRST, SECOND, THIRD, OTHER = (bytes([number]) * 32 for number in (0xA1, 0xA2, 0xA3, 0xAF))

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from psyche_core.config.rules import MAX_TABLES_BYTES
+from psyche_core.config.run_config import Choice, CoordinatorConfig, ModelConfig
 from psyche_core.coordinator import commands
-from psyche_core.coordinator.image import SIZE, decode, encode, offset
-from psyche_core.coordinator.image_layout import CHECKPOINT_KINDS, IMAGE
-from psyche_core.coordinator.image_page import rows, slot_records
+from psyche_core.coordinator.image.image import SIZE, decode, encode, offset
+from psyche_core.coordinator.image.layout import CHECKPOINT_KINDS, IMAGE
+from psyche_core.coordinator.image.page import rows, slot_records
 from psyche_core.coordinator.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
@@ -35,8 +37,6 @@ from psyche_core.coordinator.state import (
     Unready,
 )
 from psyche_core.errors import CoordinatorError, WireError
-from psyche_core.run_config import Choice, CoordinatorConfig, ModelConfig
-from psyche_core.run_config_rules import MAX_TABLES_BYTES
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES, BatchId, ClientState, NodeIdentity, RunState, WitnessStatement
 from psyche_core.wire import codec
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from psyche_core.coordinator import image_layout
-from psyche_core.coordinator.image import SIZE, encode, main, offset
-from psyche_core.coordinator.image_kinds import U8, U64, Kind
-from psyche_core.coordinator.image_layout import IMAGE
-from psyche_core.coordinator.image_page import markdown
-from psyche_core.coordinator.image_records import List, Record
+from psyche_core.config.run_config import to_plain
+from psyche_core.coordinator.image import layout
+from psyche_core.coordinator.image.image import SIZE, encode, main, offset
+from psyche_core.coordinator.image.kinds import U8, U64, Kind
+from psyche_core.coordinator.image.layout import IMAGE
+from psyche_core.coordinator.image.page import markdown
+from psyche_core.coordinator.image.records import List, Record
 from psyche_core.coordinator.state import Account, EndReason, EpochEnd, EpochRates, Unready
-from psyche_core.run_config import to_plain
 from psyche_core.types import BatchId, ClientState, RunState
 from psyche_core.wire import codec
 
@@ -28,7 +28,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "canonical-image.md"
 
 def test_the_page_is_what_the_code_writes() -> None:
     written = PAGE.read_text()
-    assert written == markdown(), "run: python -m psyche_core.coordinator.image --markdown > docs/reference/canonical-image.md"
+    assert written == markdown(), (
+        "run: python -m psyche_core.coordinator.image.image --markdown > docs/reference/canonical-image.md"
+    )
 
 
 def test_the_module_prints_layout_and_size(capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,10 +279,10 @@ def test_c_structures_with_natural_alignment_have_these_offsets() -> None:
 
 
 def test_no_field_of_the_state_is_left_out() -> None:
-    records = [kind for kind in vars(image_layout).values() if isinstance(kind, Record)]
+    records = [kind for kind in vars(layout).values() if isinstance(kind, Record)]
     seen = set()
     for record in records:
-        table = getattr(image_layout, record.title, None)
+        table = getattr(layout, record.title, None)
         if table is None or record.title == "ModelConfig":
             continue
         names = table.model_fields if hasattr(table, "model_fields") else [field.name for field in dataclasses.fields(table)]

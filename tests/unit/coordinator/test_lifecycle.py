@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from psyche_core.config.run_config import ModelConfig, from_plain, to_plain
 from psyche_core.coordinator import apply, commands
 from psyche_core.coordinator.commands import (
     ClientsExited,
@@ -23,7 +24,6 @@ from psyche_core.coordinator.commands import (
 from psyche_core.coordinator.schedule import cold_start_bounds
 from psyche_core.coordinator.state import EndReason
 from psyche_core.coordinator.witness import accepted_slots
-from psyche_core.run_config import ModelConfig, from_plain, to_plain
 from psyche_core.types import ClientState, NodeIdentity, RunState
 
 

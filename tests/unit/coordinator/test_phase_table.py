@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import (
@@ -31,7 +32,6 @@ from psyche_core.coordinator.commands import (
 from psyche_core.coordinator.errors import NAMES
 from psyche_core.coordinator.state import Account
 from psyche_core.errors import CoordinatorError
-from psyche_core.run_config import Choice
 from psyche_core.types import RunState, WitnessStatement
 
 HUB = Choice("Hub", {"repo_id": "owner/better"})

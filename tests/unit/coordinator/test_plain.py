@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Join, SetFutureEpochRates, Tick, WarmupWitness, Withdraw
-from psyche_core.coordinator.plain import from_plain, to_plain
+from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import MAX_ACCOUNTS, CoordinatorState, EpochRates
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.types import NodeIdentity

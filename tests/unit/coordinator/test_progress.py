@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.commands import Pause, Resume, Tick, UpdateConfig, WarmupWitness
-from psyche_core.coordinator.plain import from_plain, to_plain
 from psyche_core.coordinator.schedule import batch_size
+from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import BatchId, RunState

@@ -17,14 +17,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator import apply, commands
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.errors import NAMES
-from psyche_core.coordinator.plain import from_plain, to_plain
 from psyche_core.coordinator.rounds import everybody_stated
+from psyche_core.coordinator.serialization import from_plain, to_plain
 from psyche_core.coordinator.witness import accepted_slots
 from psyche_core.errors import CoordinatorError
-from psyche_core.run_config import Choice
 from psyche_core.types import ClientState, RunState, bitmap
 from psyche_core.wire.messages import sign_join
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import (
     Checkpoint,
@@ -32,7 +33,6 @@ from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots, choose_commitment
 from psyche_core.errors import CommandRefused
 from psyche_core.interfaces.backend import check_client_command
-from psyche_core.run_config import Choice
 
 
 def test_s1_nobody_forces_an_early_start_with_other_indices(play: Any, members: Any) -> None:

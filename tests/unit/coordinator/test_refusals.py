@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import psyche_core.coordinator
+from psyche_core.config.run_config import Choice
 from psyche_core.coordinator import apply
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import (
@@ -24,7 +25,6 @@ from psyche_core.coordinator.commands import (
     Withdraw,
 )
 from psyche_core.coordinator.errors import NAMES
-from psyche_core.run_config import Choice
 from psyche_core.types import RunState
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from psyche_core.data import dataset_index as room
+from psyche_core.data.data_shuffle import shuffled_order
+from psyche_core.data.dataset_index import FileContents, FileStamp, dataset_index
 from psyche_core.errors import DataError
-from psyche_core.formats import dataset_index as room
-from psyche_core.formats.data_shuffle import shuffled_order
-from psyche_core.formats.dataset_index import FileContents, FileStamp, dataset_index
 
 SEED = bytes(range(1, 33))
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psyche_core.builtin.local_data import LocalData
+from psyche_core.data import mixture
+from psyche_core.data.chacha import chacha8_words, uniform_below
+from psyche_core.data.mixture import MixtureIndex, normalised_weights
+from psyche_core.data.mixture_data import MixtureData
 from psyche_core.errors import DataError
-from psyche_core.formats import mixture
-from psyche_core.formats.chacha import chacha8_words, uniform_below
-from psyche_core.formats.mixture import MixtureIndex, normalised_weights
-from psyche_core.formats.mixture_data import MixtureData
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.testing.data import DataConformance
 from psyche_core.types import BatchId
@@ -183,7 +183,7 @@ class Fixed(DataProvider):
         return self._samples.count
 
     async def read(self, batches, *, timeout):
-        from psyche_core.formats.sample_rows import picked
+        from psyche_core.data.sample_rows import picked
 
         self.asked.append(list(batches))
         return picked({0: self._samples}, [(0, row) for batch in batches for row in range(batch.first, batch.last + 1)])

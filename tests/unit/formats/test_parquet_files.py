@@ -2,8 +2,8 @@
 
 import pytest
 
+from psyche_core.data.parquet_files import parquet_paths
 from psyche_core.errors import DataError
-from psyche_core.formats.parquet_files import parquet_paths
 
 
 def chosen(root, *names, split="train"):

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from psyche_core.data import parquet_reading
+from psyche_core.data import parquet_rows as room
+from psyche_core.data.data_shuffle import shuffled_order
+from psyche_core.data.parquet_rows import ParquetRows
 from psyche_core.errors import DataError
-from psyche_core.formats import parquet_reading
-from psyche_core.formats import parquet_rows as room
-from psyche_core.formats.data_shuffle import shuffled_order
-from psyche_core.formats.parquet_rows import ParquetRows
 from psyche_core.interfaces.data import Samples
 
 pa = pytest.importorskip("pyarrow")
@@ -144,7 +144,7 @@ def test_parts_of_columns_are_their_own_numbers():
 
 
 def test_row_counts_are_saved_and_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr("psyche_core.formats.dataset_index.WORTH_FILES", 1)
+    monkeypatch.setattr("psyche_core.data.dataset_index.WORTH_FILES", 1)
     path = write(tmp_path / "a.parquet", range(5))
     opened(path)
     calls = []

@@ -13,9 +13,9 @@ import cbor2
 import httpx
 import pytest
 
+from psyche_core.config.run_config import parse_data_file, parse_run_file
+from psyche_core.data.token_files import MAX_NPY_HEADER, NPY_MAGIC, TokenFiles, npy_data_start
 from psyche_core.errors import ConfigError, DataError, ModelError, WireError
-from psyche_core.formats.token_files import MAX_NPY_HEADER, NPY_MAGIC, TokenFiles, npy_data_start
-from psyche_core.run_config import parse_data_file, parse_run_file
 from psyche_core.sentences import shown
 from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.messages import Finished, ModelWanted, seal, unseal
@@ -164,7 +164,7 @@ def test_a_path_with_a_nul_character_is_a_config_error(key: str) -> None:
 
 
 def test_a_model_configuration_of_too_many_levels_is_a_model_error(tmp_path: Path) -> None:
-    configuration = pytest.importorskip("psyche_core.builtin.hf.configuration")
+    configuration = pytest.importorskip("psyche_core.models.hf.configuration")
     (tmp_path / "config.json").write_text("[" * 100_000 + "]" * 100_000)
     with pytest.raises(ModelError, match="is not a model configuration"):
         configuration.read_configuration(tmp_path)

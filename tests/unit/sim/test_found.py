@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from psyche_core.testing.sim.script import from_plain
-from psyche_core.testing.sim.world import run_script
+from psyche_core.simulator.script import from_plain
+from psyche_core.simulator.world import run_script
 
 FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
 

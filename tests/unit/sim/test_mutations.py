@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from psyche_core.client import agreement, course, machine, recovery, results
-from psyche_core.client import events as ev
-from psyche_core.client.agreement import DigestBook
-from psyche_core.client.epoch import EpochNotes
-from psyche_core.client.inbox import Inbox
-from psyche_core.client.rounds import RoundRecord
-from psyche_core.client.waiting import WaitingBudget
+from psyche_core.client.machine import coordinator_updates, digests, machine, results, resync
+from psyche_core.client.machine import events as ev
+from psyche_core.client.machine.buffers import Inbox
+from psyche_core.client.machine.digests import DigestBook
+from psyche_core.client.machine.epoch import EpochNotes
+from psyche_core.client.machine.round import RoundRecord
+from psyche_core.client.machine.waiting import WaitingBudget
 from psyche_core.coordinator import (
     checkpoints,
     epochs,
@@ -35,12 +35,12 @@ from psyche_core.coordinator import witness as votes
 from psyche_core.coordinator.commands import ClientsExited
 from psyche_core.coordinator.state import EndReason
 from psyche_core.errors import CoordinatorError
-from psyche_core.testing.sim import disk, keys, lies
-from psyche_core.testing.sim.compare import too_slow
-from psyche_core.testing.sim.disk import Disk
-from psyche_core.testing.sim.failure import SimFailure
-from psyche_core.testing.sim.generate import generate, lone_liar
-from psyche_core.testing.sim.world import run_script
+from psyche_core.simulator import disk, keys, lies
+from psyche_core.simulator.compare import too_slow
+from psyche_core.simulator.disk import Disk
+from psyche_core.simulator.failure import SimFailure
+from psyche_core.simulator.generate import generate, lone_liar
+from psyche_core.simulator.world import run_script
 
 SEEDS = 40
 LAGGING = ("all-die", "delay", "drop", "withhold", "pause", "slow", "failing-work", "reorder")
@@ -182,8 +182,8 @@ def requeued_samples_are_dealt_twice(patch: Patch) -> None:
 
 def digests_are_not_compared(patch: Patch) -> None:
     """Section 5: nobody looks at digests, so a replica gone astray stays so."""
-    patch.setattr(recovery, "unlike_witnesses", lambda *_, **__: None)
-    patch.setattr(agreement, "unlike_witnesses", lambda *_, **__: None)
+    patch.setattr(resync, "unlike_witnesses", lambda *_, **__: None)
+    patch.setattr(digests, "unlike_witnesses", lambda *_, **__: None)
     patch.setattr(DigestBook, "outvoted", lambda *_, **__: False)
 
 
@@ -197,7 +197,7 @@ def a_restarted_client_trains_its_share_again(patch: Patch) -> None:
             self.opened_at = -1
             EpochNotes.__post_init__(self)
 
-    patch.setattr(course, "EpochNotes", Forgetful)
+    patch.setattr(coordinator_updates, "EpochNotes", Forgetful)
 
 
 def anybody_joins_with_any_key(patch: Patch) -> None:
@@ -250,7 +250,7 @@ def warmup_waits_for_everybody(patch: Patch) -> None:
 
 def older_ends_are_said_as_they_are(patch: Patch) -> None:
     """F18: who lacks the model sends the digest of the end it holds, which may be that of the model itself."""
-    for room in (history, warmup, recovery, lies):
+    for room in (history, warmup, resync, lies):
         patch.setattr(room, "held_digest", lambda digest: digest)
 
 
@@ -282,7 +282,7 @@ def journals_are_not_replayed(patch: Patch) -> None:
 
 def statements_sign_nothing(patch: Patch) -> None:
     """F18: the run goes back to the ends of epochs only, whatever step of the last rounds a disk still has."""
-    for room in (history, warmup, recovery, disk):
+    for room in (history, warmup, resync, disk):
         patch.setattr(room, "signed_digests", lambda state: {end.step: end.digest for end in state.ends})
 
 

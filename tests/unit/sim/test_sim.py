@@ -13,25 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from psyche_core import simulator
 from psyche_core.cli.sim import parse_faults, parse_seeds
-from psyche_core.client import events as ev
+from psyche_core.client.machine import events as ev
 from psyche_core.coordinator import rounds
 from psyche_core.coordinator.commands import Equivocation, SignedResult
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
-from psyche_core.testing import sim
-from psyche_core.testing.sim.announced import Announced
-from psyche_core.testing.sim.compare import MOST_STEP, cost_of, too_slow
-from psyche_core.testing.sim.failure import SimFailure
-from psyche_core.testing.sim.fleet import Order, one_run, run_seeds
-from psyche_core.testing.sim.generate import LONE_EVERY, generate, lone_liar
-from psyche_core.testing.sim.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
-from psyche_core.testing.sim.ledger import bits
-from psyche_core.testing.sim.node import EMPTY_RESULT
-from psyche_core.testing.sim.replica import Payload
-from psyche_core.testing.sim.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
-from psyche_core.testing.sim.shrink import shrunk
-from psyche_core.testing.sim.world import World, run_script
+from psyche_core.simulator.announced import Announced
+from psyche_core.simulator.compare import MOST_STEP, cost_of, too_slow
+from psyche_core.simulator.failure import SimFailure
+from psyche_core.simulator.fleet import Order, one_run, run_seeds
+from psyche_core.simulator.generate import LONE_EVERY, generate, lone_liar
+from psyche_core.simulator.keys import INSTANCE, identity_of, key_of, signed_by, with_real_signatures
+from psyche_core.simulator.ledger import bits
+from psyche_core.simulator.node import EMPTY_RESULT
+from psyche_core.simulator.replica import Payload
+from psyche_core.simulator.script import KINDS, LIES, Fault, Script, from_json, from_plain, to_plain
+from psyche_core.simulator.shrink import shrunk
+from psyche_core.simulator.world import World, run_script
 from psyche_core.types import BatchId
 from psyche_core.wire.messages import Result, sign_commitment
 
@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def test_a_signature_that_an_earlier_run_made_too_still_proves_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was forgotten as old when it had just been made: one run of some thousands failed, never when it ran alone."""
-    monkeypatch.setattr("psyche_core.testing.sim.keys.REMEMBERED", 50)
+    monkeypatch.setattr("psyche_core.simulator.keys.REMEMBERED", 50)
     commitments = [bytes([number]) * 32 for number in range(51)]
     halves = []
     for commitment in (*commitments[:50], commitments[0], commitments[50]):
@@ -80,7 +80,7 @@ def test_a_signature_that_an_earlier_run_made_too_still_proves_something(monkeyp
 
 def test_the_same_seed_gives_the_same_run_in_another_process() -> None:
     code = (
-        "from psyche_core.testing.sim.generate import generate; from psyche_core.testing.sim.world import run_script;"
+        "from psyche_core.simulator.generate import generate; from psyche_core.simulator.world import run_script;"
         "print([run_script(generate(seed)).mark for seed in (77, 78, 79)])"
     )
     marks = []
@@ -195,7 +195,7 @@ def test_who_serves_some_members_only_makes_nobody_else_look_late(seed: int) -> 
 
 
 def test_a_lone_liar_that_costs_much_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psyche_core.testing.sim.compare.MOST_TIME", 1.0)
+    monkeypatch.setattr("psyche_core.simulator.compare.MOST_TIME", 1.0)
     seed = LONE_EVERY - 1
     _, found, pace = one_run(Order(kinds=("never-states",), shrink=0), seed)
     assert found is not None
@@ -348,7 +348,7 @@ def test_seeds_and_faults_are_read() -> None:
 
 def test_the_page_tells_every_fault_and_every_invariant() -> None:
     page = (Path(__file__).parents[3] / "docs" / "explanation" / "simulator.md").read_text()
-    rooms = Path(sim.__file__).parent.glob("*.py")
+    rooms = Path(simulator.__file__).parent.glob("*.py")
     names = {name for room in rooms for name in re.findall(r'Broken\(\s*"([a-z-]+)"', room.read_text())}
     assert len(names) > 25
     missing = sorted(name for name in (*KINDS, *names) if f"`{name}`" not in page)

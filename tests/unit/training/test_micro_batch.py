@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from psyche_core.builtin.hf.model import HfModel
 from psyche_core.builtin.hf_models import create_auto
 from psyche_core.errors import ModelError
 from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.data import Samples
+from psyche_core.models.hf.model import HfModel
 from psyche_core.testing.model import gradients_of
 from psyche_core.testing.tiny_models import DEEPSEEK_V3, LLAMA
 from psyche_core.testing.toy_model import ToyModel, toy_samples

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
-from psyche_core.run_config import Choice
 from psyche_core.training.checkpoint import checkpoint_path, checkpoints, save_checkpoint
 from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, Facts, read_manifest, verify
 from psyche_core.training.origin import FROM_MEMBERS, Origin, SourceMissing, find_origin, held

@@ -18,11 +18,11 @@ from psyche_core.builtin.adamw import AdamW
 from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.errors import ModelError, ModelHalfReplaced
 from psyche_core.interfaces.parameters import copy_parameter, shapes_of
+from psyche_core.p2p import manifest as wire
+from psyche_core.p2p.manifest import PIECE_BYTES, Manifest, cut
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 from psyche_core.training.snapshot import assemble, differing, read_piece, table_of
 from psyche_core.training.trainer import Trainer
-from psyche_core.wire import manifest as wire
-from psyche_core.wire.manifest import PIECE_BYTES, Manifest, cut
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.settings import DistroSettings
 

@@ -20,8 +20,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError, StoreError
-from psyche_core.run_config import Choice
 from psyche_core.training import sources
 from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
 from psyche_core.training.object_store import open_bucket

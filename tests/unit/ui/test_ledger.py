@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psyche_core.client.report import (
+from psyche_core.telemetry.events import (
     Ended,
     EpochDigest,
     Event,

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from psyche_core.client.report import (
+from psyche_core.telemetry.events import (
     EpochDigest,
     ModelSync,
     NetworkTotals,

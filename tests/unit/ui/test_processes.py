@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from psyche_core.client.report import Started
+from psyche_core.telemetry.events import Started
 from psyche_core.ui import processes
 from psyche_core.ui.processes import Children, child_environment
 
@@ -123,7 +123,7 @@ async def test_children_end_with_us_however_we_end(tmp_path: Path, own_tokens) -
     script = (
         "import anyio, sys\n"
         "from pathlib import Path\n"
-        "from psyche_core.client.report import Started\n"
+        "from psyche_core.telemetry.events import Started\n"
         "from psyche_core.ui.processes import Children, child_environment\n"
         "async def main():\n"
         "    async with Children(Path(sys.argv[1])) as children:\n"

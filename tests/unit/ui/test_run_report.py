@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.client.report import Ended, EpochDigest, Resynced, Started, StepApplied, StepTrained, Validated
+from psyche_core.telemetry.events import Ended, EpochDigest, Resynced, Started, StepApplied, StepTrained, Validated
 from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.plot import plot_losses
 from psyche_core.ui.run_report import make_report, unmet, write_report

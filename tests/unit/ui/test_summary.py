@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from psyche_core.client.report import EpochDigest, NetworkTotals, Started, StepApplied, StepTrained, Validated
+from psyche_core.telemetry.events import EpochDigest, NetworkTotals, Started, StepApplied, StepTrained, Validated
 from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.run_report import make_report
 from psyche_core.ui.summary import summary

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from psyche_core.config.run_config import RunFile, load_data_file, load_run_file
+from psyche_core.config.settings import TestnetSettings, load_settings
 from psyche_core.errors import ConfigError, UserError
-from psyche_core.run_config import RunFile, load_data_file, load_run_file
-from psyche_core.settings import TestnetSettings, load_settings
 from psyche_core.ui.testnet import MARKER, check_port, held_out, plan_kills, prepare_folder
 
 

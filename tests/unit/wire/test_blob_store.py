@@ -1,6 +1,6 @@
 import hashlib
 
-from psyche_core.wire.blob_store import BlobStore
+from psyche_core.p2p.blob_store import BlobStore
 
 
 def put(store, blob, *, tag, own=False):

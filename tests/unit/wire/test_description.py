@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.errors import WireError
-from psyche_core.wire import description
+from psyche_core.p2p import description
 from psyche_core.wire.codec import encode as encode_cbor
 
 NAMES = ["config.json", "tokenizer.json", "tokenizer.model", "merges.txt", "chat_template.jinja", "special_tokens_map.json"]

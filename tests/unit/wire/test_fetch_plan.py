@@ -1,4 +1,4 @@
-from psyche_core.wire.fetch_plan import MAX_LOST, Answer, FetchPlan, Outcome
+from psyche_core.p2p.fetch_plan import MAX_LOST, Answer, FetchPlan, Outcome
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 ALL = (A, B, C)

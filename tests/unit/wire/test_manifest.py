@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from psyche_core.errors import WireError
-from psyche_core.wire import codec
-from psyche_core.wire.manifest import (
+from psyche_core.p2p.manifest import (
     HASH_BYTES,
     MAX_STEP,
     PIECE_BYTES,
@@ -24,6 +23,7 @@ from psyche_core.wire.manifest import (
     parameter_table,
     piece_count,
 )
+from psyche_core.wire import codec
 
 VALUES = PIECE_BYTES // 4
 """In one whole piece."""

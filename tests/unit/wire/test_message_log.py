@@ -3,7 +3,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.wire.message_log import PREFIX_BYTES, LogLimits, MessageLog, Verdict
+from psyche_core.p2p.message_log import PREFIX_BYTES, LogLimits, MessageLog, Verdict
 
 ALICE, BOB = b"a" * 32, b"b" * 32
 

@@ -3,7 +3,7 @@ import hashlib
 import pytest
 
 from psyche_core.errors import TransportError
-from psyche_core.wire.offers import Offer, OfferBook
+from psyche_core.p2p.offers import Offer, OfferBook
 
 
 def offer(blob, *, tag, gives=None):

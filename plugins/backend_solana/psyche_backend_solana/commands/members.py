@@ -10,8 +10,8 @@ from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Out
 from psyche_backend_solana.layouts import address_record, authorizer, coordinator
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account
+from psyche_core.config.run_config import Choice
 from psyche_core.errors import CommandRefused, UserError
-from psyche_core.run_config import Choice
 
 
 @click.command(

@@ -30,11 +30,11 @@ from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account
 from psyche_backend_solana.wallet import Wallet
+from psyche_core.config.run_config import CoordinatorConfig, ModelConfig, load_run_file
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.schedule import batch_size
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, UserError
-from psyche_core.run_config import CoordinatorConfig, ModelConfig, load_run_file
 
 CLIENT_VERSION_HELP = (
     "What members are to run: a version of psyche-core, a container image with its tag or digest, or sha256:… of one they know; "

@@ -15,6 +15,7 @@ from typing import Any
 
 from psyche_backend_solana.svm import runs
 from psyche_backend_solana.svm.chain import NO_PROOF, member, transport_key
+from psyche_core.config.run_config import CoordinatorConfig
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.checkpoints import checkpointer_slot
@@ -23,7 +24,6 @@ from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.state import CoordinatorState, Progress, Round
 from psyche_core.coordinator.witness import BroadcastBloom, accepted_slots
-from psyche_core.run_config import CoordinatorConfig
 from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessStatement, bitmap
 from psyche_core.wire.messages import commitment_hash, sign_commitment, sign_join
 

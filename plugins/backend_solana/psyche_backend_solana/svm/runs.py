@@ -11,6 +11,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator.requeue import MAX_INTERVALS
 from psyche_core.coordinator.state import (
     MAX_ACCOUNTS,
@@ -24,7 +25,6 @@ from psyche_core.coordinator.state import (
     Progress,
     Unready,
 )
-from psyche_core.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.types import BatchId, RunState
 
 POINTS = (0, 1, 7, 100, 10**9, 2**64 - 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from psyche_core.models.sharding.dtensor import DTensorEngine
 from psyche_core.testing.sharding import ShardingConformance
 from psyche_core.testing.tiny_models import DEEPSEEK_V2, DEEPSEEK_V3, GPT2, LLAMA, QWEN2, QWEN3, TIED_LLAMA
-from psyche_core.training.sharding.dtensor import DTensorEngine
 
 MODELS = {
     "llama": LLAMA,

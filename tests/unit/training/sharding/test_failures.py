@@ -20,16 +20,16 @@ import torch
 from psyche_core.builtin.hf_models import divide
 from psyche_core.errors import ModelError, RanksLost, WireError
 from psyche_core.hookspecs import ModelContext, Parallelism
+from psyche_core.models.sharding import group as group_module
+from psyche_core.models.sharding import part
+from psyche_core.models.sharding.crew import Crew
+from psyche_core.models.sharding.dtensor import DTensorEngine
+from psyche_core.models.sharding.group import TorchGroup
+from psyche_core.models.sharding.model import ShardedModel
+from psyche_core.models.sharding.rendezvous import Meeting, invite, join, reach_store, serve_store, split_address
+from psyche_core.models.sharding.watch import Watch, report_failure
 from psyche_core.testing.model import ModelConformance
 from psyche_core.testing.tiny_models import LLAMA
-from psyche_core.training.sharding import group as group_module
-from psyche_core.training.sharding import part
-from psyche_core.training.sharding.crew import Crew
-from psyche_core.training.sharding.dtensor import DTensorEngine
-from psyche_core.training.sharding.group import TorchGroup
-from psyche_core.training.sharding.model import ShardedModel
-from psyche_core.training.sharding.rendezvous import Meeting, invite, join, reach_store, serve_store, split_address
-from psyche_core.training.sharding.watch import Watch, report_failure
 
 SECONDS = 60.0
 SECRET = b"only for those who know it"
@@ -159,7 +159,7 @@ def test_ranks_end_when_the_client_is_killed(context: ModelContext) -> None:
     script = (
         "import sys, time\n"
         "from psyche_core.hookspecs import Parallelism\n"
-        "from psyche_core.training.sharding.crew import Crew\n"
+        "from psyche_core.models.sharding.crew import Crew\n"
         "crew = Crew(Parallelism(data=2), device_name='cpu')\n"
         "print(crew.processes[1], flush=True)\n"
         "time.sleep(600)\n"

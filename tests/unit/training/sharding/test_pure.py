@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.builtin.hf.batches import Batch
 from psyche_core.errors import ModelError, WireError
 from psyche_core.interfaces.data import IGNORED_LABEL
 from psyche_core.interfaces.sharding import Place, Placement
-from psyche_core.training.sharding.commands import MAX_SIZE, Build, Command, End, Work, decode, encode
-from psyche_core.training.sharding.plans import PLANS, plan_of
-from psyche_core.training.sharding.shares import pass_count, passes_of, rows_of
+from psyche_core.models.hf.batches import Batch
+from psyche_core.models.sharding.commands import MAX_SIZE, Build, Command, End, Work, decode, encode
+from psyche_core.models.sharding.plans import PLANS, plan_of
+from psyche_core.models.sharding.shares import pass_count, passes_of, rows_of
 from psyche_core.wire.codec import encode as encode_cbor
 
 

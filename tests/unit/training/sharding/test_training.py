@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from psyche_core.builtin.hf.model import HfModel
 from psyche_core.builtin.hf_models import create_auto, divide
 from psyche_core.errors import ModelError, NonFiniteError
 from psyche_core.hookspecs import ModelContext, Parallelism
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
+from psyche_core.models.hf.model import HfModel
+from psyche_core.models.sharding.crew import Crew
+from psyche_core.models.sharding.dtensor import DTensorEngine
+from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.tiny_models import TIED_LLAMA
 from psyche_core.training.checkpoint import save_checkpoint
 from psyche_core.training.checkpoint_manifest import Facts
-from psyche_core.training.sharding.crew import Crew
-from psyche_core.training.sharding.dtensor import DTensorEngine
-from psyche_core.training.sharding.model import ShardedModel
 from psyche_core.training.trainer import Trainer
 from psyche_optim_distro import codec
 from psyche_optim_distro.optimizer import DistroOptimizer

@@ -1,0 +1,167 @@
+"""What a member says and when: readiness, Finished, witness statements, health checks, coming back (protocol sections 3 and 5).
+
+Pure functions that mark in the notes what was said, so that it is said once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes
+from psyche_core.client.machine.events import Action, Broadcast, KeepResults, KeptResult, Send
+from psyche_core.client.machine.round import NO_DIGEST, RoundRecord, statement_about
+from psyche_core.client.machine.timeouts import Patience
+from psyche_core.coordinator import witness
+from psyche_core.coordinator.commands import HealthCheck, WarmupWitness, Witness
+from psyche_core.coordinator.state import MAX_REJOINS, CoordinatorState
+from psyche_core.types import ClientState, NodeIdentity, RunState, WitnessMetadata
+from psyche_core.wire.messages import Finished, ModelDigest
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Our last figures, for the metadata of statements. loss: nats per token; bytes_per_second: received from peers."""
+
+    loss: float = 0.0
+    tokens_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+
+
+def in_warmup(
+    identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, *, peers: frozenset[bytes], waited_enough: bool
+) -> list[Action]:
+    """Say that our model is loaded, once all members are connected or we waited long enough for them."""
+    if notes.ready_sent or notes.slot is None:
+        return []
+
+    others = {state.epoch.clients[slot].id.p2p for slot in state.healthy_slots if slot != notes.slot}
+    if not others <= peers and not waited_enough:
+        return []
+
+    return _ready(identity, notes, notes.slot)
+
+
+def _ready(identity: NodeIdentity, notes: EpochNotes, slot: int) -> list[Action]:
+    notes.ready_sent = True
+    digest = notes.digests.ours
+    notes.digests.note_own(slot, ended=False)
+    return [
+        Broadcast(ModelDigest(notes.number, False, digest), notes.tag(0)),
+        Send(WarmupWitness(identity, notes.number, slot, digest)),
+    ]
+
+
+def coming_back(
+    identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, *, now: float, patience: Patience
+) -> list[Action]:
+    """Ask to be healthy again in an epoch that went on without us: we joined again and our masters are up to date."""
+    if notes.slot is None or notes.rejoin_refused or state.run_state not in ENTERABLE:
+        return []
+
+    ours = state.epoch.clients[notes.slot]
+    pending = any(member.signer == identity.signer for member in state.pending)
+    asked_lately = notes.rejoin_asked is not None and now - notes.rejoin_asked <= patience.answer
+    if not pending or asked_lately or ours.rejoins >= MAX_REJOINS or ours.state is ClientState.Ejected:
+        return []
+
+    notes.rejoin_asked = now
+    return [Send(WarmupWitness(identity, notes.number, notes.slot, notes.digests.ours))]
+
+
+def in_round(
+    identity: NodeIdentity,
+    state: CoordinatorState,
+    notes: EpochNotes,
+    figures: Figures,
+    *,
+    healthy: frozenset[int],
+    now: float,
+) -> list[Action]:
+    """Everything that is due in the current round. healthy: the slots healthy in `state`."""
+    current = state.current_round
+    record = notes.records.get(current.height) if current is not None else None
+    if record is None or record.all_said or notes.slot is None or state.run_state not in PLAYING:
+        return []
+
+    said: list[Action] = []
+    before = notes.records.get(record.height - 1)
+    trained = record.own_done or record.nearly_done or notes.slot not in record.shares
+    ready = trained and record.digest != NO_DIGEST
+    if not record.finished_sent and ready and _holds_results(before, record, notes, healthy=healthy, now=now):
+        record.finished_sent = True
+        record.finished.setdefault(notes.slot, now)
+        said += keep_verified(before, notes)
+        said.append(Broadcast(Finished(notes.number, record.height), notes.tag(record.height)))
+
+    if not record.statement_sent and notes.slot in record.witnesses and _due(state, notes, record, healthy=healthy, now=now):
+        record.statement_sent = True
+        said += keep_verified(before, notes)
+        statement = statement_about(before, playing=record, index=notes.slot)
+        metadata = WitnessMetadata(record.round.step, figures.tokens_per_second, figures.bytes_per_second, figures.loss)
+        said.append(Send(Witness(identity, statement, metadata)))
+
+    if not record.health_sent:
+        said += _health(identity, notes, record, healthy=healthy)
+    record.all_said = (
+        record.finished_sent and record.health_sent and (record.statement_sent or notes.slot not in record.witnesses)
+    )
+    return said
+
+
+def keep_verified(record: RoundRecord | None, notes: EpochNotes) -> list[Action]:
+    """Put what we verified of a round, and have not yet kept, on our disk: before we attest to it, and before we apply it."""
+    if record is None:
+        return []
+
+    fresh = [slot for slot in record.verified if slot not in record.kept and slot in record.shares]
+    record.kept.update(fresh)
+    results = tuple(
+        KeptResult(
+            record.candidates[slot][record.verified[slot]],
+            slot,
+            record.round.seed,
+            notes.clients[slot].p2p,
+            notes.clients[slot].signer,
+        )
+        for slot in fresh
+    )
+    return [KeepResults(results)] if results else []
+
+
+def _holds_results(
+    before: RoundRecord | None, record: RoundRecord, notes: EpochNotes, *, healthy: frozenset[int], now: float
+) -> bool:
+    """Whether we hold every result of the round before that is worth waiting for."""
+    if before is None or before.holds_all(healthy):
+        return True
+
+    return before.holds_all(notes.delivering(record, healthy, now=now)) or notes.waits_alone(record, healthy, now=now)
+
+
+def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int], now: float) -> bool:
+    """Whether a witness speaks now: everybody it waits for is done, or time is up."""
+    if state.run_state is RunState.RoundWitness:
+        return True
+    if not record.finished_sent:
+        return False
+
+    unfinished = record.unfinished(healthy)
+    return not unfinished or not unfinished & notes.waited_for(record, healthy, now=now)
+
+
+def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int]) -> list[Action]:
+    """As a witness of the last round, report trainers of the round before it whose work no quorum saw."""
+    last, judged = notes.records.get(record.height - 1), notes.records.get(record.height - 2)
+    if last is None or judged is None or notes.slot not in last.witnesses:
+        record.health_sent = True  # never ours to say: rounds are seen in order of height
+        return []
+    if judged.settled_by is None:
+        return []
+
+    record.health_sent = True
+    stored = judged.settled_by.round_at(last.height)
+    if stored is None or len(stored.statements) < witness.quorum(len(last.witnesses)):
+        return []  # too few witnesses spoke to judge anybody
+
+    absent = tuple(slot for slot in sorted(judged.shares) if slot in healthy and slot not in judged.accepted)
+    return [Send(HealthCheck(identity, absent))] if absent else []

@@ -1,0 +1,191 @@
+"""What a client notes about the epoch it is in: its slot, the rounds seen, payloads and digests. Replaced whole at each epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from psyche_core.client.machine.buffers import Inbox
+from psyche_core.client.machine.digests import DigestBook
+from psyche_core.client.machine.resync_state import Generosity, Repair
+from psyche_core.client.machine.round import RoundRecord
+from psyche_core.client.machine.waiting import Awaited, WaitingBudget, fewest
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.types import ClientState, NodeIdentity, RunState
+
+PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
+"""States in which rounds are played."""
+
+ENTERABLE = (RunState.Warmup, *PLAYING)
+"""States in which an epoch is entered by who has not entered it yet."""
+
+LOADABLE = (RunState.Warmup, RunState.RoundTrain)
+"""States in which the model is loaded. Not while witnesses speak: what they are about to accept would be missing in it, and
+after a return to an older state of the coordinator no running member has it."""
+
+ENTERABLE_OR_OVER = (*ENTERABLE, RunState.Finished)
+"""Those, and the end of the run, whose last epoch may still give us its model."""
+
+
+def epoch_key(state: CoordinatorState) -> tuple[int, int]:
+    """Tells epochs apart, abandoned ones included: their number does not grow."""
+    return state.epoch.start_time, state.epoch.seed
+
+
+def round_tag(epoch: int, height: int) -> int:
+    """The transport tag of a round: grows over the whole run."""
+    return (epoch << 20) + height
+
+
+def masters_due(state: CoordinatorState) -> int:
+    """The step after which everybody's masters are when they have caught up with `state` (protocol section 3).
+
+    Round h is applied at the start of h + 2, the last trained rounds on entering the cooldown.
+    """
+    if state.run_state is RunState.Warmup:
+        return state.epoch.start_step - 1
+
+    current = state.current_round if state.run_state in PLAYING else None
+    return state.progress.step - 1 if current is None else max(state.epoch.start_step - 1, current.step - 2)
+
+
+def _finished(record: RoundRecord) -> Awaited:
+    return Awaited("finished", record.finished, record.trainers)
+
+
+@dataclass(slots=True)
+class EpochNotes:
+    """number: as in messages and statements. clients: by slot, which never move within an epoch (F4).
+
+    slot: ours, None when we are not a member. since: when we first saw the epoch. opened_at: the newest height at that moment, -1
+    before the first round: what an earlier process of ours may have trained already is not trained again, since two results for
+    one share are proof of equivocation (F7). saved: its end is a checkpoint of ours; passed_on: when we last said that we cannot
+    store it. judge: something was said or decided that digests are to be compared about. waiting: how long we may still
+    wait for each slot to deliver its results and to finish its rounds. reloaded: we looked on our disk for the model this
+    epoch starts with; lacking_said: when we last told the coordinator that we cannot get it.
+    """
+
+    key: tuple[int, int]
+    number: int
+    clients: tuple[NodeIdentity, ...]
+    slot: int | None
+    since: float
+    opened_at: int = -1
+    records: dict[int, RoundRecord] = field(default_factory=dict)
+    inbox: Inbox = field(default_factory=Inbox)
+    digests: DigestBook = field(default_factory=DigestBook)
+    repair: Repair = field(default_factory=Repair)
+    generosity: Generosity = field(default_factory=Generosity)
+    newest: int = -1
+    ready_sent: bool = False
+    closed: bool = False
+    closed_at: float = 0.0
+    saved: bool = False
+    passed_on: float | None = None
+    judge: bool = False
+    rejoin_asked: float | None = None
+    rejoin_refused: bool = False
+    waiting: WaitingBudget = field(default_factory=WaitingBudget)
+    reloaded: bool = False
+    lacking_said: float | None = None
+    slots: dict[bytes, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slots = {client.p2p: slot for slot, client in enumerate(self.clients)}
+
+    @property
+    def done(self) -> bool:
+        """Nothing of this epoch is left to apply or to close."""
+        return self.closed or not self.records
+
+    @property
+    def decided(self) -> bool:
+        """Everything trained in this epoch is decided and known to us: it can be finished whatever the coordinator does next."""
+        return not self.repair.astray and all(
+            record.applied or (record.settled_by is not None and not record.lost) for record in self.records.values()
+        )
+
+    def slot_of_peer(self, p2p: bytes) -> int | None:
+        """The slot of a p2p key."""
+        return self.slots.get(p2p)
+
+    def describes(self, state: CoordinatorState) -> bool:
+        """Whether the state is still (or again) about this epoch."""
+        return state.epoch.start_time == self.key[0] and state.epoch.seed == self.key[1]
+
+    def healthy(self, state: CoordinatorState) -> bool:
+        """Whether we are a healthy member of the epoch in `state`."""
+        return self.slot is not None and self.describes(state) and state.epoch.clients[self.slot].state is ClientState.Healthy
+
+    def last_step(self, state: CoordinatorState) -> int:
+        """The last step trained in this epoch, or before it.
+
+        What the run has come to meanwhile says nothing about an epoch that we finish late.
+        """
+        rounds = self.records.values()
+        return max((kept.round.step - (kept.round.drain or kept.cut) for kept in rounds), default=state.progress.step - 1)
+
+    def waited_for(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> frozenset[int]:
+        """Healthy slots whose Finished of a round is worth waiting for (protocol F16)."""
+        if len(record.finished) < fewest(len(record.trainers)):
+            return healthy  # asked at almost every event, and mostly so early
+
+        done = healthy.intersection(record.finished)
+        return done | self.waiting.waited_for(healthy - done, _finished(record), opened=record.opened_at, now=now)
+
+    def delivering(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> frozenset[int]:
+        """Healthy slots whose result of the round before is worth waiting for in a round."""
+        results = self._results_before(record, healthy)
+        if results is None:
+            return healthy
+
+        done = healthy.intersection(results.times)
+        return done | self.waiting.waited_for(healthy - done, results, opened=record.opened_at, now=now)
+
+    def waits_alone(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> bool:
+        """Whether we should go on without results that we lack, because nobody else waits for them (protocol F16).
+
+        Not where the last settled round needed our statement: there are as many liars as a quorum can bear, and a result that we
+        do not attest to would not be accepted.
+        """
+        settled = self.records.get(record.height - 2)
+        if self.slot is None or settled is None or not settled.accepted_without(self.slot):
+            return False
+
+        trainers = [slot for slot in record.trainers if slot in healthy]
+        finished = Awaited("finished", record.finished, trainers)
+        witnesses = len(record.witnesses)
+        return self.waiting.waits_alone(finished, own=self.slot, witnesses=witnesses, opened=record.opened_at, now=now)
+
+    def round_over(self, height: int, healthy: frozenset[int], *, now: float) -> None:
+        """A round is over: note who held us up in it."""
+        ended = self.records.get(height)
+        if ended is None:
+            return
+
+        for what in (self._results_before(ended, healthy), _finished(ended)):
+            if what is not None:
+                self.waiting.charge(what, opened=ended.opened_at, now=now)
+
+    def _results_before(self, record: RoundRecord, healthy: frozenset[int]) -> Awaited | None:
+        """The results that are needed in a round: those of the round before, once our own work is done."""
+        before = self.records.get(record.height - 1)
+        return None if before is None else Awaited("results", *before.deliveries(healthy, since=record.ready_at))
+
+    def next_to_apply(self) -> RoundRecord | None:
+        """The oldest round whose results are not in our masters yet; drain rounds have none."""
+        for record in self.records.values():  # in order of height
+            if not record.applied and not record.round.drain:
+                return record
+
+        return None
+
+    def masters_replaced(self, step: int) -> None:
+        """Our masters are those after `step` now: older rounds are done with, newer ones are to be applied (again)."""
+        for record in self.records.values():
+            record.applied = record.round.step <= step and not record.cut
+            record.waiting_since = None
+            record.digest, record.digest_asked = bytes(32), False
+
+    def tag(self, height: int) -> int:
+        """Transport tag of one of our rounds."""
+        return round_tag(self.number, height)

@@ -1,0 +1,142 @@
+"""Results of other trainers: announcements checked against the round, payloads asked for, again when that failed.
+
+Decided here: an announcement must be for the share the coordinator dealt to that slot, carry the commitment that follows from it
+(F7) and its trainer's signature, before anything is fetched; only the first one of a slot is fetched unasked; two of one slot are
+proof of equivocation and go to the coordinator. Refuses to look into payloads.
+
+Decided here, too: a result is not refused for a payload whose bytes are known, be it the same trainer's of an earlier round or
+another slot's. Two honest results of zeros have equal bytes, and refusing the later one would go by the order of arrival, which
+differs between honest witnesses. A commitment names round, share and trainer, so equal bytes are different results; they are
+applied as often as the statements say. Whether somebody copied them is a question for verification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from psyche_core.client.machine.epoch import EpochNotes
+from psyche_core.client.machine.events import Action, FetchPayload, Send, Share, Tell
+from psyche_core.client.machine.round import Evidence, RoundRecord
+from psyche_core.coordinator.commands import Equivocation, SignedResult
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry import events
+from psyche_core.types import NodeIdentity
+from psyche_core.wire.messages import Result, commitment_hash, commitment_is_signed
+
+Verify = Callable[[Result, bytes], bool]
+"""(result, p2p key) -> whether that key signed the result's commitment."""
+
+
+class ResultDesk:
+    """One client's dealings with results.
+
+    instance: of the run, known from its first state. max_payload_bytes: None until our model is open, and nothing is fetched
+    before.
+    """
+
+    def __init__(self, identity: NodeIdentity, *, verify: Verify | None) -> None:
+        self.instance = bytes(32)
+        self.max_payload_bytes: int | None = None
+        self._identity = identity
+        self._verify = verify or self._signed
+
+    def _signed(self, result: Result, p2p: bytes) -> bool:
+        return commitment_is_signed(result, run=self.instance, p2p=p2p)
+
+    def commitment(self, record: RoundRecord, *, share: Share, trainer: bytes, payload_hash: bytes) -> bytes:
+        """The commitment of a share's result. trainer: the signer half of its identity."""
+        return commitment_hash(
+            self.instance,
+            epoch=record.epoch,
+            step=record.round.step,
+            seed=record.round.seed,
+            share=share,
+            trainer=trainer,
+            payload_hash=payload_hash,
+        )
+
+    def announced(self, notes: EpochNotes, *, slot: int, result: Result, now: float) -> list[Action]:
+        """Take in an announcement of a slot; what it lacks makes it vanish without a trace."""
+        record = notes.records[result.height]
+        if record.shares.get(slot) != result.share or result.step != record.round.step:
+            return []
+
+        client = notes.clients[slot]
+        expected = self.commitment(record, share=result.share, trainer=client.signer, payload_hash=result.payload_hash)
+        if expected != result.commitment or not self._verify(result, client.p2p):
+            return []
+
+        known = record.candidates.get(slot, {})
+        first = not known
+        proof = [] if first or result.commitment in known else self._proof(notes, record, slot=slot, result=result, now=now)
+        if self.max_payload_bytes is not None and result.payload_bytes > self.max_payload_bytes:
+            return proof
+
+        if record.add(slot, result) and first and not record.applied:
+            return self.fetch(notes, record, result, client.p2p)
+
+        return proof
+
+    def _proof(self, notes: EpochNotes, record: RoundRecord, *, slot: int, result: Result, now: float) -> list[Action]:
+        """Evidence against a trainer that signed two results for one share, once."""
+        first = next(iter(record.candidates[slot].values()))
+        if slot in record.evidence or first.payload_hash == result.payload_hash or slot == notes.slot:
+            return []
+
+        halves = [SignedResult(half.payload_hash, half.signature) for half in (first, result)]
+        evidence = Equivocation(self._identity, notes.number, record.height, slot, halves[0], halves[1])
+        record.evidence[slot] = Evidence(evidence, now)
+        told = f"client {notes.clients[slot].short} signed two results for step {result.step}; reported to the coordinator"
+        return [Tell(events.Problem("warning", told)), Send(evidence)]
+
+    def repeat_evidence(self, notes: EpochNotes, state: CoordinatorState, *, now: float, patience: float) -> list[Action]:
+        """Send proofs again that were not answered for `patience` seconds, unless the share is void: a server may be away.
+
+        When it is back and goes on, at once: a few short rounds later nobody judges the old one any more. Also of who is ejected
+        already, by a proof about another round: what was taken in this one is judged by this one's.
+        """
+        actions: list[Action] = []
+        proven = [record for record in notes.records.values() if record.evidence]
+        if not proven:
+            return actions
+
+        moment = (state.run_state, -1 if state.current_round is None else state.current_round.height)
+        for record in proven:
+            stored = state.round_at(record.height)
+            if stored is None:
+                continue  # what is not stored any more is not judged any more
+
+            for slot, evidence in record.evidence.items():
+                went_on = evidence.moment not in (None, moment)
+                evidence.moment = moment
+                if slot in stored.voided or evidence.answered:
+                    continue
+                if went_on or now - evidence.sent_at > patience:
+                    evidence.sent_at = now
+                    actions.append(Send(evidence.command))
+        return actions
+
+    def fetch(self, notes: EpochNotes, record: RoundRecord, result: Result, source: bytes) -> list[Action]:
+        """Ask for a payload that is neither here for this round nor on its way. source: p2p key of who should have it.
+
+        One that an earlier round brought is asked for again, so that we and our transport keep it for this round, too.
+        """
+        if self.max_payload_bytes is None:
+            return []
+
+        tag = notes.inbox.live(notes.tag(record.height))
+        if notes.inbox.wants(result.payload_hash, tag=tag):
+            return [FetchPayload(result.payload_hash, (source,), tag)]
+
+        if notes.inbox.holds(result.payload_hash, tag=tag):
+            record.payload_arrived(result.payload_hash, notes.inbox.valid, now=record.opened_at)
+        return []
+
+    def fetch_missing(self, notes: EpochNotes) -> list[Action]:
+        """Ask (again) for announced results we do not hold: fetches fail, and some were announced before our model was open."""
+        actions: list[Action] = []
+        for record in [record for record in notes.records.values() if not record.applied]:
+            for slot, known in record.candidates.items():
+                if slot not in record.verified:
+                    actions += self.fetch(notes, record, next(iter(known.values())), notes.clients[slot].p2p)
+        return actions

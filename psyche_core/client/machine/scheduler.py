@@ -1,0 +1,173 @@
+"""Which piece of trainer work comes next, and what stands in the way. Pure functions over what the client knows.
+
+Decided here, in this order: masters from others while ours cannot be used; masters for others who asked for exactly those we
+hold; results that are settled, oldest first; the digest of the masters; our share of the current round; the end of the epoch.
+"""
+
+from __future__ import annotations
+
+from psyche_core.client.machine.epoch import PLAYING, EpochNotes, masters_due
+from psyche_core.client.machine.events import CloseEpoch, Digest, FetchModel, TakeSnapshot, Train, Work
+from psyche_core.client.machine.round import RoundRecord
+from psyche_core.client.machine.timeouts import Patience
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
+from psyche_core.types import ClientState, RunState
+
+SNAPSHOT_ROUNDS = 8
+"""Rounds a snapshot of our masters is offered for."""
+
+_LAST_CHANCE = (RunState.Warmup, RunState.Finished)
+"""States in which the most voices for a model are enough: nobody else can come to hold it any more."""
+
+_FROM_PEERS = ("P2P", "P2PGcs")
+
+
+def starts_from_members(state: CoordinatorState) -> bool:
+    """Whether the run's model is the one that its members hold, rather than a stored one."""
+    return state.model.LLM.checkpoint.name in _FROM_PEERS
+
+
+def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | None, now: float, patience: Patience) -> str | None:
+    """Why our masters cannot be brought up to date with what we know, None when they can.
+
+    masters_at: the step whose results they include. Source: protocol F11 and section 5.
+    """
+    record = notes.next_to_apply()
+    start = state.epoch.start_step - 1
+    due = masters_due(state)
+    if masters_at is not None and masters_at > due:
+        return f"this client holds the model after step {masters_at}, and the run is at step {due}"
+    if masters_at is None:
+        return f"this client has to begin with the model after step {start}, which it does not have"
+    if state.run_state in _LAST_CHANCE and masters_at == due and _signed_otherwise(state, due, notes.digests.ours):
+        return f"this client's model after step {due} is not the one that the run's members signed"
+    if masters_at < start and (record is None or record.round.step > masters_at + 1):
+        return f"this client has to begin with the model after step {start} and holds that after step {masters_at}"
+    if record is None:
+        return None
+    if record.lost:
+        return f"what was decided about step {record.round.step} was missed"
+    if record.round.step > masters_at + 1:
+        return f"the rounds after step {masters_at} were missed"
+    if record.waiting_since is not None and now - record.waiting_since > _payload_patience(state, notes, record, patience):
+        return f"nobody could give us an accepted result of step {record.round.step}"
+
+    return None
+
+
+def _signed_otherwise(state: CoordinatorState, step: int, digest: bytes) -> bool:
+    """Whether the run's members signed another model after a step than the one with this digest."""
+    signed = next((end.digest for end in state.ends if end.step == step), None)
+    return signed is not None and digest not in (signed, NO_DIGEST)
+
+
+def _payload_patience(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, patience: Patience) -> float:
+    """Seconds to wait for a payload.
+
+    Fewer for rounds that were under way when we came, for what was announced before may not be announced again, least of all what
+    an earlier process of ours did; and fewer after an epoch's rounds: when the run is over the others, who have it, go.
+    """
+    if state.run_state not in (RunState.Cooldown, RunState.Finished):
+        return min(patience.offers, patience.payload) if record.height <= notes.opened_at else patience.payload
+
+    return min(patience.payload, max(patience.leaving / 2, state.config.cooldown_time / 4))
+
+
+def offers_patience(state: CoordinatorState, patience: Patience) -> float:
+    """Seconds to wait for more offers of the model: in a warmup what leaves time to fetch it."""
+    if state.run_state is not RunState.Warmup:
+        return patience.offers
+
+    return min(patience.offers, state.config.warmup_time / 4)
+
+
+def next_work(
+    state: CoordinatorState,
+    notes: EpochNotes,
+    *,
+    masters_at: int | None,
+    healthy: frozenset[int],
+    now: float,
+    patience: Patience,
+) -> Work | RoundRecord | None:
+    """The next piece of work; a RoundRecord stands for applying it; None to wait.
+
+    healthy: slots healthy in `state`.
+    """
+    if notes.repair.reason is not None:
+        return fetch(state, notes, healthy=healthy, now=now, patience=patience)
+
+    if notes.generosity.asked and masters_at is not None and notes.generosity.due(masters_at):
+        notes.generosity.given.add(masters_at)
+        return TakeSnapshot(masters_at, notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS))
+
+    record = notes.next_to_apply()
+    if record is not None and record.settled_by is not None:
+        return record
+
+    newest = notes.records.get(notes.newest)
+    if newest is None:
+        return None
+    if notes.describes(state) and state.run_state in PLAYING:
+        return _play(newest, notes, state)
+    if record is None and not notes.closed:
+        return CloseEpoch(notes.number, notes.last_step(state), state.progress.data_index, state.generation)
+
+    return None
+
+
+def fetch(
+    state: CoordinatorState,
+    notes: EpochNotes,
+    *,
+    healthy: frozenset[int],
+    now: float,
+    patience: Patience,
+    build: bool = False,
+) -> FetchModel | None:
+    """The masters to get from others, None while there are none to choose. build: whether the model itself is not built yet."""
+    repair = notes.repair
+    members = frozenset(slot for slot, client in enumerate(state.epoch.clients) if client.state is not ClientState.Ejected)
+    waited = repair.waited(now, seconds=offers_patience(state, patience))
+    asked_long_ago = now - repair.asked_at > offers_patience(state, patience) or state.run_state is RunState.Warmup
+    choice = repair.choice(
+        healthy - {notes.slot},
+        members - {notes.slot},
+        now=now,
+        waited=waited,
+        settle_for_fewer=waited and asked_long_ago and state.run_state in _LAST_CHANCE,
+    )
+    if choice is None:
+        return None
+
+    repair.attempts += 1
+    repair.taken = choice.manifest_hash
+    sources = tuple(notes.clients[slot].p2p for slot in choice.slots)
+    tag = notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS)
+    return FetchModel(
+        choice.step,
+        choice.manifest_hash,
+        choice.manifest_bytes,
+        sources,
+        tag,
+        build=state if build else None,
+        descriptions=choice.descriptions if build else (),
+        epoch=state.progress.epoch,
+        data_index=state.progress.data_index,
+        generation=state.generation,
+        epoch_end=choice.step in {end.step for end in state.ends},
+    )
+
+
+def _play(record: RoundRecord, notes: EpochNotes, state: CoordinatorState) -> Work | None:
+    share = record.shares.get(notes.slot) if notes.slot is not None else None
+    if not record.digest_asked:
+        record.digest_asked = True
+        return Digest(record.height)
+
+    fresh = record.height > notes.opened_at and not record.own_started
+    if share is not None and fresh and notes.healthy(state):
+        record.own_started = True
+        return Train(record.height, record.round.step, share, notes.tag(record.height), state.generation)
+
+    return None

@@ -1,0 +1,129 @@
+"""Where one client stands: everything its machine knows, in one mutable place that the machine's rooms share.
+
+The rooms: `course` follows the coordinator's states, `hearing` takes peers' messages in, `outcomes` the results of our own work,
+`recovery` sees that our masters are the others', `agenda` says which work comes next, `speech` what we say and when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from psyche_core.client.machine.announcements import Figures
+from psyche_core.client.machine.buffers import EarlyMessages
+from psyche_core.client.machine.epoch import EpochNotes
+from psyche_core.client.machine.events import Action, Send, Stop, Tell, Work
+from psyche_core.client.machine.finish_estimator import Pace
+from psyche_core.client.machine.results import ResultDesk
+from psyche_core.client.machine.timeouts import Patience
+from psyche_core.coordinator.commands import Withdraw
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry import events
+from psyche_core.types import NodeIdentity
+
+
+@dataclass(slots=True)
+class Storage:
+    """One epoch's model on its way to the store. key: of the epoch. location: where it is; None while it is being stored.
+
+    told_at: when the coordinator was last told, None before; told: how often. over: it has answered, or it is too late, or it
+    could not be stored.
+    """
+
+    key: tuple[int, int]
+    step: int
+    location: object = None
+    told_at: float | None = None
+    told: int = 0
+    failed: bool = False
+    over: bool = False
+
+
+@dataclass(slots=True)
+class Standing:
+    """See the module. now: seconds that we have been awake for; clock: what the caller's clock showed last.
+
+    notes: of the epoch we are in, or finish; None before the first. healthy: slots healthy in `state`. members: the transport's
+    peers as last set; peers: p2p keys connected. introduced: whether this process joined; join_asked: when we last did, None once
+    it is answered by a state. source_missing: nothing here says how the model is built, so all of it comes from others. leaving:
+    since when we are on our way out. masters_at: the step whose results are in our masters, None when that is unknown; doubtful:
+    work on them failed, so that they may be anything. model_digest: the last full digest taken of them; digest_at: the step it
+    was taken at, None when that is unknown. journalled: we keep a journal. loaded_generation: of the run when we last loaded a
+    model. held: steps and full digests of signed epoch ends that lie on our disk. work: what the trainer is doing. can_store:
+    whether there is a store to put the model into after an epoch; storage: the one on its way there. pace: what our trainings and
+    the turns between rounds took.
+    """
+
+    identity: NodeIdentity
+    run_id: str
+    patience: Patience
+    results: ResultDesk
+    now: float = 0.0
+    clock: float | None = None
+    state: CoordinatorState | None = None
+    stopped: Stop | None = None
+    notes: EpochNotes | None = None
+    early: EarlyMessages = field(default_factory=EarlyMessages)
+    healthy: frozenset[int] = frozenset()
+    members: tuple[NodeIdentity, ...] = ()
+    peers: frozenset[bytes] = frozenset()
+    introduced: bool = False
+    join_asked: float | None = None
+    leaving: float | None = None
+    model_ready: bool = False
+    source_missing: bool = False
+    model_digest: bytes = bytes(32)
+    digest_at: int | None = None
+    masters_at: int | None = None
+    held: dict[int, bytes] = field(default_factory=dict)
+    loaded_generation: int = 0
+    journalled: bool = False
+    doubtful: bool = False
+    work: Work | None = None
+    can_store: bool = False
+    storage: Storage | None = None
+    figures: Figures = field(default_factory=Figures)
+    pace: Pace = field(default_factory=Pace)
+    actions: list[Action] = field(default_factory=list)
+
+    def wake(self, clock: float) -> None:
+        """Time has passed. A process that was stopped, or a machine that slept, finds old messages before it loses patience."""
+        if self.clock is None:
+            self.now = clock
+        elif clock > self.clock:
+            self.now += min(clock - self.clock, self.patience.absence)
+        self.clock = clock
+
+    def do(self, *actions: Action) -> None:
+        """Ask for something to be done."""
+        self.actions.extend(actions)
+
+    def tell(self, event: events.Event) -> None:
+        """Show something to people."""
+        self.actions.append(Tell(event))
+
+    def start(self, work: Work) -> None:
+        """Give the trainer something to do; it must be idle."""
+        self.work = work
+        self.actions.append(work)
+
+    def stop(self, reason: str, *, success: bool, again: bool = False) -> None:
+        """We are done, or begin anew."""
+        if self.stopped is None:
+            self.stopped = Stop(reason, success, again)
+            self.actions.append(self.stopped)
+
+    def give_up(self, reason: str) -> None:
+        """Withdraw, then stop."""
+        if self.takes_part:
+            self.do(Send(Withdraw(self.identity)))
+        self.stop(reason, success=False)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the coordinator expects us in its next epochs."""
+        return self.state is not None and self.identity.signer in [member.signer for member in self.state.pending]
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the coordinator counts on us, now or next."""
+        return self.pending or (self.state is not None and self.notes is not None and self.notes.healthy(self.state))

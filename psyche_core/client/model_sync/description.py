@@ -1,0 +1,78 @@
+"""How a model is built, handed from member to member beside its weights: for those who have nothing to build it from.
+
+Out: the model's small files as one blob. In: the blob that the offers name, read as files of harmless kinds, written into a
+folder of its own that the model is built from. Decided here: a description is kept by its hash, so it is fetched once; what was
+written is complete or not there. Refuses to judge it: whether it is the run's shows when the model built from it has the
+parameters of the manifest that most members agree on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from psyche_core.client.model_sync.multi_source import patience
+from psyche_core.errors import ModelError, TransportError
+from psyche_core.interfaces import Transport
+from psyche_core.p2p.description import MAX_DESCRIPTION_BYTES, decode, encode
+from psyche_core.training.folders import whole_folder
+
+
+class DescriptionExchange:
+    """One client's side of it. folder: where descriptions are kept; None for a folder of the process's own."""
+
+    def __init__(self, transport: Transport, *, folder: Path | None = None) -> None:
+        self._transport = transport
+        self._folder = folder
+        self._own: tempfile.TemporaryDirectory[str] | None = None
+
+    async def offer(self, files: Mapping[str, bytes], *, tag: int) -> tuple[bytes, int]:
+        """Publish a model's description; its hash and length, zeros for a model that has none. Raises ModelError."""
+        if not files:
+            return bytes(32), 0
+
+        try:
+            blob = await anyio.to_thread.run_sync(encode, files)
+            return await self._transport.publish(blob, tag=tag), len(blob)
+        except (ValueError, TransportError) as error:
+            message = f"how the model is built cannot be told to others: {error}"
+            raise ModelError(message) from error
+
+    async def fetch(self, blob_hash: bytes, size: int, *, sources: Sequence[bytes], tag: int) -> Path:
+        """A folder with the files of a description. Raises TransportError, WireError, TimeoutError, ModelError."""
+        folder = await anyio.to_thread.run_sync(self._place, blob_hash)
+        if folder.is_dir():
+            return folder
+
+        limit = min(size, MAX_DESCRIPTION_BYTES)
+        blob = await self._transport.fetch(
+            blob_hash, sources=sources, max_bytes=limit, timeout=patience(limit), tag=tag, keep=False
+        )
+        await anyio.to_thread.run_sync(_write, folder, blob)
+        return folder
+
+    def close(self) -> None:
+        """Remove a folder of our own. Idempotent."""
+        if self._own is not None:
+            self._own.cleanup()
+
+    def _place(self, blob_hash: bytes) -> Path:
+        if self._folder is None:
+            self._own = self._own or tempfile.TemporaryDirectory(prefix="psyche-description-")
+        parent = self._folder if self._folder is not None else Path(self._own.name if self._own is not None else "")
+        return parent / blob_hash.hex()
+
+
+def _write(folder: Path, blob: bytes) -> None:
+    files = decode(blob)
+    try:
+        with whole_folder(folder) as partial:
+            for name, content in files.items():
+                (partial / name).write_bytes(content)
+    except OSError as error:
+        message = f"how the model is built cannot be written to {folder}: {error.strerror or error}"
+        raise ModelError(message) from error

@@ -1,0 +1,296 @@
+"""Checkpoints of a client, and the journal of the rounds since the last one.
+
+After any death of the process, checkpoint and journal together give the exact masters of the last applied round (protocol F18).
+The order is what makes it so: a result is in the journal before we attest to it, the journal is synced before a statement leaves,
+and it is begun anew only when the checkpoint that it goes on from is whole. A journal that is full, has a gap or has no base is
+mended by a checkpoint before its time. What the disk refuses is told and costs durability, never the client. Formats are in
+`psyche_core.training.journal`; which results are kept is the machine's decision.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+
+from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel, KeepResults
+from psyche_core.client.runtime.payloads import PayloadShelf
+from psyche_core.client.runtime.resources import Bench
+from psyche_core.errors import ModelError, RanksLost
+from psyche_core.telemetry import events
+from psyche_core.training.checkpoint import checkpoint_path, remove_between, save_checkpoint, set_aside
+from psyche_core.training.checkpoint_manifest import Facts
+from psyche_core.training.journal import Journal
+from psyche_core.training.journal_records import AppliedRound, StoredResult
+from psyche_core.training.private_state import private_path
+
+logger = logging.getLogger("psyche.client")
+
+
+LEAVING_SECONDS = 60.0
+"""The checkpoint that is saved on leaving may take so long; service managers kill soon after that."""
+
+_POLL_SECONDS = 0.02
+_Result = TypeVar("_Result")
+_Made = Apply | CloseEpoch | FetchModel
+
+
+class Checkpointer:
+    """See the module. explain: one sentence about an exception that nobody foresaw."""
+
+    def __init__(self, tell: Callable[[events.Event], None], *, explain: Callable[[BaseException], str]) -> None:
+        self._tell = tell
+        self._explain = explain
+        self._bench: Bench | None = None
+        self._run_id = ""
+        self._lock = anyio.Lock()
+        self._complained = False
+        self._newest: _Made | None = None  # what made the masters what they are; None: not known
+        self._saved: int | None = None  # step of the last checkpoint that we saved
+
+    def use(self, bench: Bench, *, run_id: str) -> None:
+        """Work for this bench from now on."""
+        self._bench, self._run_id = bench, run_id
+        self._newest = self._saved = None
+
+    def masters_change(self) -> None:
+        """Work on the masters begins: until it has succeeded nobody knows which step's they are."""
+        self._newest = None
+
+    # ------------------------------------------------------------------------------------------------ the journal
+
+    async def keep(self, action: KeepResults, payloads: PayloadShelf) -> None:
+        """Add verified results to the journal."""
+        journal = self._journal()
+        if journal is None or journal.header is None or journal.broken:
+            return
+
+        def add() -> None:
+            for kept in action.results:
+                result = kept.result
+                if payloads.lacking((result.payload_hash,)):
+                    continue
+
+                stored = StoredResult(
+                    epoch=result.epoch,
+                    height=result.height,
+                    step=result.step,
+                    seed=kept.seed,
+                    slot=kept.slot,
+                    share=result.share,
+                    commitment=result.commitment,
+                    payload_hash=result.payload_hash,
+                    signature=result.signature,
+                    trainer=kept.trainer,
+                    signer=kept.signer,
+                )
+                journal.add_result(stored, payloads.all((result.payload_hash,))[0])
+
+        await self._write(add)
+
+    async def sync(self) -> None:
+        """Bring the journal to the disk."""
+        journal = self._journal()
+        if journal is not None and journal.header is not None:
+            await self._write(journal.sync)
+
+    async def applied(self, work: Apply, *, learning_rate: float) -> None:
+        """Add a round whose results are in the masters now; save a checkpoint where the journal cannot go on without one."""
+        self._newest = work  # before anything is waited for: who leaves meanwhile is asked for it
+        journal = self._journal()
+        if journal is None:
+            return
+
+        if journal.header is None or journal.broken or not await self._added(journal, work, learning_rate=learning_rate):
+            await self._early(work, "the journal has no beginning to go on from")
+        elif journal.full:
+            self._tell(
+                events.Problem(
+                    "warning",
+                    f"the journal reached its limit before the epoch's end, {journal.size:,} bytes; saving a checkpoint instead, "
+                    "which a larger --journal-size makes unnecessary",
+                )
+            )
+            await self._early(work, "the journal is full")
+
+    async def _added(self, journal: Journal, work: Apply, *, learning_rate: float) -> bool:
+        applied = AppliedRound(
+            epoch=work.epoch,
+            height=work.height,
+            step=work.step,
+            learning_rate=learning_rate,
+            results=tuple(zip(work.commitments, work.payload_hashes, strict=True)),
+            statements=work.statements,
+        )
+        return await self._write(partial(journal.add_applied, applied))
+
+    async def _early(self, work: Apply, why: str) -> None:
+        logger.debug("saving a checkpoint after step %d: %s", work.step, why)
+        await self.save(work)
+
+    def _journal(self) -> Journal | None:
+        return None if self._bench is None else self._bench.journal
+
+    async def _write(self, action: Callable[[], object]) -> bool:
+        """Do something to the journal; whether that went well. What prevents it is told once until it goes well again."""
+        async with self._lock:
+            try:
+                await anyio.to_thread.run_sync(action)
+            except ModelError as error:
+                if not self._complained:
+                    self._complained = True
+                    self._tell(events.Problem("error", str(error)))
+                return False
+
+        self._complained = False
+        return True
+
+    # ------------------------------------------------------------------------------------------------ checkpoints
+
+    async def close_epoch(self, work: CloseEpoch, digest: bytes) -> bool:
+        """Save the checkpoint of an epoch's end; whether it is whole. digest: full digest of the masters."""
+        self._newest = work
+        return await self.save(work, digest=digest)
+
+    async def fetched(self, work: FetchModel) -> None:
+        """Masters came from other members: the journal goes on from them."""
+        self._newest = work
+        if self._journal() is not None:
+            await self.save(work)
+
+    async def save(self, work: _Made, *, digest: bytes | None = None) -> bool:
+        """Save a checkpoint, and what only our optimizer has, and begin the journal anew with it. Raises RanksLost.
+
+        work: what made the masters what they are.
+        """
+        bench, step = self._bench, work.step
+        if bench is None or bench.checkpoints is None:
+            return False
+
+        directory = checkpoint_path(bench.checkpoints, self._run_id, step)
+        if digest is None:
+            digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
+        facts = self._facts(work, digest)
+        if not await self._attempt(
+            lambda: save_checkpoint(directory, facts, write=bench.trainer.save), f"the checkpoint of step {step} was not saved"
+        ):
+            return False
+
+        self._saved = step
+        self._tell(events.CheckpointSaved(step, str(directory)))
+        private = private_path(bench.checkpoints, self._run_id)
+        await self._attempt(
+            partial(bench.trainer.save_private, private),
+            f"the checkpoint of step {step} is saved, but not the optimizer's own state",
+        )
+        if bench.journal is None or await self._write(partial(bench.journal.begin, step, digest, work.generation)):
+            await self._tidy(bench, step)
+        return True
+
+    async def leave(self, *, seconds: float = LEAVING_SECONDS) -> None:
+        """Save what was applied since our last checkpoint, so that the next start has nothing to replay; told when it is done.
+
+        The journal stays as it was, with the checkpoint it goes on from: it can be read to every step in between, which a
+        coordinator restored from an older state may ask for. seconds: after so many the client ends without.
+        """
+        bench, work = self._bench, self._newest
+        if bench is None or bench.checkpoints is None or work is None or work.step == self._saved:
+            return
+
+        await self.sync()
+        missing = f"no checkpoint of step {work.step} was saved on leaving"
+        kept = "" if bench.journal is None else "; the next start replays the journal instead"
+        try:
+            directory = await _within(seconds, partial(self._save_last, bench, work))
+        except TimeoutError:
+            self._tell(events.Problem("warning", f"{missing}: it takes longer than {seconds:g} s{kept}"))
+        except Exception as error:
+            logger.debug("%s", missing, exc_info=error)
+            self._tell(events.Problem("error", f"{missing}: {self._explain(error)}{kept}"))
+        else:
+            self._saved = work.step
+            self._tell(events.CheckpointSaved(work.step, str(directory)))
+
+    def _save_last(self, bench: Bench, work: _Made) -> Path:
+        assert bench.checkpoints is not None
+        step, generation = work.step, work.generation
+        journal, digest = bench.journal, bench.trainer.full_digest()
+        directory = checkpoint_path(bench.checkpoints, self._run_id, step)
+        save_checkpoint(directory, self._facts(work, digest), write=bench.trainer.save)
+        bench.trainer.save_private(private_path(bench.checkpoints, self._run_id))
+        header = None if journal is None else journal.header
+        if journal is None:
+            return directory
+
+        if header is None or journal.broken or (journal.last_step, header.generation) != (step, generation):
+            journal.begin(step, digest, generation)
+        else:  # an earlier leaving's checkpoint is of no use any more
+            remove_between(bench.checkpoints, self._run_id, after=header.base_step, before=step)
+        return directory
+
+    def _facts(self, work: _Made, digest: bytes) -> Facts:
+        at_end = isinstance(work, CloseEpoch) or (isinstance(work, FetchModel) and work.epoch_end)
+        return Facts(
+            run_id=self._run_id,
+            step=work.step,
+            epoch=work.epoch,
+            data_index=work.data_index,
+            digest=digest,
+            generation=work.generation,
+            mid_epoch=not at_end,
+        )
+
+    async def _tidy(self, bench: Bench, step: int) -> None:
+        """Old checkpoints go; those of a history that the run has left are set aside, never deleted."""
+        folder = bench.checkpoints
+        assert folder is not None
+        await self._attempt(
+            partial(set_aside, folder, self._run_id, above=step),
+            f"the checkpoint of step {step} is saved, but those that the run has left were not set aside",
+        )
+        if bench.keep_checkpoints is not None:
+            directory = checkpoint_path(folder, self._run_id, step)
+            await self._attempt(
+                partial(bench.keep_checkpoints, directory),
+                f"the checkpoint of step {step} is saved, but old ones were not removed",
+            )
+
+    async def _attempt(self, action: Callable[[], object], problem: str) -> bool:
+        try:
+            await anyio.to_thread.run_sync(action)
+        except RanksLost:
+            raise
+        except Exception as error:
+            logger.debug("%s", problem, exc_info=error)
+            why = str(error) if isinstance(error, OSError) else self._explain(error)
+            self._tell(events.Problem("error", f"{problem}: {why}"))
+            return False
+        return True
+
+
+async def _within(seconds: float, action: Callable[[], _Result]) -> _Result:
+    """What an action gives, in a thread that keeps no process from ending. Raises TimeoutError, and what the action raises."""
+    given: list[_Result] = []
+    raised: list[Exception] = []
+
+    def work() -> None:
+        try:
+            given.append(action())
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work, name="last checkpoint", daemon=True)
+    thread.start()
+    with anyio.fail_after(seconds):
+        while thread.is_alive():  # noqa: ASYNC110 - a thread of our own knows no event loop
+            await anyio.sleep(_POLL_SECONDS)
+    if raised:
+        raise raised[0]
+
+    return given[0]

@@ -1,0 +1,69 @@
+"""Bytes of results while anything may still apply them, and the check of our own before it is sent.
+
+Equal bytes may belong to several results: of several rounds, of several slots. They are kept until the newest tag under which any
+of them was brought expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio.to_thread
+
+from psyche_core.client.runtime.resources import Bench
+from psyche_core.errors import PayloadRejected, PluginFailed, RanksLost
+from psyche_core.plugin_faults import brief
+
+
+class PayloadShelf:
+    """Payloads by the SHA-256 of their bytes, each with its tag."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, tuple[int, bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def put(self, payload_hash: bytes, payload: bytes, *, tag: int) -> None:
+        """Keep a payload until `tag` expires, or longer if it is kept longer already."""
+        known, _ = self._kept.get(payload_hash, (tag, payload))
+        self._kept[payload_hash] = (max(known, tag), payload)
+
+    def lacking(self, payload_hashes: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Those that are not here."""
+        return tuple(payload_hash for payload_hash in payload_hashes if payload_hash not in self._kept)
+
+    def all(self, payload_hashes: Sequence[bytes]) -> list[bytes]:
+        """The payloads, as often as they are named. Raises KeyError for one that is not here."""
+        return [self._kept[payload_hash][1] for payload_hash in payload_hashes]
+
+    def expire(self, before: int) -> None:
+        """Drop payloads with older tags."""
+        self._kept = {payload_hash: kept for payload_hash, kept in self._kept.items() if kept[0] >= before}
+
+
+async def check_own(bench: Bench, step: int, payload: object) -> None:
+    """See that others can use our result of a step: one that nobody can use would be trained again and again.
+
+    Raises PluginFailed, which ends the client, since the optimizer would make the next one the same way; and RanksLost.
+    """
+    limit = bench.trainer.max_payload_bytes
+    cause: Exception | None = None
+    if not isinstance(payload, bytes):
+        why = f"gave a {type(payload).__name__} as the result of step {step}, expected bytes"
+    elif len(payload) > limit:
+        why = f"made a result of {len(payload)} bytes for step {step}, its own limit is {limit}"
+    else:
+        try:
+            await anyio.to_thread.run_sync(bench.trainer.check, payload)
+        except RanksLost:
+            raise
+        except PayloadRejected as error:
+            why, cause = f"made a result for step {step} that its own check refuses ({error})", error
+        except Exception as error:
+            why, cause = f"made a result for step {step} on which its own check fails with {brief(error)}", error
+        else:
+            return
+
+    message = f"{bench.optimizer_name} {why}; no other member could use it, so this client stops"
+    raise PluginFailed(message) from cause

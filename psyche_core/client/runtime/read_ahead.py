@@ -1,0 +1,72 @@
+"""Samples of shares, read ahead of the work that trains them, and checked against what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+
+from psyche_core.client.runtime.resources import Bench
+from psyche_core.client.setup.data_source import read_samples
+from psyche_core.errors import DataError
+from psyche_core.interfaces.data import Samples
+from psyche_core.types import BatchId
+
+DATA_TIMEOUT = 120.0
+
+Share = tuple[BatchId, ...]
+
+
+class ReadAhead:
+    """One client's reading. explain: one sentence about an exception that nobody foresaw."""
+
+    def __init__(self, *, explain: Callable[[BaseException], str]) -> None:
+        self._explain = explain
+        self._readings: dict[Share, _Reading] = {}
+
+    async def begin(self, bench: Bench, share: Share, *, sequence_length: int) -> None:
+        """Read a share's samples before they are asked for; an error is for who asks for them. sequence_length: the run's."""
+        if share in self._readings:
+            return
+
+        for stale in [known for known, reading in self._readings.items() if reading.done.is_set()]:
+            del self._readings[stale]
+        reading = self._readings[share] = _Reading()
+        try:
+            reading.samples = await _read(bench, share, sequence_length=sequence_length)
+        except Exception as error:
+            reading.error = error
+        finally:
+            reading.done.set()
+
+    async def samples(self, bench: Bench, share: Share, *, sequence_length: int) -> Samples:
+        """A share's samples, read before or now. Raises DataError and TimeoutError."""
+        reading = self._readings.get(share)
+        if reading is None:
+            return await _read(bench, share, sequence_length=sequence_length)
+
+        await reading.done.wait()
+        self._readings.pop(share, None)
+        if reading.samples is not None:
+            return reading.samples
+
+        if reading.error is None:
+            why = "reading samples was cancelled"
+        elif isinstance(reading.error, TimeoutError):
+            why = str(reading.error) or f"reading samples took longer than {DATA_TIMEOUT:g} s"
+        else:
+            why = self._explain(reading.error)
+        raise DataError(why) from reading.error
+
+
+async def _read(bench: Bench, share: Share, *, sequence_length: int) -> Samples:
+    return await read_samples(bench.data, share, sequence_length=sequence_length, name=bench.data_name, timeout=DATA_TIMEOUT)
+
+
+class _Reading:
+    """Samples on their way."""
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.samples: Samples | None = None
+        self.error: Exception | None = None

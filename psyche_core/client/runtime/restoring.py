@@ -1,0 +1,191 @@
+"""From our disk to the newest masters that the run still knows: checkpoint, journal, and what the coordinator's state adds.
+
+The journal's rounds are applied again on top of the checkpoint, then those that the state says were accepted while we were
+ending. How far: to where the coordinator is, never beyond, since it may have been restored from an older state. A journal of a
+history that the run has left is used as far as a step that members signed. Blocking; for a worker thread.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.machine.settled_rounds import decided_otherwise, settled_rounds
+from psyche_core.coordinator.history import signed_digests
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import ModelError
+from psyche_core.training.checkpoint import remove_leftovers
+from psyche_core.training.folder_member import last_member, note_member
+from psyche_core.training.journal import LEAST_LIMIT, Journal, Recovered, claim, default_limit
+from psyche_core.training.journal_records import AppliedRound
+from psyche_core.training.journal_replay import replay
+from psyche_core.training.origin import held
+
+if TYPE_CHECKING:
+    from psyche_core.training.trainer import Trainer
+
+_FLOAT32 = 4
+
+
+def signed_ends(state: CoordinatorState) -> Mapping[int, bytes]:
+    """Full digests by step of what a member may go on from; none where the stored checkpoint is to be used."""
+    return {} if state.from_checkpoint else signed_digests(state)
+
+
+class ReplayFailed(ModelError):
+    """The masters fit no step any more: build the model anew, without the journal."""
+
+
+@dataclass(slots=True)
+class Restorer:
+    """One client's checkpoints and journal. folder: of both. journal_size: limit in bytes, None for one that fits the model.
+
+    member: our public key, to tell a folder of another member by; None looks at nobody's. lasting: whether the next start has the
+    same key.
+    """
+
+    folder: Path
+    journal_size: int | None
+    tell: Callable[[str], None]
+    member: bytes | None = None
+    lasting: bool = True
+    journal: Journal | None = None
+    _guard: io.FileIO | None = None
+
+    def close(self) -> None:
+        """Let the journal go. Idempotent."""
+        if self.journal is not None:
+            self.journal.close()
+        if self._guard is not None:
+            self._guard.close()
+        self.journal = self._guard = None
+
+    def claim(self, run_id: str) -> None:
+        """Take the folder for this process, before anybody hears of us; once is enough. Raises ConfigError."""
+        if self._guard is None and self.journal is None:
+            self._guard = claim(self.folder, run_id)
+            remove_leftovers(self.folder, run_id)
+            if self.member is not None:
+                self._look_whose(run_id, self.member)
+
+    def _look_whose(self, run_id: str, ours: bytes) -> None:
+        before = last_member(self.folder, run_id)
+        if before is not None and before != ours:
+            self.tell(
+                f"{self.folder} was last used by member {before.hex()[:16]}, and we are {ours.hex()[:16]}. Its checkpoints and "
+                "journal are used all the same, and so is the optimizer's own state: the model is the same whoever saved it. "
+                "That member's place in the run is not ours: the run knows us by our key. If this is a mistake, stop, and give "
+                "that member's key (-i) or another --checkpoint-dir"
+            )
+        if self.lasting and before != ours:
+            note_member(self.folder, run_id, ours)
+
+    def restore(self, trainer: Trainer, state: CoordinatorState, *, step: int | None, use_journal: bool) -> int | None:
+        """Bring the masters up to date from the journal; the last step in them then, None where that is unknown.
+
+        step: the last one in the trainer's masters now; None for the model the run's checkpoint names. use_journal: False begins
+        a new one. Raises ReplayFailed, ModelError, ConfigError.
+        """
+        journal = self._open(state)
+        journal.set_limit(self.journal_size or default_limit(trainer.parameter_count * _FLOAT32))
+        at = self._replayed(journal, trainer, state, step=step) if use_journal else None
+        if at is not None:
+            return at
+
+        base = state.stored.step if step is None and state.from_checkpoint else step  # there may be no epoch yet
+        if base is not None:
+            journal.begin(base, trainer.full_digest(), state.generation)
+        return step
+
+    def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
+        """Steps and digests of the signed ends that lie in our folder, or within the journal's reach."""
+        ends = signed_ends(state)
+        found = dict(held(self.folder, state.run_id, ends, tell=self.tell))
+        journal = self.journal
+        if journal is not None and journal.header is not None and journal.last_step is not None:
+            reach = range(journal.header.base_step, journal.last_step + 1)
+            found |= {step: digest for step, digest in ends.items() if step in reach}
+        return tuple(sorted(found.items()))
+
+    def begins_with_stored(self, state: CoordinatorState) -> bool:
+        """Whether our journal goes on from the run's stored model, so that this one is worth getting."""
+        recovered = self._open(state).read()
+        return recovered is not None and recovered.header.base_step == state.stored.step
+
+    def _open(self, state: CoordinatorState) -> Journal:
+        if self.journal is None:
+            limit = self.journal_size or LEAST_LIMIT
+            self.journal = Journal.open(
+                self.folder, state.run_id, instance=state.instance, limit_bytes=limit, tell=self.tell, guard=self._guard
+            )
+        return self.journal
+
+    def _replayed(self, journal: Journal, trainer: Trainer, state: CoordinatorState, *, step: int | None) -> int | None:
+        recovered = journal.read()
+        if recovered is None:
+            return None
+
+        until = self._until(recovered, state)
+        base = recovered.header.base_step
+        begins = trainer.full_digest() == recovered.header.base_digest if step in (None, base) else False
+        if until is None or not (begins or (step is not None and base < step <= recovered.last_step)) or until < base:
+            journal.read(generation=state.generation)  # one of another generation is set aside
+            return None
+
+        start = None if begins else step
+        try:
+            at = replay(trainer, recovered, until=max(until, base if start is None else start), start=start)
+        except ModelError as error:
+            message = f"the journal cannot be replayed: {error}"
+            raise ReplayFailed(message) from error
+
+        signed = signed_ends(state).get(at)
+        if (signed is not None or recovered.header.generation != state.generation) and trainer.full_digest() != signed:
+            message = f"the journal does not lead to the model that the run's members signed after step {at}"
+            raise ReplayFailed(message)
+        if recovered.header.generation != state.generation or at < recovered.last_step:
+            journal.rewind(at, generation=state.generation)
+        return self._settled(journal, trainer, state, recovered, at=at)
+
+    def _until(self, recovered: Recovered, state: CoordinatorState) -> int | None:
+        """The last step to replay to; None where the journal is of a history that shares nothing signed with the run's."""
+        due = masters_due(state)
+        if recovered.header.generation == state.generation:
+            anew = decided_otherwise(state, recovered.rounds)
+            return due if anew is None else min(due, anew - 1)
+
+        reach = range(recovered.header.base_step, min(due, recovered.last_step) + 1)
+        return max((step for step in signed_ends(state) if step in reach), default=None)
+
+    def _settled(self, journal: Journal, trainer: Trainer, state: CoordinatorState, recovered: Recovered, *, at: int) -> int:
+        """Apply what the state says was accepted after the journal's last round."""
+        if at < recovered.last_step or recovered.header.generation != state.generation:
+            return at
+
+        for settled in settled_rounds(state, recovered.pending, after=at):
+            if settled.step > masters_due(state):
+                break
+            payloads = [journal.payload(payload_hash) for _, payload_hash in settled.results]
+            rate = trainer.rate_of(settled.step)
+            try:
+                trainer.apply(settled.step, payloads, own_accepted=False, learning_rate=rate)
+            except ModelError as error:
+                message = f"the results of step {settled.step} in the journal cannot be applied: {error}"
+                raise ReplayFailed(message) from error
+            journal.add_applied(
+                AppliedRound(
+                    epoch=settled.epoch,
+                    height=settled.height,
+                    step=settled.step,
+                    learning_rate=rate,
+                    results=settled.results,
+                    statements=settled.statements,
+                )
+            )
+            at = settled.step
+        journal.sync()
+        return at

@@ -1,0 +1,396 @@
+"""The anyio shell around the client machine: turns I/O into events and actions into I/O, and decides nothing itself.
+
+One queue feeds the machine, so events are handled one at a time in one task; everything that waits runs in tasks of one task
+group. Cancelling `run` leaves without ceremony; `leave` asks the machine to leave in order: it withdraws, serves its last results
+for a bounded moment (`Patience.leaving`) and stops, and we wait, bounded too, until the coordinator has acknowledged.
+
+Decided here: the queue is bounded and nothing that matters is ever dropped from it. Who brings a state, a message, a peer change
+or the outcome of work waits for room; only ticks and bandwidth figures are dropped when there is none. So a flood of messages
+holds back the flood: unread messages pile up in the transport, which bounds them per peer and cuts off who exceeds its share. A
+coordinator that does not answer is told to people once and waited for, until the backend says that it is gone for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import assert_never
+
+import anyio
+from anyio.abc import TaskGroup
+
+from psyche_core.client.machine import events as ev
+from psyche_core.client.machine.machine import ClientMachine, Patience
+from psyche_core.client.model_sync.description import DescriptionExchange
+from psyche_core.client.model_sync.exchange import ModelExchange
+from psyche_core.client.runtime.limiter import Turns
+from psyche_core.client.runtime.resources import Bench, ModelStore, Start
+from psyche_core.client.runtime.worker import Workshop, plainly
+from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BackendError, BlobRejected, CommandRefused, ModelError, PsycheError, TransportError, WireError
+from psyche_core.interfaces import Backend, Transport
+from psyche_core.telemetry import events
+from psyche_core.types import NodeIdentity, RunState
+from psyche_core.wire.messages import seal, sign_commitment, unseal
+from psyche_core.wire.signing import SecretKey
+
+logger = logging.getLogger("psyche.client")
+
+COMMAND_TIMEOUT = 10.0
+FETCH_TIMEOUT = 30.0
+DOWNLOADS_AT_ONCE = 8
+DOWNLOAD_TURN = 2.0
+"""Seconds after which a payload that is still on its way no longer keeps the next from being asked for."""
+
+WITHDRAW_TIMEOUT = COMMAND_TIMEOUT / 2
+TICK_SECONDS = 0.25
+TOTALS_SECONDS = 1.0
+QUEUE_LENGTH = 4096
+PASSING_REFUSALS = ("ClientsFull", "Halted")
+"""Of a join: the machine asks again, or learns from the next state that the run is finished."""
+
+
+class ClientRuntime:
+    """Runs one client over an entered backend and an entered transport.
+
+    build: opens model, optimizer and data for the run (see Workshop). report: where events for people go. store: where we put the
+    model when it is our turn; None when we have no such place. exchange: how whole models are handed over; one with its defaults
+    when not given. downloads_at_once: payloads fetched at the same time. explain: one sentence about an exception that nobody
+    foresaw, with the plugin it came from. check: see Workshop.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        key: SecretKey,
+        backend: Backend,
+        transport: Transport,
+        build: Callable[[Start], Awaitable[Bench]],
+        report: events.Report,
+        patience: Patience | None = None,
+        store: ModelStore | None = None,
+        exchange: ModelExchange | None = None,
+        descriptions: DescriptionExchange | None = None,
+        downloads_at_once: int = DOWNLOADS_AT_ONCE,
+        explain: Callable[[BaseException], str] = plainly,
+        check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
+    ) -> None:
+        self._run_id = run_id
+        self._key = key
+        self._backend = backend
+        self._transport = transport
+        self._report = events
+        self._workshop = Workshop(
+            build,
+            transport=transport,
+            tell=events,
+            store=store,
+            exchange=exchange,
+            descriptions=descriptions,
+            explain=explain,
+            check=check,
+        )
+        self._explain = explain
+        self._downloads = Turns(downloads_at_once, seconds=DOWNLOAD_TURN)
+        self._machine = ClientMachine(
+            backend.identity,
+            run_id,
+            sign=lambda commitment: sign_commitment(key, self.state.instance, commitment),
+            patience=patience,
+            can_store=store is not None,
+        )
+        self._events, self._inbox = anyio.create_memory_object_stream[ev.Event](QUEUE_LENGTH)
+        self._addresses: Mapping[bytes, bytes] = {}
+        self._members: tuple[NodeIdentity, ...] = ()
+        self._failure: PsycheError | None = None
+        self._leave_asked = False
+        self._left = False
+        self._joining = False
+        self._joined = False
+        self._silent = False
+        self._withdrawn: anyio.Event | None = None
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether the client ended to start over from its disk, with new connections: the coordinator knows less than it did."""
+        return self._machine.stopped is not None and self._machine.stopped.again
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The newest coordinator state. Raises RuntimeError before the first."""
+        if self._machine.state is None:
+            message = "no coordinator state has arrived yet"
+            raise RuntimeError(message)
+
+        return self._machine.state
+
+    def leave(self) -> None:
+        """Ask the client to leave in order; safe to call from a signal handler of the loop."""
+        self._leave_asked = True
+        self._wake()
+
+    async def run(self) -> events.Ended:
+        """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot go on."""
+        try:
+            stop = await self._take_part()
+        except Exception as error:  # out of a plugin that we call ourselves, or a defect: who reads events learns of it
+            self._report(events.Ended(self._explain(error), success=False))
+            raise
+
+        if stop is None and self._failure is not None:
+            self._report(events.Ended(str(self._failure), success=False))
+            raise self._failure
+
+        ended = events.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
+        self._report(self._totals())
+        self._report(ended)
+        return ended
+
+    async def _take_part(self) -> ev.Stop | None:
+        """Until the machine stops us, or None when something failed."""
+        async with contextlib.aclosing(self._workshop):
+            stop = await self._follow()
+            if stop is not None and self._left and self._machine.masters_are_sound:
+                await self._workshop.save_on_leaving()
+        return stop
+
+    async def _follow(self) -> ev.Stop | None:
+        """Turn what happens into what is done, see `_take_part`."""
+        stop: ev.Stop | None = None
+        async with self._events, self._inbox, anyio.create_task_group() as tasks:
+            for watch in (self._watch_states, self._watch_messages, self._watch_time):
+                tasks.start_soon(watch)
+            async for event in self._inbox:
+                actions = self._machine.handle(event, anyio.current_time())
+                if self._leave_asked:
+                    self._leave_asked, self._left = False, True
+                    actions = [*actions, *self._machine.handle(ev.LeaveAsked(), anyio.current_time())]
+                stop = await self._carry_out(actions, tasks)
+                if stop is not None or self._failure is not None:
+                    break
+
+            self._inbox.close()  # who still waits for room in the queue goes on
+            if self._withdrawn is not None:
+                with anyio.move_on_after(WITHDRAW_TIMEOUT):
+                    await self._withdrawn.wait()
+            tasks.cancel_scope.cancel()
+        return stop
+
+    async def _put(self, event: ev.Event) -> None:
+        """Hand an event to the machine, when there is room for it."""
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client has ended
+            await self._events.send(event)
+
+    def _put_or_drop(self, event: ev.Event) -> None:
+        """Hand an event to the machine unless it is busy; another of its kind follows soon."""
+        with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self._events.send_nowait(event)
+
+    def _wake(self) -> None:
+        """See to it that `run` looks around; a full queue keeps it awake anyway."""
+        self._put_or_drop(ev.TimePassed())
+
+    def _fail(self, error: PsycheError) -> None:
+        self._failure = self._failure or error
+        self._wake()
+
+    def _note_silence(self) -> None:
+        """The coordinator did not answer in time: tell people, once until it is heard again."""
+        if not self._silent:
+            self._silent = True
+            self._report(events.Problem("warning", f"the coordinator has not answered for {COMMAND_TIMEOUT:g} s; still trying"))
+
+    # -------------------------------------------------------------------------------------------- I/O into events
+
+    async def _watch_states(self) -> None:
+        finished = False
+        try:
+            while True:
+                update = await self._backend.next_state()
+                self._silent = False
+                finished = update.state.run_state is RunState.Finished
+                if dict(update.addresses) != self._addresses:
+                    self._addresses = dict(update.addresses)
+                    await self._set_peers()
+                await self._put(ev.StateSeen(update.state))
+        except BackendError as error:
+            if not finished:  # a server may close once it has told the end
+                self._fail(error)
+
+    async def _watch_messages(self) -> None:
+        while True:
+            incoming = await self._transport.receive()
+            try:
+                origin, message = unseal(incoming.message, run=self.state.instance)  # no peers, and no messages, before a state
+            except WireError as error:
+                logger.warning("a message handed over by %s was refused: %s", incoming.via[:4].hex(), error)
+                continue
+
+            await self._put(ev.MessageSeen(origin, message))
+
+    async def _watch_time(self) -> None:
+        peers: tuple[bytes, ...] = ()
+        told, received = anyio.current_time(), 0
+        while True:
+            await anyio.sleep(TICK_SECONDS)
+            now = anyio.current_time()
+            stats = self._transport.stats
+            if stats.peers != peers:
+                peers = stats.peers
+                await self._put(ev.PeersSeen(frozenset(peers)))
+            if now - told >= TOTALS_SECONDS:
+                self._put_or_drop(ev.BandwidthSeen((stats.bytes_received - received) / (now - told)))
+                told, received = now, stats.bytes_received
+                self._report(self._totals())
+            self._put_or_drop(ev.TimePassed())
+
+    def _totals(self) -> events.NetworkTotals:
+        stats = self._transport.stats
+        return events.NetworkTotals(stats.bytes_sent, stats.bytes_received, len(stats.peers))
+
+    # -------------------------------------------------------------------------------------------- actions into I/O
+
+    async def _carry_out(self, actions: list[ev.Action], tasks: TaskGroup) -> ev.Stop | None:
+        for action in actions:
+            match action:
+                case ev.Stop():
+                    return action
+                case ev.Send(command=Withdraw()):
+                    self._withdrawn = anyio.Event()
+                    tasks.start_soon(self._withdraw, action.command, self._withdrawn)
+                case ev.Send():
+                    tasks.start_soon(self._send, action.command)
+                case ev.Join():
+                    tasks.start_soon(self._join)
+                case ev.SetPeers():
+                    self._members = action.members
+                    await self._set_peers()
+                case ev.Broadcast():
+                    await self._transport.broadcast(seal(self._key, self.state.instance, action.message), tag=action.tag)
+                case ev.FetchPayload():
+                    tasks.start_soon(self._fetch, action)
+                case ev.Expire():
+                    tasks.start_soon(self._workshop.expire, action.before)
+                    tasks.start_soon(self._transport.expire, action.before)
+                case ev.KeepResults():
+                    await self._workshop.keep(action)
+                case ev.Prefetch():
+                    tasks.start_soon(self._workshop.prefetch, action.share)
+                case ev.Remind():
+                    tasks.start_soon(self._remind, action)
+                case ev.StoreModel():
+                    tasks.start_soon(self._store, action)
+                case ev.Tell():
+                    self._report(action.event)
+                case ev.Load() | ev.Train() | ev.Apply() | ev.Digest() | ev.CloseEpoch() | ev.TakeSnapshot() | ev.FetchModel():
+                    tasks.start_soon(self._work, action)
+                case _:
+                    assert_never(action)
+        return None
+
+    async def _set_peers(self) -> None:
+        ours = self._backend.identity.p2p
+        peers = {member.p2p: self._addresses.get(member.signer, b"") for member in self._members if member.p2p != ours}
+        await self._transport.set_peers(peers)
+
+    async def _work(self, work: ev.Work) -> None:
+        try:
+            await self._put(await self._workshop.do(work))
+        except PsycheError as error:
+            self._fail(error)
+
+    async def _remind(self, action: ev.Remind) -> None:
+        await anyio.sleep(action.seconds)
+        await self._put(ev.Reminded(action.tag))
+
+    async def _store(self, action: ev.StoreModel) -> None:
+        await self._put(await self._workshop.store(action))
+
+    async def _join(self) -> None:
+        """Join once our model and data are open, however long the coordinator takes to answer; one request at a time."""
+        if self._joining:
+            return
+
+        self._joining = True
+        try:
+            try:
+                await self._workshop.prepare(self.state)
+            except PsycheError:
+                raise
+            except Exception as error:
+                logger.debug("opening model and data failed", exc_info=error)
+                message = f"the model and its data could not be opened: {self._explain(error)}"
+                raise ModelError(message) from error
+            while True:
+                try:
+                    await self._backend.join(self._transport.address, timeout=COMMAND_TIMEOUT)
+                except TimeoutError:
+                    self._note_silence()
+                else:
+                    self._silent = False
+                    if not self._joined:
+                        self._joined = True
+                        self._report(events.Joined(self._run_id))
+                    return
+        except CommandRefused as refusal:
+            if refusal.code not in PASSING_REFUSALS:
+                self._fail(refusal)
+            logger.info("joining was refused: %s", refusal)
+        except PsycheError as error:
+            self._fail(error)
+        finally:
+            self._joining = False
+
+    async def _withdraw(self, command: Command, answered: anyio.Event) -> None:
+        try:
+            await self._send(command)
+        finally:
+            answered.set()
+
+    async def _send(self, command: Command) -> None:
+        """Send a command; a time-out is tried again twice, since a lost statement costs the whole round its speed."""
+        if isinstance(command, Witness):
+            await self._workshop.sync()  # what we attest to outlasts us
+        for _ in range(3):
+            try:
+                await self._backend.send(command, timeout=COMMAND_TIMEOUT)
+            except CommandRefused as refusal:
+                level = logging.DEBUG if isinstance(command, Witness | WarmupWitness) else logging.INFO
+                logger.log(level, "%s was refused: %s", type(command).__name__, refusal)
+                await self._put(ev.CommandAnswered(command, refusal.code))
+                return
+            except TimeoutError:
+                self._note_silence()
+                continue
+            except BackendError:
+                return  # the state watcher says what is wrong
+
+            self._silent = False
+            await self._put(ev.CommandAnswered(command, None))
+            return
+
+    async def _fetch(self, action: ev.FetchPayload) -> None:
+        limit = self._workshop.bench.trainer.max_payload_bytes
+        try:
+            async with self._downloads.turn():
+                payload = await self._transport.fetch(
+                    action.payload_hash, sources=action.sources, max_bytes=limit, timeout=FETCH_TIMEOUT, tag=action.tag
+                )
+        except BlobRejected as error:
+            logger.warning("payload %s: %s", action.payload_hash[:4].hex(), error)
+            await self._put(ev.PayloadMissing(action.payload_hash))
+        except (TransportError, TimeoutError) as error:
+            logger.info("payload %s: %s", action.payload_hash[:4].hex(), error)
+            await self._put(ev.PayloadMissing(action.payload_hash))
+        except Exception as error:
+            logger.debug("fetching a payload failed", exc_info=error)
+            logger.warning("payload %s: %s", action.payload_hash[:4].hex(), self._explain(error))
+            await self._put(ev.PayloadMissing(action.payload_hash))
+        else:
+            try:
+                await self._put(await self._workshop.receive(action.payload_hash, payload, tag=action.tag))
+            except PsycheError as error:  # ranks are lost
+                self._fail(error)

@@ -1,0 +1,435 @@
+"""The heavy half of a client: model, optimizer, data and payload bytes, worked in threads so that the event loop never blocks.
+
+Decided here: one trainer thread at a time (the machine never asks for two pieces of work), payload checks beside it, samples of
+the next share read while the trainer is busy with something else; model and data are opened before the run is joined, so that a
+model that does not fit keeps nobody waiting. An error of any work but Load is an event, never an exception, unless nothing can
+go on after it: our own result that nobody could use, ranks that are lost, what the user has to mend. Refuses to decide anything:
+it does one `Work` and says what happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from time import perf_counter
+
+import anyio
+import anyio.to_thread
+
+from psyche_core.client.machine.events import (
+    Applied,
+    Apply,
+    CloseEpoch,
+    Digest,
+    Digested,
+    EpochClosed,
+    FetchModel,
+    KeepResults,
+    Load,
+    ModelFetched,
+    ModelFetchFailed,
+    ModelReady,
+    ModelStored,
+    PayloadChecked,
+    PayloadsLost,
+    PayloadUnjudged,
+    SnapshotFailed,
+    SnapshotTaken,
+    StoreFailed,
+    StoreModel,
+    TakeSnapshot,
+    Train,
+    Trained,
+    TrainFailed,
+    Work,
+    WorkDone,
+    WorkFailed,
+)
+from psyche_core.client.machine.events import SourceMissing as SourceMissingEvent
+from psyche_core.client.machine.scheduler import starts_from_members
+from psyche_core.client.model_sync.description import DescriptionExchange
+from psyche_core.client.model_sync.exchange import ModelExchange
+from psyche_core.client.runtime.checkpointing import Checkpointer
+from psyche_core.client.runtime.payloads import PayloadShelf, check_own
+from psyche_core.client.runtime.read_ahead import ReadAhead
+from psyche_core.client.runtime.resources import Bench, ModelStore, Start
+from psyche_core.config.run_config import ModelConfig
+from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
+from psyche_core.errors import (
+    DataError,
+    ModelError,
+    NonFiniteError,
+    PayloadRejected,
+    PluginFailed,
+    PsycheError,
+    RanksLost,
+    UserError,
+)
+from psyche_core.interfaces import Transport
+from psyche_core.plugin_faults import brief
+from psyche_core.telemetry import events
+from psyche_core.training.checkpoint import checkpoint_path
+from psyche_core.training.origin import SourceMissing
+from psyche_core.training.sources import model_name
+from psyche_core.types import BatchId
+
+logger = logging.getLogger("psyche.client")
+
+ENDS_THE_CLIENT = (UserError, RanksLost, PluginFailed)
+"""What no other member can help with."""
+
+
+def plainly(error: BaseException) -> str:
+    """One sentence about an exception, for who has no plugins to blame."""
+    return str(error) if isinstance(error, PsycheError) else brief(error)
+
+
+class Workshop:
+    """Does work for the machine.
+
+    build: opens everything for a run, called for each Load, may take long; raises SourceMissing when nothing on this machine says
+    how the run's model is built. store: where models of epochs' ends go. exchange, descriptions: how models go to others.
+    explain: one sentence about an exception that nobody foresaw. check: looks at everything on this machine but the model, before
+    the run is joined; None looks at nothing.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Start], Awaitable[Bench]],
+        *,
+        transport: Transport,
+        tell: Callable[[events.Event], None],
+        store: ModelStore | None = None,
+        exchange: ModelExchange | None = None,
+        descriptions: DescriptionExchange | None = None,
+        explain: Callable[[BaseException], str] = plainly,
+        check: Callable[[CoordinatorState], Awaitable[None]] | None = None,
+    ) -> None:
+        self._build = build
+        self._check = check
+        self._explain = explain
+        self._transport = transport
+        self._tell = tell
+        self._model_store = store
+        self._exchange = exchange or ModelExchange(transport, tell=tell)
+        self._descriptions = descriptions or DescriptionExchange(transport)
+        self._bench: Bench | None = None
+        self._prepared: tuple[ModelConfig, Bench] | None = None
+        self._opening = anyio.Lock()
+        self._run_id = ""
+        self._sequence_length = 0
+        self._generation = 0
+        self._payloads = PayloadShelf()
+        self._checkpoints = Checkpointer(tell, explain=explain)
+        self._reading = ReadAhead(explain=explain)
+
+    @property
+    def bench(self) -> Bench:
+        """The open bench; the machine never asks for work before ModelReady."""
+        if self._bench is None:
+            message = "the model is not loaded yet"
+            raise RuntimeError(message)
+
+        return self._bench
+
+    async def do(self, work: Work) -> WorkDone:
+        """Carry out one piece of work.
+
+        Raises PsycheError where nothing can go on: for Load whatever prevents it, for other work what ENDS_THE_CLIENT names.
+        """
+        try:
+            return await self._do(work)
+        except ENDS_THE_CLIENT:
+            raise
+        except Exception as error:
+            logger.debug("%s failed", type(work).__name__, exc_info=error)
+            if not isinstance(work, Load):
+                return WorkFailed(work, f"{_not_done(work)}: {self._explain(error)}")
+            if isinstance(error, PsycheError):
+                raise
+
+            message = f"the model and its data could not be opened: {self._explain(error)}"
+            raise ModelError(message) from error
+
+    async def _do(self, work: Work) -> WorkDone:
+        match work:
+            case Load():
+                return await self._load(work)
+            case Train():
+                return await self._train(work)
+            case Apply():
+                return await self._apply(work)
+            case Digest():
+                return Digested(work.height, await anyio.to_thread.run_sync(self.bench.trainer.full_digest))
+            case CloseEpoch():
+                return await self._close(work)
+            case TakeSnapshot():
+                return await self._offer(work)
+            case FetchModel(build=None):
+                self._checkpoints.masters_change()
+                done = await self._exchange.fetch(self.bench.trainer, work, run_id=self._run_id)
+                if isinstance(done, ModelFetched):
+                    await self._checkpoints.fetched(work)
+                return done
+            case FetchModel():
+                return await self._build_and_fetch(work)
+
+    async def prepare(self, state: CoordinatorState) -> None:
+        """Open everything before the run is joined, so that who cannot take part says why and joins nothing.
+
+        The first Load takes what is open. The model stays closed where the other members have to say how it is built, and where a
+        run that has begun still names a stored one: its next epoch may begin with the members' own. Raises ModelError, DataError
+        and ConfigError.
+        """
+        async with self._opening:
+            if self._bench is not None or self._take_prepared(state, keep=True) is not None:
+                return
+            if self._check is not None:
+                await self._check(state)
+            if state.progress.step == 1 or starts_from_members(state):
+                with contextlib.suppress(SourceMissing):
+                    self._prepared = state.model, await self._open(Start(state))
+
+    def _take_prepared(self, state: CoordinatorState, *, keep: bool = False) -> Bench | None:
+        """What was opened before joining, if the run is still what it was opened for; otherwise it is let go."""
+        if self._prepared is None:
+            return None
+
+        model, bench = self._prepared
+        if model != state.model or (bench.step is not None and bench.step >= state.progress.step):
+            self._prepared = None
+            return None
+
+        if not keep:
+            self._prepared = None
+        return bench
+
+    async def _open(self, start: Start) -> Bench:
+        started = perf_counter()
+        self._tell(events.ModelLoading(model_name(start.state.model.LLM)))
+        bench = await self._build(start)
+        step = bench.stored_step if bench.step is None else bench.step
+        self._tell(events.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started, step))
+        return bench
+
+    async def _load(self, work: Load) -> WorkDone:
+        async with self._opening:  # who comes back while still a member has both to do: to join and to load
+            prepared = None if work.fresh else self._take_prepared(work.state)
+            self._prepared = None  # a second model in memory would be one too many
+            try:
+                bench = prepared or await self._open(Start(work.state, fresh=work.fresh))
+            except SourceMissing as error:
+                return SourceMissingEvent(str(error))
+
+            self._bench = bench
+        self._exchange.loaded_anew()
+        self._take_run(work.state)
+        self._checkpoints.use(bench, run_id=self._run_id)
+        digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
+        if work.state.progress.step == 1:  # later these weights are a starting point that the run has left behind
+            await self._validate(0)
+        step = bench.step if bench.step is not None else _step_of_stored(work.state, bench.stored_step, digest)
+        held = bench.held
+        if step is None:  # what the run's store holds may be an earlier end
+            held += tuple((end.step, digest) for end in work.state.ends if (end.step, end.digest) == (bench.stored_step, digest))
+        return ModelReady(digest, bench.trainer.max_payload_bytes, step, held, journalled=bench.journal is not None)
+
+    def _take_run(self, state: CoordinatorState) -> None:
+        self._run_id, self._sequence_length = state.run_id, state.model.LLM.max_seq_len
+        self._generation = state.generation
+
+    async def _offer(self, work: TakeSnapshot) -> SnapshotTaken | SnapshotFailed:
+        """Offer the masters, and how the model is built; a model that cannot be described is offered to those who know it."""
+        taken = await self._exchange.offer(self.bench.trainer, work, run_id=self._run_id)
+        if isinstance(taken, SnapshotFailed):
+            return taken
+
+        taken = replace(taken, digest=await anyio.to_thread.run_sync(self.bench.trainer.full_digest))
+        try:
+            files = await anyio.to_thread.run_sync(lambda: self.bench.trainer.description)
+            described = await self._descriptions.offer(files, tag=work.tag)
+        except ModelError as error:
+            self._tell(events.Problem("warning", str(error)))
+            return taken
+
+        return replace(taken, description_hash=described[0], description_bytes=described[1])
+
+    async def _build_and_fetch(self, work: FetchModel) -> ModelReady | ModelFetchFailed:
+        """Build the model as the other members say, and give it their masters; the descriptions are tried in turn."""
+        assert work.build is not None
+        reason = "no member says how the model is built"
+        for blob_hash, size in work.descriptions:
+            try:
+                folder = await self._descriptions.fetch(blob_hash, size, sources=work.sources, tag=work.tag)
+                bench = await self._build(Start(work.build, folder=folder))
+            except ENDS_THE_CLIENT:
+                raise  # not the description's fault
+            except Exception as error:  # a description is somebody else's: the next may be better
+                logger.debug("a description could not be used", exc_info=error)
+                reason = self._explain(error)
+                continue
+
+            done = await self._exchange.fetch(bench.trainer, work, run_id=work.build.run_id)
+            if isinstance(done, ModelFetched):
+                self._bench = bench
+                self._take_run(work.build)
+                self._exchange.loaded_anew()
+                self._checkpoints.use(bench, run_id=self._run_id)
+                await self._checkpoints.fetched(work)
+                return ModelReady(done.digest, bench.trainer.max_payload_bytes, work.step)
+            reason = done.reason
+        return ModelFetchFailed(work.step, f"the model of the run could not be built: {reason}")
+
+    async def prefetch(self, share: tuple[BatchId, ...]) -> None:
+        """Read a share's samples ahead of its Train work."""
+        if self._bench is not None:
+            await self._reading.begin(self._bench, share, sequence_length=self._sequence_length)
+
+    async def _train(self, work: Train) -> WorkDone:
+        try:
+            self._exchange.check_usable()
+            samples = await self._reading.samples(self.bench, work.share, sequence_length=self._sequence_length)
+            if work.generation != self._generation:  # results of a history that was left are never settled
+                await anyio.to_thread.run_sync(self.bench.trainer.forget)
+                self._generation = work.generation
+            done = await anyio.to_thread.run_sync(self.bench.trainer.train, work.step, samples)
+        except RanksLost:
+            raise  # no later step can be trained either
+        except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
+            return TrainFailed(work.height, f"{_not_done(work)}: {str(error) or type(error).__name__}")
+
+        loss = float(done.loss)
+        await check_own(self.bench, work.step, done.payload)
+        payload_hash = await self._transport.publish(done.payload, tag=work.tag)
+        self._payloads.put(payload_hash, done.payload, tag=work.tag)
+        return Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
+
+    async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> PayloadChecked | PayloadUnjudged:
+        """Keep a fetched payload if it fits our parameter table; says whether it does. Raises RanksLost.
+
+        A check that raises something else than PayloadRejected has come to no verdict.
+        """
+        try:
+            await anyio.to_thread.run_sync(self.bench.trainer.check, payload)
+        except PayloadRejected as error:
+            self._tell(events.Problem("warning", f"a peer's result was refused: {error}"))
+            return PayloadChecked(payload_hash, False, tag)
+        except RanksLost:
+            raise
+        except Exception as error:
+            logger.debug("a payload's check failed", exc_info=error)
+            return PayloadUnjudged(payload_hash, f"a peer's result could not be checked: {self._explain(error)}")
+
+        self._payloads.put(payload_hash, payload, tag=tag)
+        return PayloadChecked(payload_hash, True, tag)
+
+    async def keep(self, action: KeepResults) -> None:
+        """Put verified results into the journal, if there is one."""
+        await self._checkpoints.keep(action, self._payloads)
+
+    async def sync(self) -> None:
+        """Bring the journal to the disk: to be awaited before a statement leaves."""
+        await self._checkpoints.sync()
+
+    async def save_on_leaving(self) -> None:
+        """Save the masters where they are newer than our last checkpoint; in bounded time, and told."""
+        await self._checkpoints.leave()
+
+    async def aclose(self) -> None:
+        """Remove what was kept on disk for others. Idempotent."""
+        await self._exchange.aclose()
+        with anyio.CancelScope(shield=True):
+            await self._checkpoints.sync()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._descriptions.close)
+
+    async def expire(self, before: int) -> None:
+        """Drop payloads and snapshots with older tags."""
+        self._payloads.expire(before)
+        try:
+            await self._exchange.expire(before)
+        except Exception as error:  # files that stay behind must not stop us
+            logger.debug("removing old snapshots failed", exc_info=error)
+            self._tell(events.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
+
+    async def _apply(self, work: Apply) -> WorkDone:
+        self._exchange.check_usable()
+        lost = self._payloads.lacking(work.payload_hashes)
+        if lost:
+            return PayloadsLost(work.height, lost)
+
+        payloads = self._payloads.all(work.payload_hashes)
+        started = perf_counter()
+
+        def apply() -> float:
+            rate = self.bench.trainer.rate_of(work.step)
+            self.bench.trainer.apply(work.step, payloads, own_accepted=work.own_accepted, learning_rate=rate)
+            return rate
+
+        self._checkpoints.masters_change()
+        rate = await anyio.to_thread.run_sync(apply)
+        await self._checkpoints.applied(work, learning_rate=rate)
+        return Applied(work.height, perf_counter() - started)
+
+    async def _close(self, work: CloseEpoch) -> WorkDone:
+        self._exchange.check_usable()
+        digest = await anyio.to_thread.run_sync(self.bench.trainer.full_digest)
+        try:
+            await self._validate(work.step)
+        except RanksLost:
+            raise
+        except Exception as error:  # a figure for people
+            logger.debug("validation failed", exc_info=error)
+            self._tell(events.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}"))
+        saved = await self._checkpoints.close_epoch(work, digest)
+        return EpochClosed(digest, saved)
+
+    async def store(self, action: StoreModel) -> ModelStored | StoreFailed:
+        """Put the checkpoint of an epoch's end into our store; what prevents it is one sentence."""
+        checkpoints = self.bench.checkpoints
+        if self._model_store is None or checkpoints is None:
+            return StoreFailed(action.step, "there is no store for the model, or no folder of checkpoints")
+
+        directory = checkpoint_path(checkpoints, self._run_id, action.step)
+        try:
+            location = await self._model_store.put(directory, run_id=self._run_id, step=action.step)
+        except Exception as error:  # StoreError, and whatever a store does not expect
+            logger.debug("storing a model failed", exc_info=error)
+            return StoreFailed(action.step, f"the model of step {action.step} was not stored: {self._explain(error)}")
+
+        return ModelStored(action.step, location)
+
+    async def _validate(self, step: int) -> None:
+        validation = self.bench.validation
+        if validation is not None:
+            loss = await anyio.to_thread.run_sync(self.bench.trainer.evaluate, validation)
+            self._tell(events.Validated(step, loss))
+
+
+def _not_done(work: Work) -> str:
+    """What failed, as the first half of a sentence."""
+    match work:
+        case Load():
+            return "the model was not loaded"
+        case Train():
+            return f"step {work.step} was not trained"
+        case Apply():
+            return f"the results of step {work.step} were not applied"
+        case Digest():
+            return f"the digest of the model in round {work.height} was not taken"
+        case CloseEpoch():
+            return f"the end of epoch {work.epoch} was not worked off"
+        case TakeSnapshot():
+            return f"the model after step {work.step} cannot be offered to others"
+        case FetchModel():
+            return f"the model after step {work.step} could not be had from others"
+
+
+def _step_of_stored(state: CoordinatorState, step: int | None, digest: bytes) -> int | None:
+    """The step of a stored model, if the run can go on from it: the coordinator knows it, and its digest where that is signed."""
+    if step is None or state.from_checkpoint or step != state.stored.step:
+        return None
+
+    return step if state.stored.digest in (NO_DIGEST, digest) else None

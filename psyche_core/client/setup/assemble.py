@@ -1,0 +1,490 @@
+"""Puts a client together from settings and plugins, and runs it.
+
+Everything is chosen by name through the registry that is handed in; nothing is imported that the run does not use. Refuses
+nothing by itself: each room says what is wrong in its own sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+from pydantic import BaseModel
+
+from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.model_sync.description import DescriptionExchange
+from psyche_core.client.model_sync.exchange import ModelExchange
+from psyche_core.client.runtime.resources import Bench, ModelStore, Start
+from psyche_core.client.runtime.restoring import ReplayFailed, Restorer, signed_ends
+from psyche_core.client.runtime.runtime import ClientRuntime
+from psyche_core.client.setup.data_source import check_announced, data_source, first_samples, held_out_place
+from psyche_core.client.setup.own_checks import expect_device, expect_held_out
+from psyche_core.client.setup.parallelism import parallelism_of
+from psyche_core.config.run_config import Choice, LLMConfig
+from psyche_core.config.settings import ClientSettings
+from psyche_core.coordinator.checkpoints import loaded_from_hub
+from psyche_core.coordinator.schedule import cold_start_bounds
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import ConfigError, ModelError
+from psyche_core.hookspecs import BackendContext, BackendRegistration, TransportContext
+from psyche_core.interfaces import DataProvider
+from psyche_core.interfaces.data import Samples
+from psyche_core.plugins import PluginRegistry
+from psyche_core.telemetry import events
+from psyche_core.training.origin import Origin, SourceMissing
+from psyche_core.training.scratch import Scratch, default_folder
+from psyche_core.wire.signing import SecretKey
+
+if TYPE_CHECKING:
+    from psyche_core.training.trainer import Trainer
+
+_LEAVING = (signal.SIGINT, signal.SIGTERM)
+_ANEW_SECONDS = 1.0
+"""Before a client begins anew: a coordinator that goes back and forth must not keep it busy."""
+
+
+async def train_client(
+    settings: ClientSettings,
+    registry: PluginRegistry,
+    tell: events.Report,
+    *,
+    backend_settings: BaseModel | None = None,
+) -> events.Ended:
+    """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
+
+    backend_settings: of the chosen backend's own class. Raises UserError for what the user can mend, BackendError, DataError and
+    ModelError for what stops the client.
+    """
+    backend_kind = await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))
+    address = _address_for(backend_kind, settings)
+    await anyio.to_thread.run_sync(_check_own, settings)
+    key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
+    lasting = settings.identity_secret_key_path is not None or backend_kind.transport_key is not None
+    create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
+
+    async def take_part() -> tuple[events.Ended, bool]:
+        """One life of the client; whether it is to begin anew."""
+        async with AsyncExitStack() as stack:
+            scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
+            stack.callback(scratch.close)
+            restorer = _restorer(settings, tell, member=key.public, lasting=lasting)
+            if restorer is not None:
+                stack.callback(restorer.close)
+                await anyio.to_thread.run_sync(restorer.claim, settings.run_id)
+            backend = await stack.enter_async_context(
+                backend_kind.create(
+                    BackendContext(
+                        run_id=settings.run_id,
+                        address=address,
+                        key=key,
+                        settings=backend_settings,
+                        retry_seconds=settings.reconnect_seconds,
+                    )
+                )
+            )
+            route = address if backend_kind.route is None else backend_kind.route(backend_settings)
+            interface = settings.bind_p2p_interface
+            if interface == "auto":
+                interface = await anyio.to_thread.run_sync(_interface_towards, route)
+            transport = await stack.enter_async_context(
+                create_transport(
+                    TransportContext(run_id=settings.run_id, key=key, interface=interface, port=settings.bind_p2p_port)
+                )
+            )
+            benches = bench_builder(
+                settings, registry, key=key, stack=stack, latest=lambda: runtime.state, tell=tell, restorer=restorer
+            )
+            runtime = ClientRuntime(
+                run_id=settings.run_id,
+                key=key,
+                backend=backend,
+                transport=transport,
+                build=benches,
+                check=benches.check,
+                report=tell,
+                exchange=ModelExchange(transport, tell=tell, scratch=scratch, at_once=settings.max_concurrent_parameter_requests),
+                downloads_at_once=settings.max_concurrent_downloads,
+                descriptions=DescriptionExchange(transport, folder=_cache_folder(settings) / "descriptions"),
+                store=_open_store(settings),
+                explain=registry.explain,
+            )
+            tell(events.Started("client", backend.identity.signer.hex(), settings.run_id, route))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(
+                    _leave_on_signal, runtime, lambda number: tell(events.Leaving(number.name, restorer is not None))
+                )
+                ended = await runtime.run()
+                tasks.cancel_scope.cancel()
+            return ended, runtime.begins_anew
+
+    while True:
+        ended, again = await take_part()
+        if not again:
+            return ended
+
+        tell(events.Problem("warning", "starting over from what is on this client's disk"))
+        await anyio.sleep(_ANEW_SECONDS)
+
+
+def _check_own(settings: ClientSettings) -> None:
+    """What would end the client once it has joined is told before. Raises ConfigError, NoSuchDevice."""
+    if not settings.base.is_dir():
+        message = f"--base {settings.base} is no folder; give the one that the run's relative paths start at"
+        raise ConfigError(message)
+
+    parallelism_of(settings)
+    folder = settings.checkpoint_dir
+    if folder is not None and folder.exists() and not folder.is_dir():
+        message = f"--checkpoint-dir {folder} is a file; give a folder, which is made when there is none"
+        raise ConfigError(message)
+
+    expect_held_out(settings)
+    expect_device(settings)
+
+
+def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
+    """Where the coordinator is, as the user says. Raises ConfigError where that is needed and missing, or of no use."""
+    if backend.needs_address and settings.server_addr is None:
+        message = f"--server-addr is needed for {backend.name} (or the environment variable PSYCHE_SERVER_ADDR)"
+        raise ConfigError(message)
+    if not backend.needs_address and settings.server_addr is not None:
+        message = f"--server-addr means nothing to the backend {backend.name}; its own options say where the coordinator is"
+        raise ConfigError(message)
+
+    return settings.server_addr or ""
+
+
+def _transport_key(backend: BackendRegistration, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:
+    """Our transport's key: the file's, else what the backend makes of its settings, else a new one. Raises IdentityError."""
+    if settings.identity_secret_key_path is not None:
+        return SecretKey.load(settings.identity_secret_key_path)
+    if backend.transport_key is not None:
+        return backend.transport_key(settings.run_id, backend_settings)
+
+    return SecretKey.generate()
+
+
+def _restorer(
+    settings: ClientSettings, tell: events.Report, *, member: bytes | None = None, lasting: bool = True
+) -> Restorer | None:
+    """Checkpoints and journal of this client, where it keeps any; to be closed. member, lasting: see Restorer."""
+    if settings.checkpoint_dir is None:
+        return None
+
+    def warn(sentence: str) -> None:
+        anyio.from_thread.run_sync(tell, events.Problem("warning", sentence))
+
+    return Restorer(settings.checkpoint_dir, settings.journal_size, warn, member, lasting)
+
+
+@dataclass(frozen=True, slots=True)
+class Benches:
+    """Opens what a client works on and with.
+
+    build: model, optimizer, data and held-out data for a run's state. check: everything of that but the model, and what the
+    options name on this machine, for who is about to join a run with this state.
+    """
+
+    build: Callable[[Start], Awaitable[Bench]]
+    check: Callable[[CoordinatorState], Awaitable[None]]
+
+    async def __call__(self, start: Start) -> Bench:
+        """Open all of it."""
+        return await self.build(start)
+
+
+def bench_builder(
+    settings: ClientSettings,
+    registry: PluginRegistry,
+    *,
+    key: SecretKey,
+    stack: AsyncExitStack,
+    latest: Callable[[], CoordinatorState],
+    tell: events.Report,
+    restorer: Restorer | None = None,
+) -> Benches:
+    """What opens model, optimizer, data and held-out data for a run's state.
+
+    stack: closes them. latest: the newest state, asked for the epoch's cold start whenever a learning rate is needed.
+    restorer: of our checkpoints and journal, closed by the caller; None for one of our own where the settings name a folder.
+    Raises ConfigError.
+    """
+
+    def tell_from_thread(event: events.Event) -> None:
+        anyio.from_thread.run_sync(tell, event)
+
+    def warn_from_thread(sentence: str) -> None:
+        tell_from_thread(events.Problem("warning", sentence))
+
+    micro_batch_size = settings.micro_batch_size
+    parallelism = parallelism_of(settings)
+    resumed: events.Resumed | None = None
+    newest: Trainer | None = None
+
+    def close_newest() -> None:
+        """The processes among which the model is divided; there is one such group at a time."""
+        nonlocal newest
+        former, newest = newest, None
+        if former is not None:
+            former.close()
+
+    async def close_at_the_end() -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(close_newest)
+
+    stack.push_async_callback(close_at_the_end)
+    if restorer is None:
+        restorer = _restorer(settings, tell)
+        if restorer is not None:
+            stack.callback(restorer.close)
+
+    def tell_resumed(state: CoordinatorState, *, checkpoint: int | None, step: int | None) -> None:
+        """Once for each thing there is to say; a run that begins has nothing to go on from."""
+        nonlocal resumed
+        due = masters_due(state)
+        found = events.Resumed(str(settings.checkpoint_dir), checkpoint, step, due)
+        if due > 0 and found != resumed:
+            resumed = found
+            tell_from_thread(found)
+
+    def find_model(start: Start) -> Origin:
+        if start.folder is not None:
+            return Origin(start.folder)
+
+        try:
+            return _find_origin(settings, start, tell=warn_from_thread)
+        except SourceMissing:
+            if restorer is None:
+                raise
+            if not restorer.begins_with_stored(start.state):
+                tell_resumed(start.state, checkpoint=None, step=None)
+                raise
+            state = replace(start.state, model=loaded_from_hub(start.state.model))
+            return _find_origin(settings, replace(start, state=state), tell=warn_from_thread)
+
+    def expect_plugins(llm: LLMConfig) -> None:
+        """What is not installed is told before anything is fetched. Raises PluginError."""
+        needed = [("model", llm.architecture), ("optimizer", llm.optimizer.name), ("data", llm.data_location.name)]
+        for kind, name in needed if parallelism is None else [*needed, ("sharding", parallelism.sharding)]:
+            registry.load(kind, name)
+
+    def look_around(state: CoordinatorState) -> None:
+        """What could be wrong on this machine, without opening the model."""
+        expect_plugins(state.model.LLM)
+        expect_device(settings)
+        if restorer is not None:
+            restorer.claim(state.run_id)
+
+    def open_trainer(start: Start, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
+        import torch  # heavy: in the worker thread, and not with the command line
+
+        from psyche_core.training.build import Compute, build_trainer
+        from psyche_core.training.private_state import private_path
+
+        nonlocal micro_batch_size, newest
+        state = start.state
+        llm = state.model.LLM
+        expect_plugins(llm)
+        origin = find_model(start)
+        if settings.torch_threads is not None:
+            torch.set_num_threads(settings.torch_threads)
+        close_newest()
+        trainer = newest = build_trainer(
+            registry_load=registry.load,
+            model_config=state.model,
+            run_id=state.run_id,
+            compute=Compute(
+                device=settings.device,
+                dtype=settings.compute_dtype,
+                attention=settings.attention,
+                gradient_checkpointing=settings.gradient_checkpointing,
+                micro_batch_size=micro_batch_size,
+                parallelism=parallelism,
+                notice=warn_from_thread,
+            ),
+            source=origin.folder,
+            cold_start_bounds=lambda: cold_start_bounds(latest()),
+        )
+        if micro_batch_size == "auto":  # found once: when the model is built anew, the old one still takes its memory
+            micro_batch_size = trainer.micro_batch_size
+            tell_from_thread(events.MicroBatchFound(micro_batch_size))
+        if origin.step is not None and settings.checkpoint_dir is not None:
+            try:
+                trainer.load_private(private_path(settings.checkpoint_dir, state.run_id))
+            except ModelError as error:
+                warn_from_thread(f"{error}; training goes on without it")
+        if restorer is None or start.folder is not None:
+            return trainer, origin
+
+        use_journal = use_journal and not start.fresh
+        try:
+            step = restorer.restore(trainer, state, step=origin.step, use_journal=use_journal)
+        except ReplayFailed as error:
+            warn_from_thread(f"{error}; going on from the checkpoint before it")
+            return open_trainer(start, use_journal=False)
+
+        if not start.fresh:
+            tell_resumed(state, checkpoint=origin.step, step=step)
+        return trainer, replace(origin, step=step)
+
+    validation: Samples | None = None
+    opened: dict[tuple[Choice, int], DataProvider] = {}
+
+    async def provider(choice: Choice, llm: LLMConfig) -> DataProvider:
+        """Opened once, however often the model is built anew."""
+        known = opened.get((choice, llm.max_seq_len))
+        if known is None:
+            cache = _cache_folder(settings) / "data"
+            source = await data_source(
+                registry, choice, sequence_length=llm.max_seq_len, key=key, base=settings.base, cache=cache
+            )
+            known = opened[choice, llm.max_seq_len] = await stack.enter_async_context(source)
+            check_announced(known, sequence_length=llm.max_seq_len, name=registry.label("data", choice.name))
+        return known
+
+    async def held_out(llm: LLMConfig) -> Samples | None:
+        nonlocal validation
+        if validation is None and settings.validation_data is not None:
+            source = await provider(held_out_place(settings.validation_data, settings.validation_token_size), llm)
+            validation = await first_samples(source, settings.validation_sequences, sequence_length=llm.max_seq_len)
+        return validation
+
+    async def check(state: CoordinatorState) -> None:
+        llm = state.model.LLM
+        await anyio.to_thread.run_sync(look_around, state)
+        await provider(llm.data_location, llm)
+        await held_out(llm)
+
+    async def held_ends(state: CoordinatorState, step: int | None) -> tuple[tuple[int, bytes], ...]:
+        """Signed ends on our disk; looked for where the masters are not what the run is at, for that reads whole checkpoints."""
+        if restorer is None or (step is not None and step >= masters_due(state)):
+            return ()
+
+        return await anyio.to_thread.run_sync(restorer.held, state)
+
+    async def build(start: Start) -> Bench:
+        llm = start.state.model.LLM
+        trainer, origin = await anyio.to_thread.run_sync(open_trainer, start)
+        data = await provider(llm.data_location, llm)
+        return Bench(
+            trainer,
+            data,
+            validation=await held_out(llm),
+            checkpoints=settings.checkpoint_dir,
+            keep_checkpoints=_keeper(settings, start.state.run_id),
+            step=origin.step,
+            stored_step=origin.stored_step,
+            journal=None if restorer is None else restorer.journal,
+            held=await held_ends(start.state, origin.step),
+            optimizer_name=registry.label("optimizer", llm.optimizer.name),
+            data_name=registry.label("data", llm.data_location.name),
+        )
+
+    return Benches(build, check)
+
+
+def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:
+    def keep(directory: Path) -> None:
+        from psyche_core.training.checkpoint import keep_last
+
+        keep_last(directory.parent, run_id, settings.keep_steps)
+
+    return keep
+
+
+def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str], None]) -> Origin:
+    from psyche_core.training.origin import find_origin
+
+    return find_origin(
+        start.state.model.LLM.checkpoint,
+        run_id=start.state.run_id,
+        base=settings.base,
+        cache=_cache_folder(settings),
+        own=settings.checkpoint_dir,
+        at_most=masters_due(start.state),
+        fresh=start.fresh,
+        generation=start.state.generation,
+        ends=signed_ends(start.state),
+        stored_step=start.state.stored.step,
+        tell=tell,
+    )
+
+
+def _cache_folder(settings: ClientSettings) -> Path:
+    return settings.cache_dir or default_folder()
+
+
+def _open_store(settings: ClientSettings) -> ModelStore | None:
+    """Where the user wants models to be stored, when it is our turn. Raises ConfigError."""
+    from psyche_core.training.sources import is_hub_name
+    from psyche_core.training.stores import BucketStore, FolderStore, HubStore, Keep
+
+    if settings.hub_repo is None and settings.gcs_bucket is None:
+        return None
+    if settings.hub_repo is not None and settings.gcs_bucket is not None:
+        message = "say one place for models: --hub-repo or --gcs-bucket"
+        raise ConfigError(message)
+    if settings.checkpoint_dir is None:
+        message = "storing models needs --checkpoint-dir: a model is saved there, then stored"
+        raise ConfigError(message)
+
+    keep = Keep(steps=settings.keep_steps, delete=settings.delete_old_steps)
+    if settings.gcs_bucket is not None:
+        return BucketStore(settings.gcs_bucket, prefix=settings.gcs_prefix, keep=keep)
+
+    assert settings.hub_repo is not None
+    if (settings.base / settings.hub_repo).is_dir():
+        return FolderStore(settings.hub_repo, base=settings.base, keep=keep)
+    if not is_hub_name(settings.hub_repo):
+        message = (
+            f"--hub-repo: there is no folder {settings.base / settings.hub_repo}, where {settings.hub_repo!r} would be (relative "
+            "ones start at --base); a repository of the Hub is written owner/name"
+        )
+        raise ConfigError(message)
+    return HubStore(settings.hub_repo)
+
+
+def _open_scratch(folder: Path | None) -> Scratch:
+    """The scratch files of this client. A folder that was named must be usable; a private one can stand in for the system's."""
+    if folder is not None:
+        return Scratch(folder)
+
+    try:
+        return Scratch(default_folder())
+    except (ConfigError, RuntimeError):  # the second: this user has no home
+        return Scratch()
+
+
+def _interface_towards(address: str) -> str:
+    """The local address from which `host:port#KEY` is reached; loopback when that cannot be told. Sends nothing."""
+    host, _, port = address.partition("#")[0].rpartition(":")
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return "127.0.0.1"
+
+
+async def _leave_on_signal(runtime: ClientRuntime, told: Callable[[signal.Signals], None]) -> None:
+    """Leave in order at the first SIGINT or SIGTERM, which is told once a second one would be the last.
+
+    That one ends the process at once, by the system's own hand: a KeyboardInterrupt would wait for the thread that trains.
+    """
+    with contextlib.suppress(NotImplementedError), anyio.open_signal_receiver(*_LEAVING) as signals:  # not on Windows
+        async for received in signals:
+            runtime.leave()
+            for number in _LEAVING:
+                signal.signal(number, signal.SIG_DFL)
+            told(received)
+            await anyio.sleep_forever()

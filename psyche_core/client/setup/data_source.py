@@ -1,0 +1,114 @@
+"""A run's data provider by its name, and the first samples of held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import anyio.to_thread
+
+from psyche_core.config.run_config import Choice
+from psyche_core.errors import ConfigError, DataError, PsycheError
+from psyche_core.hookspecs import DataContext
+from psyche_core.interfaces import DataProvider
+from psyche_core.interfaces.data import Samples
+from psyche_core.plugin_faults import brief
+from psyche_core.plugins import PluginRegistry, validate_settings
+from psyche_core.types import BatchId
+from psyche_core.wire.signing import SecretKey
+
+READ_TIMEOUT = 60.0
+
+
+async def data_source(
+    registry: PluginRegistry, choice: Choice, *, sequence_length: int, key: SecretKey, base: Path, cache: Path
+) -> AbstractAsyncContextManager[DataProvider]:
+    """The provider that a `data_location` names, to be entered.
+
+    sequence_length: tokens of a sample. base: folder that relative locations start from. cache: for what can be had again.
+    Raises PluginError for a name nobody has, ConfigError for settings its plugin refuses.
+    """
+
+    def create(choice: Choice, *, others: bool) -> DataProvider:
+        registration = registry.load("data", choice.name)
+        context = DataContext(
+            settings=validate_settings(registration, choice.settings, where=f"model.LLM.data_location.{choice.name}"),
+            sequence_length=sequence_length,
+            key=key,
+            base=base,
+            cache=cache,
+            provider=(lambda name, settings: create(Choice(name, settings), others=False)) if others else None,
+        )
+        return registration.create(context)
+
+    return await anyio.to_thread.run_sync(lambda: create(choice, others=True))
+
+
+def held_out_place(path: Path, token_size: str) -> Choice:
+    """Held-out token files of this machine as a data location."""
+    return Choice("Local", {"location": str(path.absolute()), "token_size": token_size})
+
+
+async def first_samples(provider: DataProvider, count: int, *, sequence_length: int, name: str = "the data provider") -> Samples:
+    """The first `count` samples, or all where there are fewer; see `read_samples`. Raises ConfigError where there is none."""
+    if provider.num_sequences < 1:
+        message = "the validation data holds no whole sequence"
+        raise ConfigError(message)
+
+    wanted = [BatchId(0, min(count, provider.num_sequences) - 1)]
+    return await read_samples(provider, wanted, sequence_length=sequence_length, name=name, timeout=READ_TIMEOUT)
+
+
+def check_announced(provider: DataProvider, *, sequence_length: int, name: str) -> None:
+    """See that an entered provider has sequences of this run's length. Raises DataError."""
+    if provider.sequence_length != sequence_length:
+        message = (
+            f"{name} says that its sequences have {provider.sequence_length} tokens, those of this run have {sequence_length}"
+        )
+        raise DataError(message)
+
+
+async def read_samples(
+    provider: DataProvider,
+    batches: Sequence[BatchId],
+    *,
+    sequence_length: int,
+    name: str = "the data provider",
+    timeout: float = READ_TIMEOUT,
+) -> Samples:
+    """Read samples and see that they are what was asked for: a provider is somebody else's code.
+
+    sequence_length: tokens of a sample in this run. name: what the provider's plugin is called in sentences. Raises DataError for
+    a provider that breaks its contract, whatever it raised, and TimeoutError.
+    """
+    try:
+        check_announced(provider, sequence_length=sequence_length, name=name)
+        samples = await provider.read(batches, timeout=timeout)
+        wrong = _what_is_wrong(samples, count=sum(map(len, batches)), sequence_length=sequence_length)
+    except (PsycheError, TimeoutError):
+        raise
+    except Exception as error:
+        message = f"{name} failed with {brief(error)}"
+        raise DataError(message) from error
+
+    if wrong is not None:
+        message = f"{name} {wrong}; it cannot be trained on"
+        raise DataError(message)
+    return samples
+
+
+def _what_is_wrong(samples: object, *, count: int, sequence_length: int) -> str | None:
+    """What is not as asked for, as the rest of a sentence. Lengths in bytes are checked as Samples are made."""
+    if not isinstance(samples, Samples):
+        return f"gave a {type(samples).__name__} where Samples are expected"
+    if samples.count != count:
+        return f"gave {samples.count} sequences where {count} were asked for"
+    if samples.sequence_length != sequence_length:
+        return f"gave sequences of {samples.sequence_length} tokens, those of this run have {sequence_length}"
+
+    columns = {"tokens": samples.tokens, "labels": samples.labels, "position_ids": samples.position_ids}
+    for column, data in columns.items():
+        if not isinstance(data, bytes) and (column == "tokens" or data is not None):
+            return f"gave {column} as {type(data).__name__}, expected bytes"
+    return None

@@ -1,0 +1,189 @@
+"""The run configuration: `state.toml` and `data.toml` read, checked and turned into frozen values.
+
+This is the room to import from; the tables are `run_config_schema`, the rules between keys `run_config_rules`. Decided: all
+problems of a file are reported at once, one sentence a line; nothing is corrected silently. No environment variables, no torch,
+no I/O but `load_*`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from psyche_core.config.rules import (
+    check_cold_start,
+    check_config,
+    check_model,
+    cold_start_problems,
+    config_problems,
+    model_problems,
+    progress_problems,
+    unfinished_problems,
+)
+from psyche_core.config.schema import (
+    CHECKPOINTS,
+    LR_SCHEDULES,
+    Choice,
+    ConstantSchedule,
+    CoordinatorConfig,
+    DataFile,
+    DecaySchedule,
+    GcsRepo,
+    HubRepo,
+    LLMConfig,
+    ModelConfig,
+    ProgressConfig,
+    RunFile,
+    TextSource,
+    WarmupStableDecaySchedule,
+)
+from psyche_core.errors import ConfigError
+from psyche_core.regular_files import regular
+from psyche_core.sentences import sentences
+
+__all__ = [
+    "CHECKPOINTS",
+    "LR_SCHEDULES",
+    "Choice",
+    "ConstantSchedule",
+    "CoordinatorConfig",
+    "DataFile",
+    "DecaySchedule",
+    "GcsRepo",
+    "HubRepo",
+    "LLMConfig",
+    "ModelConfig",
+    "ProgressConfig",
+    "RunFile",
+    "TextSource",
+    "WarmupStableDecaySchedule",
+    "check_cold_start",
+    "check_config",
+    "check_data_file",
+    "check_model",
+    "from_plain",
+    "load_data_file",
+    "load_run_file",
+    "parse_data_file",
+    "parse_run_file",
+    "to_plain",
+]
+
+MAX_FILE_BYTES = 1 << 20
+
+_SAVED_BY_SERVER = ("epoch_state", "run_state_start_unix_timestamp", "pending_pause")
+"""Top-level keys the reference's server writes into its saved states; they describe the past and are ignored."""
+
+_Table = TypeVar("_Table", bound=BaseModel)
+
+
+def parse_run_file(text: str, *, source: str, run_id: str | None = None) -> RunFile:
+    """Read and check a `state.toml`. Raises ConfigError with every problem, one a line.
+
+    source: its name, for messages. run_id: the run's name where the text has none, as an owner's `config.toml`; None: it must.
+    """
+    plain = {key: value for key, value in _toml(text, source).items() if key not in _SAVED_BY_SERVER}
+    if run_id is not None:
+        plain.setdefault("run_id", run_id)
+    problems: list[str] = []
+    try:
+        run_file = RunFile.model_validate(plain)
+    except ValidationError as error:
+        problems += sentences(error, RunFile)
+    problems += _broken_rules(plain)
+    if problems:
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
+
+    return run_file
+
+
+def load_run_file(path: Path, *, run_id: str | None = None) -> RunFile:
+    """`parse_run_file` of a file. Raises ConfigError, also when it cannot be read."""
+    return parse_run_file(_text(path, "run configuration"), source=str(path), run_id=run_id)
+
+
+def parse_data_file(text: str, *, source: str) -> DataFile:
+    """Read a `data.toml`; paths stay as written. Raises ConfigError with every problem, one a line."""
+    try:
+        return DataFile.model_validate(_toml(text, source))
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in sentences(error, DataFile))) from error
+
+
+def load_data_file(path: Path) -> DataFile:
+    """`parse_data_file` of a file, with relative paths starting at its folder. Raises ConfigError."""
+    return parse_data_file(_text(path, "data configuration"), source=str(path)).resolved(path.parent)
+
+
+def check_data_file(data: DataFile, model: ModelConfig) -> None:
+    """Refuse a `data.toml` that does not fit the run. Raises ConfigError."""
+    if data.seq_len != model.LLM.max_seq_len:
+        message = f"data.toml: seq_len = {data.seq_len}: must equal model.LLM.max_seq_len ({model.LLM.max_seq_len})"
+        raise ConfigError(message)
+
+
+def to_plain(table: CoordinatorConfig | ModelConfig) -> dict[str, Any]:
+    """The table as strings, numbers, lists and dicts only, for the wire; `from_plain` gives an equal table back."""
+    return table.model_dump()
+
+
+def from_plain(table: type[_Table], plain: Any) -> _Table:
+    """Read what `to_plain` wrote. Raises ConfigError and nothing else, whatever `plain` is."""
+    try:
+        return table.model_validate(plain)
+    except ValidationError as error:
+        raise ConfigError("\n".join(sentences(error, table))) from error
+
+
+def _broken_rules(plain: Mapping[str, Any]) -> Iterator[str]:
+    """Rules over the tables that can be read by themselves, so that one bad key does not hide the broken rules of others."""
+    config = _read_alone(CoordinatorConfig, plain.get("config"))
+    model = _read_alone(ModelConfig, plain.get("model"))
+    progress = _read_alone(ProgressConfig, plain.get("progress", {}))
+    if config is not None:
+        yield from config_problems(config)
+        yield from unfinished_problems(config)
+    if model is not None:
+        yield from model_problems(model)
+    if progress is not None:
+        yield from progress_problems(progress, config.total_steps if config is not None else None)
+    if config is not None and model is not None:
+        yield from cold_start_problems(config, model)
+
+
+def _read_alone(table: type[_Table], plain: Any) -> _Table | None:
+    try:
+        return table.model_validate(plain)
+    except ValidationError:
+        return None  # reported with the whole file
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        with open(path, "rb", opener=regular) as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        text = content.decode()
+    except OSError as error:
+        message = f"cannot read the {what} {path}: {error.strerror}"
+        raise ConfigError(message) from error
+    except UnicodeDecodeError as error:
+        message = f"the {what} {path} is not UTF-8 text (byte {error.start}); expected a TOML file"
+        raise ConfigError(message) from error
+
+    if len(content) > MAX_FILE_BYTES:
+        message = f"the {what} {path} is over {MAX_FILE_BYTES} bytes; expected a small TOML file"
+        raise ConfigError(message)
+
+    return text
+
+
+def _toml(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError; so is a number of too many digits
+        message = f"{source} is not valid TOML: {error}"
+        raise ConfigError(message) from error

@@ -1,0 +1,144 @@
+"""The canonical image: the coordinator's whole state as one array of bytes of a fixed size.
+
+Every implementation of the coordinator (this one, the on-chain program) writes the same bytes for the same state, so states are
+compared by comparing images. Decided: the layout is a table (`image_layout`), everything is checked both ways, and
+`encode(decode(image)) == image` for every image that is accepted. Refuses to repair, to guess, and to judge whether a state could
+have been reached: that is `apply`'s business. `python -m psyche_core.coordinator.image.image` prints the layout and the size;
+with `--markdown` the page docs/reference/canonical-image.md.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from itertools import pairwise
+
+from psyche_core.coordinator.image.kinds import FieldError, Path, dotted, expect_order, offset_of
+from psyche_core.coordinator.image.layout import HEADER, IMAGE, SIZE, VERSION
+from psyche_core.coordinator.image.page import markdown, table
+from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.errors import WireError
+from psyche_core.types import MAX_CLIENTS, BatchId, NodeIdentity
+
+__all__ = ["SIZE", "VERSION", "decode", "encode", "offset"]
+
+
+def encode(state: CoordinatorState) -> bytes:
+    """The image of a state, SIZE bytes.
+
+    Raises ValueError with one sentence when the state is over a capacity of the layout or none that `apply` can work with.
+    """
+    image = IMAGE.write(state)
+    _check(state)
+    return image
+
+
+def decode(image: bytes) -> CoordinatorState:
+    """The state of an image. Raises WireError and nothing else, naming the field and its byte, whatever `image` holds."""
+    if len(image) >= HEADER.size:
+        _read_header(image)
+    if len(image) != SIZE:
+        message = f"expected an image of {SIZE} bytes (layout version {VERSION}), got {len(image)}"
+        raise WireError(message)
+
+    try:
+        state: CoordinatorState = IMAGE.read(image, 0)
+        _check(state)
+    except FieldError as error:
+        raise _wire_error(error) from error
+
+    return state
+
+
+def offset(field: str) -> int:
+    """Byte of the image at which a field starts, such as `epoch.rounds[2].seed`. Raises KeyError for an unknown field."""
+    path: Path = tuple(int(step) if step.isdecimal() else step for step in re.findall(r"\w+", field))
+    return offset_of(IMAGE, path)
+
+
+def _read_header(image: bytes) -> None:
+    """Refuse another program's or another version's bytes before their size is judged."""
+    try:
+        HEADER.read(image, 0)
+    except FieldError as error:
+        raise _wire_error(error) from error
+
+
+def _wire_error(error: FieldError) -> WireError:
+    return WireError(f"{dotted(error.path)} at byte {offset_of(IMAGE, error.path) + error.byte}: {error.text}")
+
+
+def _check(state: CoordinatorState) -> None:
+    """What no single field can say, but computing with a state relies on. Raises FieldError."""
+    if not state.run_id:
+        raise FieldError("expected a name, got nothing", "run_id")
+
+    epoch = state.epoch
+    _check_signers([client.id for client in epoch.clients], "epoch", "clients")
+    _check_slots(epoch.ready, len(epoch.clients), "epoch", "ready")
+    _check_slots(epoch.ceded, len(epoch.clients), "epoch", "ceded")
+    _check_slots(epoch.lacking, len(epoch.clients), "epoch", "lacking")
+    for place, (earlier, later) in enumerate(pairwise(epoch.rounds), start=1):
+        if later.height != earlier.height + 1:
+            text = f"expected consecutive heights, got {later.height} after {earlier.height}"
+            raise FieldError(text, "epoch", "rounds", place, "height")
+    for place, stored in enumerate(epoch.rounds):
+        clients = MAX_CLIENTS if epoch.unplayed else len(epoch.clients)  # of another epoch, with its own clients
+        _check_round(stored, clients, "epoch", "rounds", place)
+    _check_signers(state.pending, "pending")
+    _check_intervals(state.requeue, "requeue")
+    expect_order((account.signer for account in state.accounts), "signers in ascending order", "accounts")
+    _check_intervals(state.stored.queue, "stored", "queue")
+    for place, end in enumerate(state.ends):
+        _check_intervals(end.queue, "ends", place, "queue")
+    expect_order((end.step for end in state.ends), "ends in ascending order of their steps", "ends")
+    signers = [entry.signer for entry in state.unready]
+    if len(signers) != len(set(signers)):
+        raise FieldError("expected each signer once", "unready")
+
+
+def _check_round(stored: Round, clients: int, *path: str | int) -> None:
+    _check_slots(stored.slots, clients, *path, "slots")
+    _check_slots(stored.voided, clients, *path, "voided")
+    _check_intervals(stored.batches, *path, "batches")
+    stated: set[int] = set()
+    for place, statement in enumerate(stored.statements):
+        if statement.index >= clients or statement.index in stated:
+            text = f"expected one statement for a slot and {clients} slots, got another for slot {statement.index}"
+            raise FieldError(text, *path, "statements", place, "index")
+
+        stated.add(statement.index)
+
+
+def _check_slots(slots: tuple[int, ...], clients: int, *path: str | int) -> None:
+    if slots and slots[-1] >= clients:
+        raise FieldError(f"expected slots of the epoch, which has {clients}, got {slots[-1]}", *path, byte=slots[-1] // 8)
+
+
+def _check_signers(identities: tuple[NodeIdentity, ...] | list[NodeIdentity], *path: str | int) -> None:
+    seen: set[bytes] = set()
+    for place, identity in enumerate(identities):
+        if identity.signer in seen:
+            raise FieldError(f"expected each signer once, got {identity.signer.hex()} again", *path, place)
+
+        seen.add(identity.signer)
+
+
+def _check_intervals(intervals: tuple[BatchId, ...], *path: str | int) -> None:
+    for place, (earlier, later) in enumerate(pairwise(intervals), start=1):
+        if later.first <= earlier.last:
+            raise FieldError(f"expected ascending, disjoint intervals, got {later} after {earlier}", *path, place)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the layout; 2 for arguments other than none or `--markdown`."""
+    if arguments not in ([], ["--markdown"]):
+        print("usage: python -m psyche_core.coordinator.image.image [--markdown]", file=sys.stderr)
+        return 2
+
+    print(markdown() if arguments else table(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""One compute module on one device: forward and backward over micro-batches.
+
+Decided here: weights and their gradients are float32; `bfloat16` runs the matrix products under autocast. The module stays in
+eval mode; with gradients checkpointed, only its layers are told that they train, since that is what makes them recompute.
+A device works its micro-batches off in order and is waited for once, at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's own alias
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from psyche_core.errors import ModelError
+from psyche_core.interfaces.data import IGNORED_LABEL
+from psyche_core.models.hf.batches import Batch
+
+COMPUTE_DTYPES: Final = ("float32", "bfloat16")
+
+_LEAK: Final = 1e-3
+"""Logits that must not change may change by this share of the largest: rounding is a thousand times smaller."""
+
+
+class Replica:
+    """See the module. module: a causal LM of transformers, moved to `device` here; dtype: one of COMPUTE_DTYPES."""
+
+    def __init__(self, module: torch.nn.Module, *, device: torch.device, dtype: str) -> None:
+        self.module = module.to(device)
+        self.device = device
+        self._autocast = dtype == "bfloat16"
+        # named_parameters() gives a tied weight once, under the first of its names
+        trainable = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        self.parameters = dict(sorted(trainable.items()))
+
+    def accumulate(self, micros: Iterable[Batch], *, predictions: int) -> list[float]:
+        """Summed cross-entropy of each micro-batch in nats; adds the gradient of its share of the mean over `predictions`."""
+        sums = []
+        for micro in micros:
+            loss = self._summed_loss(micro)
+            (loss / predictions).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            sums.append(loss.detach())
+        return _values(sums)
+
+    def measure(self, micros: Iterable[Batch]) -> list[float]:
+        """The same sums without gradients."""
+        with torch.no_grad():
+            return _values([self._summed_loss(micro) for micro in micros])
+
+    def copy_weights(self, other: Replica) -> None:
+        """Take over another replica's weights; the optimizer writes those of the first only."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(other.parameters[name])
+
+    def add_gradients(self, other: Replica) -> None:
+        """Add another replica's gradients to ours, in float32."""
+        for name, parameter in self.parameters.items():
+            theirs = other.parameters[name].grad
+            if theirs is not None:
+                ours = theirs.to(self.device)
+                parameter.grad = ours if parameter.grad is None else parameter.grad.add_(ours)
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def sees_later_tokens(self) -> bool:
+        """Whether a token's prediction changes with what comes after it: such a model would read off what it is to predict."""
+        ids = self._few_tokens()
+        changed = _other(ids, place=-1)
+        return _differ(self._logits(ids)[:, :-1], self._logits(changed)[:, :-1])
+
+    def mixes_packed_texts(self) -> bool:
+        """Whether a text's predictions change with the text that is packed before it."""
+        ids = self._few_tokens()
+        half = ids.shape[1] // 2
+        positions = torch.arange(half, device=self.device).repeat(2)[None]  # (1, T): both texts start at 0
+        changed = _other(ids, place=half - 1)
+        return _differ(self._logits(ids, positions)[:, half:], self._logits(changed, positions)[:, half:])
+
+    def _few_tokens(self) -> torch.Tensor:
+        """Ids 0 to 7, or as many as there are, over and over: (1, 8)."""
+        vocabulary: Any = self.module.get_input_embeddings()  # type: ignore[operator]  # transformers types modules loosely
+        return (torch.arange(8, device=self.device) % int(vocabulary.num_embeddings))[None]
+
+    def _logits(self, ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        with torch.no_grad():
+            return self._forward(ids, positions)
+
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """Logits (b, T, V) of ids (b, T)."""
+        more = {} if positions is None else {"position_ids": positions}
+        logits: torch.Tensor = self.module(input_ids=ids, use_cache=False, **more).logits
+        return logits
+
+    def _summed_loss(self, micro: Batch) -> torch.Tensor:
+        """Cross-entropy summed over the micro-batch's predictions, as a float32 scalar on the device."""
+        ids = micro.ids.to(self.device)  # (b, T)
+        positions = None if micro.positions is None else micro.positions.to(self.device)
+        autocast: AbstractContextManager[Any] = (
+            torch.autocast(self.device.type, torch.bfloat16) if self._autocast else nullcontext()
+        )
+        with autocast:
+            logits = self._forward(ids, positions)
+        logits = logits[:, :-1].float().flatten(0, 1)  # (b·(T-1), V)
+        targets = micro.targets.to(self.device).flatten()
+        return F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED_LABEL)
+
+
+def checkpoint_gradients(module: Any) -> None:
+    """Keep only each layer's input for the backward pass and compute the rest again there. Raises ModelError where it cannot."""
+    layers: list[Any] = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers or not module.supports_gradient_checkpointing:
+        kind = type(module).__name__
+        message = f"{kind} has no layers whose gradients can be checkpointed; do without --gradient-checkpointing"
+        raise ModelError(message)
+
+    # layers draw no random numbers (no dropout), so their state need not be kept for the second computation
+    again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    for layer in layers:
+        layer._gradient_checkpointing_func = again  # what transformers' own switch sets, whose name changes with its version
+        layer.gradient_checkpointing = True
+        layer.training = True  # the flag of the layer alone: its parts, dropout among them, stay in eval mode
+
+
+def _values(sums: list[torch.Tensor]) -> list[float]:
+    """Scalars of one device, waited for together."""
+    values: list[float] = torch.stack(sums).tolist() if sums else []
+    return values
+
+
+def _other(ids: torch.Tensor, *, place: int) -> torch.Tensor:
+    changed = ids.clone()
+    changed[:, place] = ids[:, 0] if bool((ids[:, place] != ids[:, 0]).all()) else ids[:, 1]
+    return changed
+
+
+def _differ(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return bool((first - second).abs().max() > _LEAK * first.abs().max())

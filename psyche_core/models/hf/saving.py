@@ -1,0 +1,118 @@
+"""A model as a folder that stands alone: config.json, safetensors, and the tokenizer and generation config of its source.
+
+Decided here:
+- Tensors have the names that checkpoints of the architecture have, which are not always the module's: transformers fuses the
+  experts of a layer into one tensor and takes them apart again here, layer by layer, so that one layer at most is held twice.
+- A tied weight is written once, under its first name.
+- A complete folder appears by renaming a finished sibling, flushed to disk; an older one of that name is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from psyche_core.errors import ModelError
+from psyche_core.models.hf.configuration import CONFIG_FILE, Configuration
+from psyche_core.models.hf.quiet import first_line
+from psyche_core.models.hf.tensor_files import Planned, ShardWriter, into_shards
+from psyche_core.models.hf.weights import on_disk
+from psyche_core.training.folders import whole_folder
+
+MAX_SHARD_BYTES: Final = 5 * 10**9
+COPIED_FILES: Final = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "tekken.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Copied from the source folder into every checkpoint, when present."""
+
+SAVED_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_LAYER = re.compile(r"^.*?\.\d+\.")
+
+
+_CHANGED_BY_SAVING: Final = frozenset({"architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"})
+
+
+def describe(configuration: Configuration) -> dict[str, bytes]:
+    """The files that say how a model is built, equal for who has it from the Hub and who has it from a checkpoint of ours.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    fields = {name: value for name, value in configuration.fields.items() if name not in _CHANGED_BY_SAVING}
+    files = {CONFIG_FILE: (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()}
+    for name in COPIED_FILES:
+        path = configuration.source / name
+        try:
+            if path.is_file():
+                files[name] = path.read_bytes()
+        except OSError as error:
+            message = f"cannot read {path}: {error.strerror}"
+            raise ModelError(message) from error
+    return files
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is written. weights: tensors by the module's own names, tied ones once; converted: names of those cast."""
+
+    module: Any
+    configuration: Configuration
+    weights: Mapping[str, torch.Tensor]
+    converted: frozenset[str]
+    dtype: str
+
+    def write(self, directory: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+        """Write it so that `directory` appears complete or not at all. Raises ModelError."""
+        try:
+            with whole_folder(directory) as partial:
+                self._write_config(partial / CONFIG_FILE)
+                for name in COPIED_FILES:
+                    if (self.configuration.source / name).is_file():
+                        shutil.copyfile(self.configuration.source / name, partial / name)
+                groups = list(self._groups())
+                shards = into_shards([planned for group in groups for planned in self._plan(group)], max_bytes=max_shard_bytes)
+                ShardWriter(partial, shards).write(entry for group in groups for entry in on_disk(self.module, group).items())
+        except Exception as error:  # the file system, transformers and torch raise many kinds here; all mean "not saved"
+            message = f"cannot save the model to {directory}: {first_line(error)}"
+            raise ModelError(message) from error
+
+    def _write_config(self, path: Path) -> None:
+        fields = {name: value for name, value in self.configuration.fields.items() if name != "torch_dtype"}
+        fields |= {"architectures": [type(self.module).__name__], "dtype": self.dtype}
+        path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    def _groups(self) -> Iterator[dict[str, torch.Tensor]]:
+        """The weights of each layer together, and all that belong to no layer."""
+        groups: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in self.weights.items():
+            layer = _LAYER.match(name)
+            groups.setdefault(layer[0] if layer else "", {})[name] = tensor
+        yield from groups.values()
+
+    def _plan(self, group: Mapping[str, torch.Tensor]) -> list[Planned]:
+        """What the group becomes on disk, from shapes alone."""
+        dtype = SAVED_DTYPES[self.dtype]
+        shapes = {
+            name: torch.empty(tensor.shape, dtype=dtype if name in self.converted else tensor.dtype, device="meta")
+            for name, tensor in group.items()
+        }
+        return [Planned(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in on_disk(self.module, shapes).items()]

@@ -1,0 +1,204 @@
+"""Rank 0's side of a group: starts and invites the others, commands them, notices their end and ends them.
+
+Decided here: from the first failure on everything raises RanksLost with the sentence that all ranks end with. The ranks started
+here are killed then; those of other machines end by what they read in the store. Nothing is tried again: who restarts the client
+restarts its ranks.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+
+from psyche_core.errors import ModelError, RanksLost
+from psyche_core.hookspecs import Parallelism, ShardingContext
+from psyche_core.interfaces.sharding import ShardingEngine
+from psyche_core.models.hf.batches import Batch
+from psyche_core.models.sharding.commands import Build, End, Work
+from psyche_core.models.sharding.devices import rank_device
+from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
+from psyche_core.models.sharding.part import Part
+from psyche_core.models.sharding.processes import LocalRanks
+from psyche_core.models.sharding.rendezvous import invite, reach_store, serve_store
+from psyche_core.models.sharding.watch import Watch, report_failure
+from psyche_core.models.sharding.worker import describe
+
+LOCAL_JOIN_SECONDS: Final = 600.0
+OTHERS_JOIN_SECONDS: Final = 1800.0
+_WAIT_FOR_REASON: Final = 30.0
+
+
+class Crew:
+    """See the module. device_name: as the user gave it. Raises ModelError when the ranks cannot be had."""
+
+    def __init__(self, parallelism: Parallelism, *, device_name: str) -> None:
+        self._lost = ""
+        self._losing = threading.Lock()
+        self._found = threading.Event()
+        self._local = LocalRanks()
+        self._watch: Watch | None = None
+        self._group: TorchGroup | None = None
+        self._part: Part | None = None
+        self._closed = False
+        local_ranks = _local_ranks(parallelism)
+        device = rank_device(device_name, 0)
+        self._store, host, port = serve_store(parallelism.bind)
+        try:
+            secret = parallelism.secret or secrets.token_bytes(32)
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            threads = parallelism.torch_threads or (1 if device.type == "cpu" else None)
+            if threads is not None:
+                torch.set_num_threads(threads)  # ranks that share a processor fight over it otherwise
+            for rank in range(1, local_ranks):
+                arguments = (
+                    *("--main-host", host, "--port", str(port), "--world-size", str(parallelism.ranks)),
+                    *("--start-rank", str(rank), "--device", str(rank_device(device_name, rank))),
+                )
+                self._local.start(rank, arguments, secret=secret, threads=threads)
+            self._start(parallelism, local_ranks, device, backend, secret, (host, port))
+        except BaseException:
+            self._give_up()
+            raise
+
+    def build(
+        self,
+        build: Build,
+        *,
+        create_engine: Callable[[ShardingContext], ShardingEngine],
+        buffers: Mapping[str, torch.Tensor],
+    ) -> Part:
+        """Build a model's parts on all ranks, in place of those there were; rank 0's. buffers: of the whole module, by name.
+
+        Raises RanksLost.
+        """
+        with self._together():
+            assert self._group is not None, "made with the crew"
+            if self._part is not None:
+                self._part.close()
+            self._group.send(build)
+            self._group.divide(data=build.data, tensor=build.tensor)
+            self._part = Part(build, self._group, create_engine=create_engine, buffers=buffers)
+        return self._part
+
+    @property
+    def processes(self) -> dict[int, int]:
+        """Process ids of the ranks that were started here."""
+        return self._local.processes
+
+    def compute(
+        self,
+        work: Work,
+        *,
+        batch: Batch,
+        weights: Mapping[str, torch.Tensor],
+        into: Mapping[str, torch.nn.Parameter] | None = None,
+    ) -> float:
+        """One call on all ranks; the summed loss. into: whose `.grad` the gradients become. Raises RanksLost."""
+        with self._together():
+            assert self._group is not None, "made with the crew"
+            assert self._part is not None, "a model is built first"
+            self._group.send(work)
+            total = self._part.work(work, batch=batch, weights=weights)
+            if work.train:
+                self._part.gradients(into)
+                if work.check:
+                    self._part.check()
+                self._part.drop_gradients()
+            return total
+
+    def close(self) -> dict[int, int]:
+        """End all ranks in good order; exit codes of those started here. Idempotent."""
+        if self._closed or self._lost or self._group is None or self._watch is None:
+            self._give_up()
+            return {}
+
+        self._watch.stop()  # first: that ranks end is no failure any more
+        try:
+            self._group.send(End())
+            if self._part is not None:
+                self._part.close()
+            self._group.close()
+        except Exception:  # a rank ended just now; whatever it is, all that is left to do is to end the rest
+            self._give_up()
+            return {}
+
+        self._closed = True
+        return self._local.wait()
+
+    def _start(
+        self, parallelism: Parallelism, local: int, device: torch.device, backend: str, secret: bytes, address: tuple[str, int]
+    ) -> None:
+        alone = local == parallelism.ranks
+        others: dict[int, str] = {}
+        meeting = invite(
+            self._store,
+            world_size=parallelism.ranks,
+            backend=backend,
+            secret=secret,
+            seconds=LOCAL_JOIN_SECONDS if alone else OTHERS_JOIN_SECONDS,
+            problem=self._local.problem,
+            joined=others.__setitem__,
+        )
+        self._watch = Watch(reach_store(*address), rank=0, others=others, lost=self._on_loss, problem=self._local.problem)
+        self._watch.start()
+        self._store.set("local", str(int(alone)))
+        with self._together():
+            self._group = TorchGroup(
+                reach_store(*address),
+                meeting,
+                rank=0,
+                device=device,
+                local=alone,
+            )
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What all ranks do: whatever fails in it on any of them is the end of all, with one sentence."""
+        if (lost := self._lost) or self._closed:
+            raise RanksLost(lost or "the model was closed")
+        try:
+            yield
+        except BaseException as error:
+            if not self._found.is_set() and is_lost_connection(error):
+                self._found.wait(_WAIT_FOR_REASON)
+            if not self._lost:
+                self._on_loss(str(error) if isinstance(error, ModelError) else f"rank 0: {describe(error)}")
+            if not isinstance(error, Exception):
+                raise
+            raise RanksLost(self._lost) from error
+
+    def _on_loss(self, sentence: str) -> None:
+        """From the watch's thread, or ours."""
+        with self._losing:
+            if self._lost:
+                return
+            self._lost = sentence
+        report_failure(self._store, sentence)
+        self._found.set()
+        self._local.kill()
+        if self._group is not None:
+            self._group.abort()
+
+    def _give_up(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._watch is not None:
+            self._watch.stop()
+        self._on_loss("the client ended")
+
+
+def _local_ranks(parallelism: Parallelism) -> int:
+    local = parallelism.ranks if parallelism.local_ranks is None else parallelism.local_ranks
+    if not 1 <= local <= parallelism.ranks:
+        message = f"of {parallelism.ranks} ranks, 1 to {parallelism.ranks} run on this machine, got {local}"
+        raise ModelError(message)
+    if local < parallelism.ranks and (parallelism.bind is None or parallelism.secret is None):
+        message = "ranks on other machines need an address to join at and a secret: --sidecar-bind and --sidecar-secret-file"
+        raise ModelError(message)
+    return local

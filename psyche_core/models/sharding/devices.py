@@ -1,0 +1,30 @@
+"""Which device a rank computes on.
+
+Decided here: one rank, one device; ranks of one machine take the CUDA devices in order, or those that were named. CPUs are shared
+by as many ranks as one likes. Apple's GPUs cannot be used by several processes together.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from psyche_core.errors import NoSuchDevice
+from psyche_core.models.hf.devices import pick_devices
+
+
+def rank_device(name: str, number: int) -> torch.device:
+    """The device of the `number`-th rank of this machine, by the name the user gave. Raises NoSuchDevice."""
+    if name in ("auto", "cuda"):
+        name = "cpu" if name == "auto" and not torch.cuda.is_available() else f"cuda:{number}"
+        return pick_devices(name)[0]
+
+    devices = pick_devices(name)
+    if devices[0].type == "mps":
+        message = "device mps cannot be used by several processes together; use cpu"
+        raise NoSuchDevice(message)
+    if devices[0].type == "cpu":
+        return devices[0]
+    if number >= len(devices):
+        message = f"device {name} names {len(devices)} devices, but this machine has a rank {number}; name one for each"
+        raise NoSuchDevice(message)
+    return devices[number]

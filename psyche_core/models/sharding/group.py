@@ -1,0 +1,195 @@
+"""The ranks' connections: torch.distributed's default process group, as the contract of a group has it.
+
+Decided here: gloo for CPUs, nccl for CUDA devices, one rank on each. A collective may take half an hour, since one rank may have
+more to compute; that nobody waits for the dead is the watch's business. Ranks that wait for work wait at the store, without
+limit. Refuses a second group in one process: torch has one default group.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import (  # type: ignore[attr-defined]  # torch does not say that it exports the store
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    PrefixStore,
+)
+from torch.distributed.device_mesh import init_device_mesh
+
+from psyche_core.errors import ModelError, WireError
+from psyche_core.interfaces.sharding import Axes, RankGroup
+from psyche_core.models.sharding.commands import MAX_COMMAND_BYTES, Command, decode, encode
+from psyche_core.models.sharding.rendezvous import Meeting, Store
+
+COLLECTIVE_SECONDS: Final = 1800.0
+WAIT_SECONDS: Final = 600.0
+"""Of one wait for work, after which the next begins."""
+
+_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
+_ABORT_SECONDS: Final = 5.0
+
+
+class TorchGroup(RankGroup):
+    """See the module.
+
+    store: a connection that nobody else uses. local: whether all ranks run on this machine; then they speak over loopback only.
+    """
+
+    def __init__(self, store: Store, meeting: Meeting, *, rank: int, device: torch.device, local: bool) -> None:
+        if dist.is_initialized():
+            message = "this process has a divided model already, and torch knows one group of processes at a time"
+            raise ModelError(message)
+
+        self._rank, self._data, self._tensor = rank, meeting.world_size, 1
+        self._local = local
+        self._mesh: Any = None
+        self.device = device
+        self._store = PrefixStore("work", store)
+        self._number = 0
+        with _interface(local=local), _same_excepthook():
+            dist.init_process_group(
+                meeting.backend,
+                store=PrefixStore(meeting.prefix, store),
+                rank=rank,
+                world_size=meeting.world_size,
+                timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+            )
+
+    def divide(self, *, data: int, tensor: int) -> None:
+        """Collective: form data and tensor groups of these sizes, in place of those there were. Raises ModelError."""
+        if data * tensor != dist.get_world_size():
+            message = f"{dist.get_world_size()} ranks do not make {data} times {tensor}"
+            raise ModelError(message)
+        self._data, self._tensor = data, tensor
+        with _interface(local=self._local):
+            self._mesh = init_device_mesh(self.device.type, (data, tensor), mesh_dim_names=("data", "tensor"))
+
+    @property
+    def rank(self) -> int:
+        """Our number."""
+        return self._rank
+
+    @property
+    def data_parallelism(self) -> int:
+        """Ranks of a data group."""
+        return self._data
+
+    @property
+    def tensor_parallelism(self) -> int:
+        """Ranks of a tensor group."""
+        return self._tensor
+
+    @property
+    def mesh(self) -> Any:
+        """All ranks, `data` by `tensor`."""
+        return self._mesh
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Overwrite the tensor on all ranks with rank 0's."""
+        dist.broadcast(tensor, src=0)
+
+    def scatter(self, pieces: Sequence[torch.Tensor] | None, into: torch.Tensor) -> None:
+        """Each rank gets its own of rank 0's pieces."""
+        dist.scatter(into, None if pieces is None else list(pieces), src=0)
+
+    def gather(self, piece: torch.Tensor, *, over: Axes = "both") -> list[torch.Tensor] | None:
+        """Rank 0 gets the tensors of the ranks."""
+        group = None if over == "both" else self._mesh.get_group(over)
+        size = {"both": self.size, "data": self._data, "tensor": self._tensor}[over]
+        pieces = [torch.empty_like(piece) for _ in range(size)] if self._rank == 0 else None
+        dist.gather(piece, pieces, dst=0, group=group)
+        return pieces
+
+    def add_up(self, tensor: torch.Tensor, *, over: Literal["data", "tensor"]) -> None:
+        """Replace the tensor by its sum over our data or tensor group."""
+        dist.all_reduce(tensor, group=self._mesh.get_group(over))
+
+    def send(self, command: Command) -> None:
+        """Rank 0: wake the others, and give them a command."""
+        data = encode(command)
+        self._store.set(str(self._number), "1")
+        if self._number:
+            self._store.delete_key(str(self._number - 1))  # all have seen it: they answered it
+        self._number += 1
+        self.broadcast(torch.tensor([len(data)], dtype=torch.int64, device=self.device))
+        self.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device))
+
+    def receive(self) -> Command:
+        """The others: wait for the next command, for as long as it takes. Raises WireError for one that cannot be read."""
+        while True:
+            try:
+                self._store.wait([str(self._number)], timedelta(seconds=WAIT_SECONDS))
+                break
+            except DistNetworkError:
+                raise
+            except DistStoreError:
+                continue  # nothing yet
+        self._number += 1
+        length = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.broadcast(length)
+        if not 0 < int(length) <= MAX_COMMAND_BYTES:
+            message = f"a command has at most {MAX_COMMAND_BYTES} bytes, got {int(length)}"
+            raise WireError(message)
+        data = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        self.broadcast(data)
+        return decode(bytes(data.cpu().numpy()))
+
+    def close(self) -> None:
+        """Close the connections; all others do, too."""
+        dist.destroy_process_group()
+
+    def abort(self) -> None:
+        """Close the connections though others are gone; whoever waits in a collective here gets an exception."""
+        # in a thread of its own: with some backends this itself waits for what can no longer happen
+        abort = threading.Thread(target=_abort, name="abort of the group", daemon=True)
+        abort.start()
+        abort.join(_ABORT_SECONDS)
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether an exception means that another rank is gone, whose own sentence says more."""
+    text = str(error)
+    marks = ("gloo", "Gloo", "NCCL", "Connection", "connection", "ocket")
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and any(mark in text for mark in marks))
+
+
+def _abort() -> None:
+    try:
+        dist.distributed_c10d._abort_process_group()
+    except Exception:  # there is nothing left to be told: the group has failed already
+        return
+
+
+@contextmanager
+def _same_excepthook() -> Iterator[None]:
+    """Torch puts a number before each line of tracebacks, for good; a client has words of its own for what went wrong."""
+    before = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = before
+
+
+@contextmanager
+def _interface(*, local: bool) -> Iterator[None]:
+    """Gloo asks the environment which interface to use, and otherwise the name service for our own name."""
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    if not local or not loopback or _INTERFACE in os.environ:
+        yield
+        return
+
+    os.environ[_INTERFACE] = loopback[0]
+    try:
+        yield
+    finally:
+        del os.environ[_INTERFACE]

@@ -1,0 +1,93 @@
+"""Rank 0's model: whole towards the optimizer, divided where it computes.
+
+Decided here: `parameters` are whole float32 tensors on rank 0, with whole gradients. So optimizer, payloads, digests, checkpoints
+and sharing know nothing of the ranks, and a result does not depend on how many there are, beyond rounding. What is read, refused
+and saved is HfModel's. At the first gradients the ranks' digests are compared: a model that is divided wrongly is not trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from psyche_core.errors import ModelError
+from psyche_core.hookspecs import ModelContext
+from psyche_core.models.hf.batches import Batch
+from psyche_core.models.hf.configuration import CONFIG_FILE, Configuration
+from psyche_core.models.hf.model import HfModel
+from psyche_core.models.sharding.commands import Build, Work
+from psyche_core.models.sharding.crew import Crew
+from psyche_core.models.sharding.devices import rank_device
+
+
+class ShardedModel(HfModel):
+    """A transformers causal LM among several processes.
+
+    module, configuration: as for HfModel. context: says among how many, and how; its `parallelism` and `create_engine` are there.
+    crew: ranks that are there already and stay when the model is closed; None starts its own.
+    """
+
+    def __init__(self, module: Any, *, configuration: Configuration, context: ModelContext, crew: Crew | None = None) -> None:
+        parallelism, create_engine = context.parallelism, context.create_engine
+        if parallelism is None or create_engine is None:
+            message = "a divided model needs the context's parallelism and create_engine"
+            raise ValueError(message)
+        device = rank_device(context.device, 0)
+        super().__init__(
+            module, configuration=configuration, devices=(device,), dtype=context.dtype, max_seq_len=context.max_seq_len
+        )
+        self.check_every_time = False
+        self._checked = False
+        build = Build(
+            config=self.description[CONFIG_FILE],
+            sharding=parallelism.sharding,
+            data=parallelism.data,
+            tensor=parallelism.tensor,
+            dtype=context.dtype,
+            attention=context.attention,
+            gradient_checkpointing=context.gradient_checkpointing,
+        )
+        self._own_crew = crew is None
+        self._crew = crew or Crew(parallelism, device_name=context.device)
+        try:
+            part = self._crew.build(build, create_engine=create_engine, buffers=dict(module.named_buffers()))
+            shapes = {name: placement.shape for name, placement in part.engine.placements.items()}
+            if shapes != {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}:
+                message = "the divided model has other parameters than the whole one"
+                raise ModelError(message)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def crew(self) -> Crew:
+        """The ranks, for those who look after processes."""
+        return self._crew
+
+    def close(self) -> None:
+        """End the other ranks. Idempotent."""
+        if self._own_crew:
+            self._crew.close()
+
+    def _accumulate(self, batch: Batch, micro_batch_size: int) -> float:
+        total = self._compute(batch, micro_batch_size, train=True)
+        self._checked = True
+        return total
+
+    def _measure(self, batch: Batch, micro_batch_size: int) -> float:
+        return self._compute(batch, micro_batch_size, train=False)
+
+    def _compute(self, batch: Batch, micro_batch_size: int, *, train: bool) -> float:
+        work = Work(
+            train=train,
+            check=train and (self.check_every_time or not self._checked),
+            rows=batch.count,
+            length=int(batch.ids.shape[1]),
+            positions=batch.positions is not None,
+            packed=batch.packed,
+            micro_batch_size=micro_batch_size,
+            predictions=batch.predictions,
+        )
+        weights: dict[str, torch.Tensor] = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        return self._crew.compute(work, batch=batch, weights=weights, into=self._first.parameters if train else None)

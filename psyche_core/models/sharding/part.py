@@ -1,0 +1,151 @@
+"""One rank's part of a divided model. Every rank has one and calls it alike; rank 0's also has what goes in and what comes out.
+
+Order of the collectives of one call: batch, weights (each call anew: the optimizer writes them in between), passes, sums of the
+losses, gradients, digests of the gradients that ranks must have in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from psyche_core.errors import ModelError
+from psyche_core.hookspecs import ShardingContext
+from psyche_core.interfaces.sharding import ShardingEngine
+from psyche_core.models.hf.batches import Batch
+from psyche_core.models.hf.replica import Replica
+from psyche_core.models.hf.shell import build_shell, write_buffers
+from psyche_core.models.sharding.commands import Build, Work
+from psyche_core.models.sharding.group import TorchGroup
+from psyche_core.models.sharding.shares import passes_of
+
+_DIGEST_BYTES = 32
+
+
+class Part:
+    """See the module. buffers: of the whole module, by name, on rank 0; None on the others. Raises ModelError."""
+
+    def __init__(
+        self,
+        build: Build,
+        group: TorchGroup,
+        *,
+        create_engine: Callable[[ShardingContext], ShardingEngine],
+        buffers: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self._group = group
+        with self._on_device():
+            module, configuration = build_shell(
+                build.config, attention=build.attention, gradient_checkpointing=build.gradient_checkpointing
+            )
+            write_buffers(module, self._buffers(module, buffers))
+            context = ShardingContext(module=module, model_type=configuration.model_type, group=group, device=group.device)
+            self._engine = create_engine(context)
+            self._replica = Replica(self._engine.module, device=group.device, dtype=build.dtype)
+
+    @property
+    def engine(self) -> ShardingEngine:
+        """What divides the model."""
+        return self._engine
+
+    def work(self, work: Work, *, batch: Batch | None = None, weights: Mapping[str, torch.Tensor] | None = None) -> float:
+        """One call, without the gradients, which `gradient` gives. batch, weights: whole, on rank 0.
+
+        Returns the cross-entropy summed over the batch in nats on rank 0; 0 on the others.
+        """
+        group = self._group
+        with self._on_device():
+            shared = self._share(work, batch)
+            self._engine.scatter(weights)
+            self._engine.drop_gradients()
+            passes = passes_of(
+                shared, number=group.data_rank, shares=group.data_parallelism, micro_batch_size=work.micro_batch_size
+            )
+            if work.train:
+                sums = self._replica.accumulate(passes, predictions=work.predictions)
+                self._engine.finish()
+            else:
+                sums = self._replica.measure(passes)
+            total = torch.tensor([sum(sums)], dtype=torch.float64, device=group.device)
+            gathered = group.gather(total)
+        if gathered is None:
+            return 0.0
+        return sum(float(value) for value in gathered[:: group.tensor_parallelism])  # a tensor group's are one number
+
+    def gradients(self, into: Mapping[str, torch.nn.Parameter] | None = None) -> None:
+        """Collect the whole gradients. into: rank 0's parameters, whose `.grad` they become."""
+        with self._on_device():
+            for name in self._engine.placements:
+                whole = self._engine.gather_full(name)
+                if into is not None:
+                    into[name].grad = whole
+
+    def check(self) -> None:
+        """Compare the gradients that ranks of a tensor group must have in common. Rank 0 raises ModelError if they differ."""
+        group, names = self._group, self._engine.replicated
+        if group.tensor_parallelism == 1 or not names:
+            return
+
+        digests = b"".join(_digest(self._engine.local_grad(name)) for name in names)
+        with self._on_device():
+            gathered = group.gather(torch.frombuffer(bytearray(digests), dtype=torch.uint8).to(group.device))
+        if gathered is None:
+            return
+
+        tables = [bytes(digest.cpu().numpy()) for digest in gathered]
+        for at, name in enumerate(names):
+            found = [table[at * _DIGEST_BYTES : (at + 1) * _DIGEST_BYTES] for table in tables]
+            for first in range(0, group.size, group.tensor_parallelism):
+                if len(set(found[first : first + group.tensor_parallelism])) > 1:
+                    message = (
+                        f"the ranks disagree about the gradient of {name}, so this model would be trained wrongly; "
+                        "use --data-parallelism in place of --tensor-parallelism, and report it"
+                    )
+                    raise ModelError(message)
+
+    def drop_gradients(self) -> None:
+        """Forget this rank's pieces."""
+        self._engine.drop_gradients()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._engine.close()
+
+    def _buffers(self, module: torch.nn.Module, given: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+        values: dict[str, torch.Tensor] = {}
+        for name, buffer in sorted(module.named_buffers()):
+            if given is not None and (name not in given or given[name].shape != buffer.shape):
+                message = f"buffer {name} of the model is not what its config.json says; it cannot be divided"
+                raise ModelError(message)
+
+            value = buffer if given is None else given[name].detach().to(buffer.dtype)
+            values[name] = value.to(self._group.device, copy=True)
+            self._group.broadcast(values[name])
+        return values
+
+    def _share(self, work: Work, batch: Batch | None) -> Batch:
+        def shared(given: torch.Tensor | None, length: int) -> torch.Tensor:
+            if given is None:
+                given = torch.empty(work.rows, length, dtype=torch.int64)
+            given = given.to(self._group.device)
+            self._group.broadcast(given)
+            return given
+
+        ids = shared(None if batch is None else batch.ids, work.length)
+        targets = shared(None if batch is None else batch.targets, work.length - 1)
+        positions = shared(None if batch is None else batch.positions, work.length) if work.positions else None
+        return Batch(ids, targets, positions, work.packed)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Which CUDA device is the current one belongs to the thread, and a client's threads change."""
+        device = self._group.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _digest(gradient: torch.Tensor | None) -> bytes:
+    if gradient is None:
+        return bytes(_DIGEST_BYTES)
+    return hashlib.sha256(gradient.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest()

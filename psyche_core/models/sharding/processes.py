@@ -1,0 +1,128 @@
+"""The ranks of one machine as child processes: started, told the secret, asked whether they live, and ended.
+
+Decided here: each has a pipe to its stdin that carries the secret and then stays open; the system closes it when we end, kill -9
+included, and then the child ends itself. Children lead sessions of their own, so that Ctrl-C reaches the client alone, which
+leaves in order. What they write to stderr is kept, and its last line shown when one ends without a sentence of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from psyche_core.config.settings import ENVIRONMENT_PREFIX
+
+END_SECONDS: Final = 60.0
+_KEPT_LINES: Final = 40
+_ERROR: Final = "Error: "
+
+
+class LocalRanks:
+    """Child processes, one for each of some ranks."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._said: dict[int, collections.deque[str]] = {}
+        self._readers: dict[int, threading.Thread] = {}
+
+    def start(self, rank: int, arguments: Sequence[str], *, secret: bytes, threads: int | None) -> None:
+        """Start a rank's program: `python -m psyche_core.training.sidecar ARGUMENTS`."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
+        child = subprocess.Popen(  # noqa: S603 - this very interpreter, and words of our own
+            [sys.executable, "-m", "psyche_core.training.sidecar", "--tethered", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        self._children[rank] = child
+        self._said[rank] = collections.deque(maxlen=_KEPT_LINES)
+        reader = threading.Thread(target=_keep, args=(child, self._said[rank]), name=f"stderr of rank {rank}", daemon=True)
+        reader.start()
+        self._readers[rank] = reader
+        assert child.stdin is not None, "it was asked for"
+        try:
+            child.stdin.write(secret.hex().encode() + b"\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            return  # it ended already: `problem` says so
+
+    @property
+    def processes(self) -> dict[int, int]:
+        """Process ids by rank."""
+        return {rank: child.pid for rank, child in self._children.items()}
+
+    def all_ended(self) -> bool:
+        """Whether none runs any more."""
+        return all(child.poll() is not None for child in self._children.values())
+
+    def problem(self, *, expected: Collection[int] = ()) -> str | None:
+        """A sentence when one has ended that should not have; its own where it left one. expected: exit codes that are fine."""
+        for rank, child in list(self._children.items()):
+            code = child.poll()
+            if code is not None and code not in expected:
+                return self._ended(rank, child, code)
+        return None
+
+    def wait(self) -> dict[int, int]:
+        """Exit codes by rank, once all have ended of themselves; those that do not are killed after some seconds."""
+        end = time.monotonic() + END_SECONDS
+        for child in self._children.values():
+            try:
+                child.wait(timeout=max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        return self._reap()
+
+    def kill(self) -> dict[int, int]:
+        """End all at once; exit codes by rank."""
+        for child in self._children.values():
+            child.kill()
+        for child in self._children.values():
+            child.wait()
+        return self._reap()
+
+    def _reap(self) -> dict[int, int]:
+        codes = {rank: child.returncode for rank, child in self._children.items()}
+        for child in self._children.values():
+            if child.stdin is not None:
+                try:
+                    child.stdin.close()
+                except BrokenPipeError:
+                    continue
+        self._children.clear()
+        return codes
+
+    def _ended(self, rank: int, child: subprocess.Popen[bytes], code: int) -> str:
+        self._readers[rank].join(timeout=1.0)  # its last words may still be in the pipe
+        said = [line for line in list(self._said[rank]) if line.strip()]
+        own = [line.removeprefix(_ERROR) for line in said if line.startswith(_ERROR)]
+        if own:
+            return own[-1]
+        if code < 0:
+            name = signal.Signals(-code).name
+            memory = (
+                "; if memory ran out, try a smaller --micro-batch-size or --gradient-checkpointing" if name == "SIGKILL" else ""
+            )
+            return f"rank {rank} (process {child.pid}) was ended by {name}{memory}"
+
+        last = f": {said[-1].strip()}" if said else ""
+        return f"rank {rank} (process {child.pid}) ended with exit code {code}{last}"
+
+
+def _keep(child: subprocess.Popen[bytes], said: collections.deque[str]) -> None:
+    assert child.stderr is not None, "it was asked for"
+    with child.stderr:
+        for line in child.stderr:
+            said.append(line.decode(errors="replace").rstrip("\n"))

@@ -1,0 +1,102 @@
+"""What a rank other than 0 does: join, build its part, and do what rank 0 commands until it says that this was all.
+
+Decided here: a rank ends itself with one sentence on stderr, for everything that goes wrong. What is its own fault it tells the
+others at once; when a collective fails it gives the watch, who may know whose fault it was, time to say so first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+import torch
+
+from psyche_core.errors import PsycheError
+from psyche_core.hookspecs import ShardingContext
+from psyche_core.interfaces.sharding import ShardingEngine
+from psyche_core.models.hf.quiet import first_line
+from psyche_core.models.sharding.commands import Build, Command, End, Work
+from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
+from psyche_core.models.sharding.part import Part
+from psyche_core.models.sharding.rendezvous import join, reach_store
+from psyche_core.models.sharding.watch import Watch, report_failure
+from psyche_core.sentences import printable_lines
+from psyche_core.training.memory import is_out_of_memory
+
+FAILED: Final = 1
+WAIT_FOR_REASON: Final = 30.0
+JOIN_SECONDS: Final = 600.0
+
+EngineByName = Callable[[str], Callable[[ShardingContext], ShardingEngine]]
+
+
+def serve(
+    host: str, port: int, *, rank: int, world_size: int, device: torch.device, secret: bytes, engines: EngineByName
+) -> None:
+    """Be a rank until rank 0 ends it. engines: finds an engine's factory by plugin name. Raises ModelError for not being taken.
+
+    Ends the process, with a sentence, for whatever goes wrong after that.
+    """
+    store = reach_store(host, port)
+    meeting = join(store, rank=rank, world_size=world_size, secret=secret, seconds=JOIN_SECONDS)
+    watch = Watch(store, rank=rank, others={0: "the client"}, lost=_end)
+    watch.start()
+    work_store = reach_store(host, port)
+    try:
+        work_store.wait(["local"], timedelta(seconds=JOIN_SECONDS))
+        local = work_store.get("local") == b"1"
+        group = TorchGroup(work_store, meeting, rank=rank, device=device, local=local)
+        _work(group, engines, ended=watch.stop)
+    except Exception as error:  # whatever it is, the others must hear of it and nobody may be left waiting
+        if is_lost_connection(error):
+            time.sleep(WAIT_FOR_REASON)  # the watch ends us meanwhile, if somebody says why
+        sentence = f"rank {rank}: {describe(error)}"
+        report_failure(store, sentence)
+        _end(sentence)
+
+
+def describe(error: BaseException) -> str:
+    """What went wrong in a rank, and what to do."""
+    if is_out_of_memory(error):
+        return "out of memory; try a smaller --micro-batch-size, --gradient-checkpointing or more --tensor-parallelism"
+    text = first_line(error) if isinstance(error, Exception) else type(error).__name__
+    return text if isinstance(error, PsycheError) else f"{type(error).__name__}: {text}"
+
+
+def _work(group: TorchGroup, engines: EngineByName, *, ended: Callable[[], None]) -> None:
+    part: Part | None = None
+    while True:
+        command: Command = group.receive()
+        match command:
+            case Build():
+                if part is not None:
+                    part.close()
+                group.divide(data=command.data, tensor=command.tensor)
+                part = Part(command, group, create_engine=engines(command.sharding))
+            case Work():
+                assert part is not None, "rank 0 says how the model is built first"
+                part.work(command)
+                if command.train:
+                    part.gradients()
+                    if command.check:
+                        part.check()
+                    part.drop_gradients()
+            case End():
+                ended()  # rank 0 may be gone before us now
+                if part is not None:
+                    part.close()
+                group.close()
+                return
+
+
+def _end(sentence: str) -> None:
+    """At once: threads of torch may wait for what can no longer happen."""
+    try:
+        sys.stderr.write(f"Error: {printable_lines(sentence)}\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(FAILED)

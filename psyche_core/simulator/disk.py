@@ -1,0 +1,157 @@
+"""A simulated member's disk: checkpoints of epoch ends, and a journal of what was applied and verified since the last one.
+
+It outlives the process where a fault says so. What is written is on the disk at once: the real journal syncs before a statement
+leaves. What is loaded again follows `psyche_core.training.origin` and `psyche_core.client.runtime.restoring`: a checkpoint of the run's
+generation, or of an end that a quorum signed, none newer than the run; then the journal's steps as far as the run knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.machine.events import KeptResult
+from psyche_core.client.machine.settled_rounds import decided_otherwise
+from psyche_core.coordinator.history import signed_digests
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.simulator.replica import Payload
+from psyche_core.wire.messages import Result
+
+KEPT = 4
+"""Checkpoints kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Masters on the disk. step: the last one in them; generation: of the run; digest: full digest.
+
+    epoch, height: of the round that was applied last; statements: digest of those that decided it. Of a checkpoint: none.
+    """
+
+    step: int
+    generation: int
+    masters: object
+    digest: bytes
+    epoch: int = -1
+    height: int = -1
+    statements: bytes = bytes(32)
+
+
+class Pending(NamedTuple):
+    """A verified result as the journal has it, with the fields that `settled_rounds` looks at."""
+
+    epoch: int
+    height: int
+    slot: int
+    commitment: bytes
+    payload_hash: bytes
+
+    @classmethod
+    def of(cls, kept: KeptResult) -> Pending:
+        """What is kept of a result."""
+        result: Result = kept.result
+        return cls(result.epoch, result.height, kept.slot, result.commitment, result.payload_hash)
+
+
+class Disk:
+    """See the module. pending: results verified since the journal's base, with their payloads."""
+
+    def __init__(self) -> None:
+        self.pending: dict[Pending, Payload] = {}
+        self._saved: list[Saved] = []
+        self._journal: list[Saved] = []
+
+    # ------------------------------------------------------------------------------------ written
+
+    def save(self, saved: Saved) -> None:
+        """A checkpoint; the journal begins anew with it. What the run has left behind is set aside."""
+        self._saved = [one for one in self._saved if one.step < saved.step][1 - KEPT :]
+        self._saved.append(saved)
+        self.begin(saved)
+
+    def begin(self, base: Saved) -> None:
+        """The journal begins anew."""
+        self._journal = [base]
+        self.pending = {}
+
+    def applied(self, saved: Saved) -> None:
+        """A step was applied: the journal grows where it goes on from the step before, else there is a checkpoint."""
+        last = self._journal[-1] if self._journal else None
+        if last is not None and (last.generation, last.step) == (saved.generation, saved.step - 1):
+            self._journal.append(saved)
+        else:
+            self.save(replace(saved, epoch=-1, height=-1))
+
+    def keep(self, results: Iterable[tuple[KeptResult, Payload]]) -> None:
+        """Verified results and their payloads go into the journal."""
+        self.pending |= {Pending.of(known): payload for known, payload in results}
+
+    # ------------------------------------------------------------------------------------ read
+
+    def at_end(self, step: int) -> Saved | None:
+        """The checkpoint of that step."""
+        return next((saved for saved in self._saved if saved.step == step), None)
+
+    @property
+    def reach(self) -> tuple[Saved, ...]:
+        """All masters that the journal leads to, oldest first."""
+        return tuple(self._journal)
+
+    def begins_with_stored(self, state: CoordinatorState) -> bool:
+        """Whether the journal goes on from the run's stored model, so that this one is worth getting."""
+        return bool(self._journal) and self._journal[0].step == state.stored.step
+
+    def checkpoint(self, state: CoordinatorState) -> Saved | None:
+        """The newest checkpoint that is of the run in this state."""
+        due, ends = masters_due(state), signed_digests(state)
+        found = [
+            saved
+            for saved in self._saved
+            if saved.step <= due and (saved.generation == state.generation or ends.get(saved.step) == saved.digest)
+        ]
+        return max(found, key=lambda saved: saved.step, default=None)
+
+    def replayed(self, state: CoordinatorState, *, step: int | None, digest: bytes) -> tuple[Saved, bool] | None:
+        """Where the journal leads from masters with this digest after `step`, and whether that is its end.
+
+        None where it does not begin with them. step: None for the model the run's checkpoint names.
+        """
+        if not self._journal:
+            return None
+
+        base, last = self._journal[0], self._journal[-1]
+        until = self._until(state, base=base, last=last)
+        begins = step in (None, base.step) and digest == base.digest
+        if until is None or until < base.step or not (begins or (step is not None and base.step < step <= last.step)):
+            return None
+
+        at = min(max(until, base.step if begins or step is None else step), last.step)
+        reached = self._journal[at - base.step]
+        signed = signed_digests(state).get(at)
+        if (signed is not None or last.generation != state.generation) and signed != reached.digest:
+            return None  # the real one says that it does not lead there, and is set aside
+
+        whole = at == last.step and last.generation == state.generation
+        if last.generation != state.generation:
+            self.pending = {}  # results of rounds that the run has left behind
+        self._journal = [replace(saved, generation=state.generation) for saved in self._journal[: at - base.step + 1]]
+        return self._journal[-1], whole
+
+    def _until(self, state: CoordinatorState, *, base: Saved, last: Saved) -> int | None:
+        due = masters_due(state)
+        if last.generation == state.generation:
+            anew = decided_otherwise(state, self._journal[1:])  # type: ignore[arg-type] # the fields it looks at
+            return due if anew is None else min(due, anew - 1)
+
+        reach = range(base.step, min(due, last.step) + 1)
+        return max((step for step in signed_digests(state) if step in reach), default=None)
+
+    def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
+        """Steps and digests of the signed ends of which there is a checkpoint, or that the journal reaches."""
+        ends = signed_digests(state)
+        found = {saved.step: saved.digest for saved in self._saved if ends.get(saved.step) == saved.digest}
+        if self._journal:
+            found |= {step: ends[step] for step in range(self._journal[0].step, self._journal[-1].step + 1) if step in ends}
+        return tuple(sorted(found.items()))

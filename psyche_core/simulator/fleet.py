@@ -1,0 +1,174 @@
+"""Many runs in several processes: seeds in, results out in whatever order they are done.
+
+Workers are spawned, never forked, so that nothing of the caller's threads or locks is inherited; each takes a few seeds at a
+time. A failure is shrunk by the worker that found it.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from psyche_core.simulator.compare import Comparison, compared, too_slow, without_faults
+from psyche_core.simulator.failure import SimFailure
+from psyche_core.simulator.generate import generate
+from psyche_core.simulator.script import Script, Trainer
+from psyche_core.simulator.shrink import ATTEMPTS, shrunk
+from psyche_core.simulator.world import RunResult, run_script
+
+Done = tuple[RunResult, "Finding | None", "Pace | None"]
+"""One run: what it was, what broke, how long it took."""
+
+CHUNK = 8
+"""Seeds a worker takes at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to run for each seed.
+
+    kinds: faults that may happen; shrink: most runs to make a failure smaller, 0 for none; compare: whether each run is also
+    played with everybody honest and nothing failing, to see what the faults cost.
+    """
+
+    clients: int = 8
+    rounds: int = 20
+    kinds: tuple[str, ...] = ()
+    trainer: Trainer = "hash"
+    shrink: int = ATTEMPTS
+    compare: bool = False
+
+    def script(self, seed: int) -> Script:
+        """The script of a seed."""
+        return generate(seed, clients=self.clients, rounds=self.rounds, kinds=self.kinds, trainer=self.trainer)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A failure as it travels between processes. script: as small as it was made; original: as the seed gave it."""
+
+    seed: int
+    invariant: str
+    time: float
+    sentence: str
+    script: Script
+    original: Script
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long one run took, in virtual seconds. step_seconds: the median step after the first ten.
+
+    compared: the same beside the honest run, None where that was not played.
+    """
+
+    seed: int
+    seconds: float
+    step_seconds: float
+    compared: Comparison | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done so far. counts: how often each fault struck, summed over the runs; steps: trained, over all runs.
+
+    paces: of the runs in which nothing broke, in order of their seeds at the end.
+    """
+
+    runs: int = 0
+    steps: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    paces: list[Pace] = field(default_factory=list)
+
+    @property
+    def runs_per_minute(self) -> float:
+        """Over the wall time so far."""
+        return 60.0 * self.runs / self.seconds if self.seconds else 0.0
+
+
+def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, Pace | None]:
+    """Run a seed; shrink its failure."""
+    script = order.script(seed)
+    try:
+        result = run_script(script)
+    except Exception as error:  # one seed's defect in the simulator must not end a soak of thousands
+        where = traceback.format_exc().strip().splitlines()[-3:]
+        failure = SimFailure(invariant="simulator-raises", time=0.0, sentence=" / ".join(where), script=script)
+        failure.__cause__ = error
+        return RunResult(seed, None, 0.0, 0, 0, 0, 0), finding(failure, original=script), None
+
+    slow = too_slow(script, result)
+    if slow is not None:
+        return result, finding(slow, original=script), None
+    if result.failure is None:
+        return result, None, pace(script, result, compare=order.compare)
+
+    small = shrunk(result.failure, attempts=order.shrink) if order.shrink else result.failure
+    return replace(result, failure=None), finding(small, original=script), None
+
+
+def pace(script: Script, result: RunResult, *, compare: bool) -> Pace:
+    """How long a run took; compare: beside the same run without faults, which is played for that."""
+    beside = compared(result, run_script(without_faults(script))) if compare else None
+    return Pace(script.seed, result.finished_at, result.step_seconds, beside)
+
+
+def finding(failure: SimFailure, *, original: Script) -> Finding:
+    """A failure in a form that travels."""
+    return Finding(failure.seed, failure.invariant, failure.time, failure.sentence, failure.script, original)
+
+
+def run_seeds(order: Order, seeds: Sequence[int], *, jobs: int = 1) -> Iterator[Tally]:
+    """Run all seeds; gives the (growing) tally after each chunk. Leaving early ends the workers."""
+    tally = Tally()
+    started = time.monotonic()
+    for done in _chunks_done(order, seeds, jobs=jobs):
+        for result, found, took in done:
+            tally.runs += 1
+            tally.steps += result.steps
+            tally.events += result.events
+            tally.counts.update(result.counts)
+            if found is not None:
+                tally.findings.append(found)
+            if took is not None:
+                tally.paces.append(took)
+        tally.seconds = time.monotonic() - started
+        yield tally
+
+
+def _chunks_done(order: Order, seeds: Sequence[int], *, jobs: int) -> Iterator[list[Done]]:
+    chunks = [(order, tuple(seeds[place : place + CHUNK])) for place in range(0, len(seeds), CHUNK)]
+    if jobs <= 1 or len(chunks) <= 1:
+        yield from map(_chunk, chunks)
+        return
+
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(jobs, len(chunks)), initializer=_ignore_interrupts) as pool:
+        yield from pool.imap_unordered(_chunk, chunks)
+
+
+def _chunk(task: tuple[Order, Iterable[int]]) -> list[Done]:
+    """Run a few seeds. Runs make much garbage and no leaks, so it is collected between chunks instead of all the time."""
+    order, seeds = task
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return [one_run(order, seed) for seed in seeds]
+    finally:
+        if collecting:
+            gc.enable()
+        gc.collect()
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C is the caller's business, who then ends us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

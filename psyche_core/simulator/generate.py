@@ -1,0 +1,219 @@
+"""A script from a seed: a run of random shape, and faults that a run must survive.
+
+Decided: whatever is generated heals. Liars are so few that the honest members of every epoch reach a quorum without them, members
+lost for good leave enough to go on, and more than half of the honest members are never killed, so that the masters are never
+lost. Within that, everything may strike at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+from psyche_core.simulator.script import KINDS, LIES, SERVER, SLOWING_LIES, Fault, Script, Shape, Trainer
+from psyche_core.types import MAX_WITNESSES
+
+MOST_FAULTS = 7
+MOST_KINDS = 5
+
+SEALED_EVERY = 200
+"""One run in so many sends everything as bytes and signs for real, which costs as much as six others."""
+
+LONE_EVERY = 100
+"""One run in so many is a long one with one liar and nothing else, to see what it costs the others."""
+
+LONE_LIES = SLOWING_LIES
+"""What it does."""
+
+LONE_MEMBERS = 8
+"""Fewest members of such a run."""
+
+LONE_STEPS = 120
+"""Steps of such a run: a liar may cost something when it is met in an epoch, which must be little beside the whole."""
+
+_KILLS = ("crash", "restart", "late", "leave", "bit-flip")
+_FOR_GOOD = ("crash", "leave")
+
+_ONCE = ("all-die", "older-state")
+"""Faults that strike once in a run."""
+
+SLOWEST_DOWNLINK = 1.5
+"""Training times by which payloads come later on a slow downlink. From about two on a member that is alone with such a line
+is not waited for and is dropped, as protocol F16 says."""
+
+MOST_LIARS = (MAX_WITNESSES - 1) // 3
+"""So many can be drawn as witnesses together, and the others are a quorum of any draw."""
+
+
+def generate(
+    seed: int, *, clients: int = 8, rounds: int = 20, kinds: Collection[str] = KINDS, trainer: Trainer = "hash"
+) -> Script:
+    """The script of a seed. kinds: which faults may happen; none gives an undisturbed run."""
+    chance = random.Random(f"{seed}/script")
+    lone = [kind for kind in LONE_LIES if kind in kinds]
+    if lone and clients >= LONE_MEMBERS and seed % LONE_EVERY == LONE_EVERY - 1:
+        return lone_liar(chance.choice(lone), members=clients, seed=seed)
+
+    chosen = _some_kinds(chance, sorted(kinds))
+    members = list(range(clients))
+    chance.shuffle(members)
+
+    lies = [kind for kind in chosen if kind in LIES]
+    most = min(max(1, (clients - 1) // 3), MOST_LIARS)
+    liars = members[: chance.randint(1, most)] if lies and clients >= 4 else []
+    honest = members[len(liars) :]
+    mortal = honest[: (len(honest) - 1) // 2]
+    faults = [_lie(chance, node, kind, rounds) for node in liars for kind in _per_liar(chance, lies)]
+
+    floor = 3 * len(liars) if liars else 1
+    lost_for_good = min(max(0, len(honest) - max(floor, 2)), 2, len(mortal))
+    lost: set[int] = set()
+    others = [kind for kind in chosen if kind not in LIES]
+    for number in range(chance.randint(len(others), max(len(others), MOST_FAULTS)) if others else 0):
+        kind = others[number] if number < len(others) else chance.choice(others)
+        fault = _fault(chance, kind, members=members, mortal=[node for node in mortal if node not in lost], rounds=rounds)
+        if fault is None:
+            continue
+
+        if kind in _ONCE and any(known.kind == kind for known in faults):
+            continue
+        if kind in _FOR_GOOD:
+            if len(lost) >= lost_for_good:
+                continue
+            lost.update(fault.nodes)
+        faults.append(fault)
+
+    shape = _shape(chance, rounds, floor=floor, ceiling=len(honest) - len(lost), liars=bool(liars))
+    return Script(
+        seed=seed,
+        clients=clients,
+        rounds=rounds,
+        trainer=trainer,
+        sealed=seed % SEALED_EVERY == 0,
+        shape=shape,
+        faults=tuple(sorted(faults, key=lambda fault: (fault.start, fault.kind, fault.nodes))),
+    )
+
+
+def lone_liar(kind: str, *, members: int, seed: int, steps: int = LONE_STEPS) -> Script:
+    """A long run with one member that lies in this way from the beginning to the end: two epochs, long as real ones are."""
+    shape = Shape(
+        min_clients=max(members - 2, 1),
+        init_min_clients=max(members - 1, 1),
+        batch_start=3 * members,
+        batch_end=3 * members,
+        rounds_per_epoch=LONE_STEPS // 2,
+        epoch_time=3600,
+        max_round_train_time=6,
+        round_witness_time=3,
+        train_seconds=0.5,
+    )
+    fault = Fault(kind=kind, start=0.0, nodes=(seed % members,))
+    return Script(seed=seed, clients=members, rounds=steps, shape=shape, faults=(fault,))
+
+
+def _some_kinds(chance: random.Random, kinds: list[str]) -> list[str]:
+    return chance.sample(kinds, chance.randint(1, min(MOST_KINDS, len(kinds)))) if kinds else []
+
+
+def _per_liar(chance: random.Random, lies: list[str]) -> list[str]:
+    return chance.sample(lies, chance.randint(1, len(lies))) if lies else []
+
+
+def _shape(chance: random.Random, rounds: int, *, floor: int, ceiling: int, liars: bool) -> Shape:
+    """floor: fewest members of an epoch that outnumber the liars; ceiling: members that are there in the end."""
+    min_clients = chance.randint(min(floor, ceiling), ceiling)
+    batch = chance.choice((3, 5, 8, 12, 16, 31))
+    grown = batch + chance.choice((0, 0, 4, 20))
+    warmup = chance.randint(8, 15)
+    train = chance.randint(3, 8)
+    return Shape(
+        min_clients=min_clients,
+        init_min_clients=chance.randint(min_clients, ceiling),
+        witness_nodes=0 if liars else chance.choice((0, 0, chance.randint(1, min_clients))),
+        batch_start=batch,
+        batch_end=grown,
+        batch_warmup_tokens=16 * batch * rounds // 2 if grown > batch else 0,
+        rounds_per_epoch=chance.randint(4, 8),
+        epoch_time=chance.choice((600, 600, 600, chance.randint(16, 40))),
+        warmup_time=warmup,
+        max_round_train_time=train,
+        round_witness_time=chance.randint(1, 3),
+        cooldown_time=chance.randint(1, 3),
+        extra_time=chance.randint(1, 3),
+        withdraw_after=chance.choice((0.0, 0.0, 3.0, 8.0)),
+        restart_from_checkpoint=chance.random() < 0.3,
+        train_seconds=chance.choice((0.2, 0.5, 1.0)),
+        link_seconds=chance.choice((0.01, 0.03, 0.08)),
+    )
+
+
+def _lie(chance: random.Random, node: int, kind: str, rounds: int) -> Fault:
+    """A lie, from early on and mostly for ever."""
+    duration = 0.0 if chance.random() < 0.7 else chance.uniform(5.0, 2.0 * rounds)
+    return Fault(kind=kind, start=round(chance.uniform(0.0, 0.5 * rounds), 2), duration=round(duration, 2), nodes=(node,))
+
+
+def _fault(chance: random.Random, kind: str, *, members: list[int], mortal: list[int], rounds: int) -> Fault | None:
+    """One fault that heals; None when nobody is left whom it may befall."""
+    start = round(chance.uniform(0.3, 1.3 * rounds + 6.0), 2)
+
+    def fault(nodes: tuple[int, ...], longest: float, *, amount: float = 0.0, disk: bool = False) -> Fault:
+        duration = round(chance.uniform(0.3, longest), 2)
+        return Fault(kind=kind, start=start, duration=duration, nodes=nodes, amount=round(amount, 3), disk=disk)
+
+    if kind in _KILLS:
+        if not mortal:
+            return None
+
+        node = (chance.choice(mortal),)
+        if kind == "late":
+            return Fault(kind=kind, start=0.0, duration=round(chance.uniform(1.0, rounds + 5.0), 2), nodes=node)
+        if kind in _FOR_GOOD:
+            return Fault(kind=kind, start=start, nodes=node)
+        if kind == "bit-flip":
+            return Fault(kind=kind, start=start, nodes=node)
+        return fault(node, 20.0, disk=chance.random() < 0.5)
+
+    few = tuple(sorted(chance.sample(members, chance.randint(1, max(1, len(members) // 3)))))
+    match kind:
+        case "pause":
+            return fault(few[:1], 25.0)
+        case "slow":
+            return fault(few, 20.0, amount=chance.uniform(2.0, 15.0))
+        case "slow-downlink":
+            return fault(few, 60.0, amount=chance.uniform(0.3, SLOWEST_DOWNLINK))
+        case "skew":
+            return fault(few, 40.0, amount=chance.choice((0.5, 0.8, 1.25, 2.0)))
+        case "drop" | "duplicate" | "reorder":
+            return fault(_all_or(chance, few), 20.0, amount=chance.uniform(0.05, 0.5))
+        case "delay":
+            return fault(_all_or(chance, few), 15.0, amount=chance.uniform(0.1, 3.0))
+        case "partition" | "asymmetric":
+            side = tuple(sorted(chance.sample(members, chance.randint(1, max(1, len(members) // 2)))))
+            if chance.random() < 0.4:
+                return fault(side, 15.0, amount=1.0)
+            return fault((SERVER, *side) if chance.random() < 0.4 else side, 15.0)
+        case "server-restart":
+            return fault((SERVER,), 15.0)
+        case "failing-work":
+            return fault(few[:1], 10.0, amount=chance.uniform(0.02, 0.3)) if mortal and few[0] in mortal else None
+        case "older-state":
+            return fault((SERVER,), 15.0, amount=chance.choice((1.0, 4.0, chance.uniform(1.0, 60.0))))
+        case "slow-rpc":
+            return fault(few, 20.0, amount=chance.uniform(0.5, 6.0))
+        case "failing-rpc":
+            return fault(few, 20.0, amount=chance.uniform(0.1, 0.8))
+        case "empty-results":
+            return fault(
+                tuple(sorted(chance.sample(members, chance.randint(1, len(members))))), 30.0, amount=chance.uniform(0.1, 1.0)
+            )
+        case "all-die":
+            survive = chance.choice((0, 1, 1, 2, len(members)))  # disks: of one at least in most runs
+            return fault(tuple(sorted(chance.sample(members, len(members) - min(survive, len(members))))), 20.0)
+        case _:
+            return fault((), 15.0)
+
+
+def _all_or(chance: random.Random, few: tuple[int, ...]) -> tuple[int, ...]:
+    return () if chance.random() < 0.5 else few

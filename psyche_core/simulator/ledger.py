@@ -1,0 +1,172 @@
+"""The ledger of samples: every sample is in exactly one place, from its assignment to the end of the run (protocol F2 and F14).
+
+Samples are bits of whole numbers, so that a run's whole ledger is compared in a few operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from psyche_core.coordinator.assignment import shares
+from psyche_core.coordinator.commands import Equivocation, RoundSettled
+from psyche_core.coordinator.committee import witness_slots
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.simulator.failure import Broken
+from psyche_core.types import MAX_WITNESSES, BatchId, RunState
+
+
+def bits(batches: Iterable[BatchId]) -> int:
+    """Samples as one bit each."""
+    found = 0
+    for batch in batches:
+        found |= ((1 << len(batch)) - 1) << batch.first
+    return found
+
+
+class Ledger:
+    """What became of the samples. honest: signers of members that never lie.
+
+    accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them of liars. last:
+    rounds settled when their epoch ended: evidence about them is heard in the cooldown only. vetoed: rounds attested to by a
+    committee in which honest witnesses alone were no quorum, so a liar could make anything of them void.
+    """
+
+    def __init__(self, *, honest: frozenset[bytes]) -> None:
+        self.accepted: dict[tuple[int, int], list[int]] = {}
+        self.of_liars: dict[tuple[int, int], int] = {}
+        self.last: set[tuple[int, int]] = set()
+        self.vetoed: set[tuple[int, int]] = set()
+        self._honest = honest
+        self._accepted_ever = 0
+        self._settled_height = -1
+        self._epoch = -1
+        self._at_step: dict[int, int] = {}
+        self._lost: dict[int, int] = {}
+        self._found_again = 0
+
+    def epoch_ended(self, state: CoordinatorState) -> None:
+        """An epoch has ended: what is accepted by now is what a run that goes back to this end goes on from."""
+        self._at_step[state.progress.step - 1] = self._accepted_ever
+
+    def went_back(self, state: CoordinatorState) -> None:
+        """The run goes on from an earlier step (or its checkpoint): what was accepted since is to be accepted again.
+
+        What was counted as lost of these steps is trained again too; the coordinator's count stays as it is.
+        """
+        step = state.progress.step - 1
+        for key, known in self.accepted.items():
+            if key[1] > step and step not in self._at_step:
+                for samples in known:
+                    self._accepted_ever &= ~samples
+        if step in self._at_step or step == 0:
+            self._accepted_ever = self._at_step.get(step, 0)
+        else:
+            self._found_again += sum(self._lost.pop(at) for at in list(self._lost) if at > step)
+        self.accepted = {key: known for key, known in self.accepted.items() if key[1] <= step}
+        self._settled_height = self._epoch = -1
+
+    def copy(self) -> Ledger:
+        """The ledger as it is now, to go on from later."""
+        other = Ledger(honest=self._honest)
+        other.accepted = {key: list(known) for key, known in self.accepted.items()}
+        other.of_liars = dict(self.of_liars)
+        other.last, other.vetoed = set(self.last), set(self.vetoed)
+        other._accepted_ever = self._accepted_ever
+        other._settled_height, other._epoch = self._settled_height, self._epoch
+        other._at_step = dict(self._at_step)
+        other._lost, other._found_again = dict(self._lost), self._found_again
+        return other
+
+    def of_honest_before(self, step: int) -> int:
+        """The samples of honest members that were accepted in steps before this one, where liars had no veto."""
+        found = 0
+        for key, known in self.accepted.items():
+            if key[1] < step and key not in self.vetoed:
+                for samples in known:
+                    found |= samples & ~self.of_liars[key]
+        return found
+
+    def settled(self, event: RoundSettled, state: CoordinatorState) -> None:
+        """A round is decided. Acceptance is counted again here: two thirds of the elected witnesses (F5, F6)."""
+        round_ = state.round_at(event.height)
+        if round_ is None:
+            raise Broken("settled-rounds-are-stored", f"round {event.height} was settled and is not stored")
+
+        dealt = shares(state, round_)
+        attesting = state.round_at(event.height + 1)
+        statements = attesting.statements if attesting is not None else ()
+        elected = min(len(attesting.slots), state.config.witness_nodes or MAX_WITNESSES) if attesting is not None else 0
+        rightly = []
+        for slot in sorted(dealt):
+            votes = sum(said.participants[slot // 8] >> (slot % 8) & 1 for said in statements)
+            if votes and 3 * votes >= 2 * elected and slot not in round_.voided:
+                rightly.append(slot)
+        if rightly != sorted(event.accepted):
+            sentence = f"of round {event.height} slots {event.accepted} were accepted, {rightly} had their quorum"
+            raise Broken("two-thirds-of-the-witnesses-accept", sentence)
+
+        taken = of_liars = 0
+        for slot in event.accepted:
+            taken |= bits(dealt[slot])
+            if state.epoch.clients[slot].id.signer not in self._honest:
+                of_liars |= bits(dealt[slot])
+        if self._accepted_ever & taken:
+            sentence = f"round {event.height} of epoch {event.epoch} accepted samples that were accepted before"
+            raise Broken("no-sample-accepted-twice", sentence)
+
+        self._accepted_ever |= taken
+        key = (event.height, event.step)
+        self.accepted.setdefault(key, []).append(taken)
+        self.of_liars[key] = self.of_liars.get(key, 0) | of_liars
+        if state.run_state is RunState.Cooldown:
+            self.last.add(key)
+        if attesting is not None and elected:
+            committee = witness_slots(state, attesting)
+            honest = sum(state.epoch.clients[slot].id.signer in self._honest for slot in committee)
+            if 3 * honest < 2 * elected:
+                self.vetoed.add(key)
+        self._epoch, self._settled_height = event.epoch, event.height
+
+    def evidence(self, old: CoordinatorState, new: CoordinatorState, command: Equivocation) -> None:
+        """A trainer was proven to have signed two results: its share of a settled round may be void (and dealt again) or lost."""
+        before, after = old.round_at(command.height), new.round_at(command.height)
+        if before is None or after is None:
+            return
+
+        voided = after.voided != before.voided
+        lost = new.lost_samples > old.lost_samples
+        share = bits(shares(old, before).get(command.index, ()))
+        if not share & self._accepted_ever or not (voided or lost):
+            return
+
+        self._accepted_ever &= ~share
+        if lost:
+            self._lost[before.step] = self._lost.get(before.step, 0) + new.lost_samples - old.lost_samples
+        known = self.accepted.get((before.height, before.step), [])
+        without = [samples & ~share for samples in known]
+        # Of a lost share nobody knows whether its result can be found, so either is right; all must still do alike.
+        self.accepted[(before.height, before.step)] = without if voided else [*known, *without]
+
+    def balance(self, state: CoordinatorState) -> None:
+        """Each sample assigned so far is accepted, waiting again, in a round not settled yet, or counted as lost."""
+        waiting, flying = bits(state.requeue), self._flying(state)
+        assigned = (1 << state.progress.data_index) - 1
+        placed = self._accepted_ever | waiting | flying
+        doubled = (self._accepted_ever & waiting) | (self._accepted_ever & flying) | (waiting & flying)
+        if doubled or placed & ~assigned:
+            strange = (placed & ~assigned).bit_count()
+            sentence = f"{doubled.bit_count()} samples are in two places of the ledger, {strange} were never assigned"
+            raise Broken("no-sample-in-two-places", sentence)
+
+        missing = (assigned & ~placed).bit_count()
+        if missing != state.lost_samples - self._found_again:
+            sentence = f"{missing} samples are nowhere in the ledger and {state.lost_samples} are counted as lost"
+            raise Broken("no-sample-skipped", sentence)
+
+    def _flying(self, state: CoordinatorState) -> int:
+        """Samples of rounds being played: the current one and the one before it, unless that is settled."""
+        if state.run_state not in (RunState.RoundTrain, RunState.RoundWitness):
+            return 0
+
+        settled = self._settled_height if self._epoch == state.progress.epoch else -1
+        return bits(batch for stored in state.epoch.rounds[-2:] if stored.height > settled for batch in stored.batches)

@@ -1,0 +1,327 @@
+"""The simulated network: who can talk to whom, when messages arrive, who serves a payload.
+
+It keeps the promises of psyche_core.interfaces.transport and no others: a live message reaches every member that can be reached,
+directly or through others, at least once in the end, also one that connects late; order, latency and everything about members
+that cannot be reached are chance. A loss is therefore a delay by some retransmissions; a cut link means that messages wait.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from psyche_core.client.machine.events import FetchPayload, MessageSeen, PayloadChecked, PayloadMissing, PeersSeen
+from psyche_core.simulator.clock import Clock
+from psyche_core.simulator.replica import Payload
+from psyche_core.simulator.script import SERVER, Fault
+from psyche_core.wire.messages import Message
+
+if TYPE_CHECKING:
+    from psyche_core.simulator.node import Node
+
+RETRANSMIT = 0.4
+"""Seconds until a lost message is sent again."""
+
+CONNECT = 0.1
+"""Seconds to make a connection."""
+
+UNANSWERED = 10.0
+"""Seconds until a fetch gives up on members that take the question and say nothing."""
+
+AGAIN = 1.0
+"""Seconds until members that had nothing are asked again, while others say nothing."""
+
+HEDGE = 0.5
+"""Seconds until a source that takes the question and says nothing is raced by the next one, as the QUIC transport does it."""
+
+
+@dataclass(slots=True)
+class Letter:
+    """A message on its way to many. held_back: seconds more for some receivers (a liar's choice)."""
+
+    number: int
+    origin: int
+    event: MessageSeen
+    tag: int
+    held_back: dict[int, float] = field(default_factory=dict)
+
+
+class Network:
+    """Links between the nodes, and between each node and the server. chance: the network's own stream of randomness."""
+
+    def __init__(self, clock: Clock, chance: random.Random, *, seconds: float, counts: Counter[str]) -> None:
+        self.nodes: list[Node] = []
+        self.counts = counts
+        self._clock = clock
+        self._chance = chance.random
+        self._seconds = seconds
+        self._effects: list[Fault] = []
+        self._cuts: list[Fault] = []
+        self._letters = 0
+        self._version = 0
+        self._by_key: dict[bytes, int] = {}
+
+    def add(self, node: Node) -> None:
+        """Make a node known."""
+        self.nodes.append(node)
+        self._by_key[node.identity.p2p] = node.index
+
+    # ------------------------------------------------------------------------------------ faults
+
+    def begin(self, fault: Fault) -> None:
+        """A network fault begins."""
+        if fault.kind in ("partition", "asymmetric"):
+            self._cuts.append(fault)
+            self.changed()
+        else:
+            self._effects.append(fault)
+
+    def end(self, fault: Fault) -> None:
+        """A network fault is over."""
+        if fault in self._cuts:
+            self._cuts.remove(fault)
+            self.changed()
+        else:
+            self._effects.remove(fault)
+
+    def is_cut(self, source: int, target: int) -> bool:
+        """Whether nothing gets from one to the other now. A partition cuts both ways, an asymmetric cut out of its side."""
+        for cut in self._cuts:
+            if cut.amount and SERVER in (source, target):
+                continue
+
+            inside, outside = source in cut.nodes, target not in cut.nodes
+            if inside == outside and (inside or cut.kind == "partition"):
+                self.counts[cut.kind] += 1
+                return True
+
+        return False
+
+    def delay(self, source: int, target: int) -> float:
+        """Seconds one message takes, losses and all."""
+        chance = self._chance
+        seconds = self._seconds * (0.5 + chance())
+        for fault in self._effects:
+            if fault.nodes and source not in fault.nodes and target not in fault.nodes:
+                continue
+
+            match fault.kind:
+                case "delay":
+                    self.counts["delay"] += 1
+                    seconds += fault.amount * (0.5 + chance())
+                case "reorder" if chance() < fault.amount:
+                    self.counts["reorder"] += 1
+                    seconds += 10 * self._seconds * chance()
+                case "drop":
+                    while chance() < fault.amount and seconds < 30.0:
+                        self.counts["drop"] += 1
+                        seconds += RETRANSMIT
+        return seconds
+
+    def strikes(self, kind: str, source: int, target: int) -> bool:
+        """Whether chance makes a fault of this kind befall one thing sent."""
+        for fault in self._effects:
+            on_path = not fault.nodes or source in fault.nodes or target in fault.nodes
+            if fault.kind == kind and on_path and self._chance() < fault.amount:
+                self.counts[kind] += 1
+                return True
+
+        return False
+
+    # ------------------------------------------------------------------------------------ connections
+
+    def changed(self) -> None:
+        """Something about who may talk to whom has changed: broken links are gone at once, new ones take a moment."""
+        self._version += 1
+        for node in self.nodes:
+            if node.out:
+                wanted = self._wanted(node)
+                if not node.out <= wanted:
+                    node.out &= wanted
+                    self._tell_peers(node)
+        self._clock.after(CONNECT * (0.5 + self._chance()), self._connect, self._version)
+
+    def _wanted(self, node: Node) -> set[int]:
+        if not node.running:
+            return set()
+
+        return {
+            other.index
+            for other in self.nodes
+            if other.index in node.peers
+            and other.running
+            and node.index in other.peers
+            and (not self._cuts or not self.is_cut(node.index, other.index))
+        }
+
+    def _connect(self, version: int) -> None:
+        if version != self._version:
+            return
+
+        for node in self.nodes:
+            wanted = self._wanted(node)
+            fresh = wanted - node.out
+            node.out |= fresh
+            for other in sorted(fresh):
+                self._compare(node, self.nodes[other])
+        for node in self.nodes:
+            self._tell_peers(node)
+
+    def _tell_peers(self, node: Node) -> None:
+        peers = frozenset(self.nodes[other].identity.p2p for other in node.out if node.index in self.nodes[other].out)
+        if peers != node.told_peers and node.running:
+            node.told_peers = peers
+            self._clock.after(0.05, node.receive, node.life, PeersSeen(peers))
+
+    def _compare(self, source: Node, target: Node) -> None:
+        """Two members compare what they hold when they meet."""
+        for letter in list(source.letters.values()):
+            if letter.number not in target.seen:
+                self._post(letter, source, target)
+
+    # ------------------------------------------------------------------------------------ messages
+
+    def broadcast(self, node: Node, message: Message, tag: int, *, held_back: dict[int, float] | None = None) -> None:
+        """Give a message to all members."""
+        self._letters += 1
+        letter = Letter(self._letters, node.index, MessageSeen(node.identity.p2p, message), tag, held_back or {})
+        node.seen.add(letter.number)
+        node.letters[letter.number] = letter
+        for other in node.out:
+            self._post(letter, node, self.nodes[other])
+
+    def _post(self, letter: Letter, source: Node, target: Node) -> None:
+        if letter.number in target.seen:
+            return
+
+        seconds = self.delay(source.index, target.index) if self._effects else self._seconds * (0.5 + self._chance())
+        if letter.held_back:
+            seconds += letter.held_back.get(target.index, 0.0)
+        self._clock.after(seconds, self._arrive, letter, source, target, target.life)
+        if self._effects and self.strikes("duplicate", source.index, target.index):
+            self._clock.after(2 * seconds, self._arrive_again, letter, target, target.life)
+
+    def _arrive(self, letter: Letter, source: Node, target: Node, life: int) -> None:
+        if target.life != life or letter.number in target.seen:
+            return
+        if target.index not in source.out:
+            self._pass_on(letter, target)
+            return
+
+        if letter.tag < target.expired_before:
+            return
+
+        target.seen.add(letter.number)
+        target.letters[letter.number] = letter
+        target.receive(life, letter.event)
+        if self._cuts:
+            for other in target.out:
+                self._post(letter, target, self.nodes[other])
+
+    def _pass_on(self, letter: Letter, target: Node) -> None:
+        """Its sender is out of reach: another member that has it passes it on; else it is told when they meet again."""
+        for other in sorted(target.out):
+            holder = self.nodes[other]
+            if letter.number in holder.letters and target.index in holder.out:
+                seconds = self.delay(holder.index, target.index)
+                self._clock.after(seconds, self._arrive, letter, holder, target, target.life)
+                return
+
+    def _arrive_again(self, letter: Letter, target: Node, life: int) -> None:
+        """Harder than the contract: the same message twice to one process, as when its memory of old ones was full."""
+        if target.life == life and letter.number in target.seen:
+            target.receive(life, letter.event)
+
+    # ------------------------------------------------------------------------------------ blobs
+
+    def peers_in_order(self, node: Node, first: Iterable[bytes]) -> Iterator[Node]:
+        """Connected members, those named first."""
+        named = [self._by_key[key] for key in first if key in self._by_key]
+        for index in chain(named, (other for other in sorted(node.out) if other not in named)):
+            if index in node.out and node.index in self.nodes[index].out:
+                yield self.nodes[index]
+
+    def find(self, node: Node, first: Iterable[bytes], has: Callable[[Node], bool | None]) -> tuple[Node | None, float]:
+        """Who of the connected members answers with a blob, and how long the answer takes.
+
+        has: False says no at once, None says nothing at all.
+        """
+        seconds = 0.0
+        for other in self.peers_in_order(node, first):
+            seconds += self.delay(node.index, other.index) + self.delay(other.index, node.index)
+            answer = None if other.paused else has(other)
+            if answer:
+                return other, seconds
+
+            if answer is None:
+                seconds += HEDGE
+        return None, seconds + self._seconds
+
+    def fetch(self, node: Node, action: FetchPayload) -> None:
+        """Get a payload for a node."""
+        payload_hash = action.payload_hash
+        if payload_hash in node.payloads:
+            self._clock.after(0.0, self._check, node, node.life, action, node.payloads[payload_hash][1])
+            return
+
+        self._seek(node, node.life, action, set(), set(), self._clock.now + UNANSWERED)
+
+    def _seek(self, node: Node, life: int, action: FetchPayload, asked: set[int], silent: set[int], until: float) -> None:
+        """Ask one member after the other, as a transport does it.
+
+        asked: who was asked in this pass. silent: who says nothing; after HEDGE the next is asked, and in the end, as long as
+        somebody may still answer, those again that had nothing. until: virtual seconds.
+        """
+        if node.life != life:
+            return
+
+        payload_hash, seconds = action.payload_hash, 0.0
+        for other in self.peers_in_order(node, action.sources):
+            if other.index in asked:
+                continue
+            asked.add(other.index)
+            seconds += self.delay(node.index, other.index) + self.delay(other.index, node.index)
+            answer = None if other.paused else other.serves(payload_hash, node.index)
+            if answer:
+                seconds += node.seconds_to_receive()
+                self._clock.after(seconds, self._check, node, life, action, other.payloads[payload_hash][1])
+                return
+            if answer is None:
+                silent.add(other.index)
+                self._clock.after(seconds + HEDGE, self._seek, node, life, action, asked, silent, until)
+                return
+
+        if silent and self._clock.now + AGAIN < until:
+            self._clock.after(seconds + AGAIN, self._seek, node, life, action, set(silent), silent, until)
+        else:
+            self.counts["payload missing"] += 1
+            self._clock.after(seconds + self._seconds + 0.1, node.receive, life, PayloadMissing(payload_hash))
+
+    def _check(self, node: Node, life: int, action: FetchPayload, payload: Payload) -> None:
+        if node.life != life:
+            return
+
+        valid = node.replica.check(payload)
+        if valid and action.tag >= node.expired_before:
+            node.payloads[payload.hash] = (action.tag, payload)
+        node.receive(life, PayloadChecked(payload.hash, valid, action.tag))
+
+    # ------------------------------------------------------------------------------------ the server's links
+
+    def to_server(self, node: Node) -> float | None:
+        """Seconds until a command of a node arrives, None when it does not."""
+        return self._one_way(node.index, SERVER)
+
+    def from_server(self, node: Node) -> float | None:
+        """Seconds until something from the server arrives at a node, None when it does not."""
+        return self._one_way(SERVER, node.index)
+
+    def _one_way(self, source: int, target: int) -> float | None:
+        if self._cuts and self.is_cut(source, target):
+            return None
+
+        return self.delay(source, target) if self._effects else self._seconds * (0.5 + self._chance())

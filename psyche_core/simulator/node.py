@@ -1,0 +1,585 @@
+"""A simulated member: the real client machine, and around it everything the runtime does, in virtual time.
+
+What its process keeps (machine, payloads, messages heard, snapshots) goes when it crashes; what is on disk (the masters of the
+last finished epoch) stays if the fault says so. Work takes time; a paused process (SIGSTOP, a long collection of garbage) gets
+what happened meanwhile afterwards, late but in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from psyche_core.client.machine import events as ev
+from psyche_core.client.machine.epoch import masters_due
+from psyche_core.client.machine.machine import ClientMachine, Patience
+from psyche_core.client.machine.settled_rounds import settled_rounds
+from psyche_core.coordinator.checkpoints import loaded_from_hub
+from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
+from psyche_core.simulator.disk import Disk, Saved
+from psyche_core.simulator.failure import Broken
+from psyche_core.simulator.keys import INSTANCE, RUN_ID, identity_of, join_of, key_of, signed_by, verified, with_real_signatures
+from psyche_core.simulator.ledger import bits
+from psyche_core.simulator.replica import Payload, Replica, StepOrder
+from psyche_core.simulator.replica_watch import check_sizes
+from psyche_core.wire.messages import Message, Result, seal, unseal
+
+if TYPE_CHECKING:
+    from psyche_core.simulator.network import Letter
+    from psyche_core.simulator.world import World
+
+LOOK = 1.0
+"""Seconds between two looks at the clock (TimePassed)."""
+
+EMPTY_RESULT = hashlib.sha256(b"").digest()
+"""The payload of whoever's result is all zeros: the same bytes for everybody, in every round."""
+
+STORE_FAILS = 0.2
+"""How often storing a model fails."""
+
+SIZES_EVERY = 4
+"""Looks at the clock between two at what the machine keeps: what grows without bound is seen all the same."""
+
+SECONDS = {
+    ev.Load: 0.4,
+    ev.Apply: 0.02,
+    ev.Digest: 0.005,
+    ev.CloseEpoch: 0.1,
+    ev.TakeSnapshot: 0.05,
+    ev.FetchModel: 0.5,
+    ev.StoreModel: 0.8,
+}
+"""Typical seconds of each kind of work but training; chance makes it half as much to half as much again."""
+
+
+class Node:
+    """One member. index: its number, which also gives its key. liar: nothing is asked of it."""
+
+    def __init__(self, world: World, index: int, *, chance: random.Random, liar: bool) -> None:
+        self.index = index
+        self.name = f"client-{index}"
+        self.identity = identity_of(index)
+        self.liar = liar
+        self.lies: list[str] = []
+        self.lying_chance = random.Random()
+        self.joins_with: Join | None = None
+        self.repeats: Payload | None = None
+        self.empty_results: list[float] = []
+        self.failing_work: list[float] = []
+        self.rpc_lags: list[float] = []
+        self.rpc_fails: list[float] = []
+        self.lineage = 0
+        self.life = 0
+        self.running = False
+        self.booted_at = 0.0
+        self.paused = 0
+        self.slowed: list[float] = []
+        self.downlinks: list[float] = []
+        self.clock_offset = 0.0
+        self.clock_rate = 1.0
+        self.stop: ev.Stop | None = None
+        self.left = False
+        self.spoiled = False
+        self.counts: Counter[str] = world.counts
+        self.replica: Replica = world.new_replica()
+        self._order = StepOrder(self.name)
+        self._generation = 0
+        self.peers: set[int] = set()
+        self.out: set[int] = set()
+        self.told_peers: frozenset[bytes] = frozenset()
+        self.seen: set[int] = set()
+        self.letters: dict[int, Letter] = {}
+        self.payloads: dict[bytes, tuple[int, Payload]] = {}
+        self.snapshots: dict[bytes, tuple[int, int, object]] = {}
+        self.expired_before = 0
+        self.joined = False
+        self.state_due = False
+        self.version = -1
+        self._world = world
+        self._chance = chance
+        self._speed = 0.7 + 0.6 * chance.random()
+        self._held: list[tuple[ev.Event, int | None]] = []
+        self.disk = Disk()
+        self._withheld: dict[bytes, frozenset[int]] = {}
+        self._trained = 0
+        self._looks = 0
+        self._has_store = chance.random() < 0.6
+        self._knows_the_model = chance.random() < 0.5
+
+    def __repr__(self) -> str:
+        return self.name
+
+    # ------------------------------------------------------------------------------------ life
+
+    def boot(self, *, disk: bool = False) -> None:
+        """Start a process. disk: whether what an earlier one saved is there."""
+        world = self._world
+        self.life += 1
+        self.running = True
+        self.booted_at = world.clock.now
+        self.stop = None
+        self.machine = ClientMachine(
+            self.identity,
+            RUN_ID,
+            sign=lambda commitment: signed_by(self.index, commitment),
+            verify=verified,
+            patience=Patience(payload=20.0, peers=3.0, offers=4.0, answer=10.0, leaving=5.0),
+            can_store=self._has_store,
+        )
+        self.replica = world.new_replica()
+        self._order = StepOrder(self.name)
+        if not disk:
+            self.disk = Disk()
+        self.peers, self.out, self.told_peers = set(), set(), frozenset()
+        self.seen, self.letters, self.snapshots = set(), {}, {}
+        self.expired_before = 0
+        self.joined = self.state_due = False
+        self.version = -1
+        self.lineage = 0
+        self._held = []
+        self.payloads = {}
+        self.trace("starts" + (" with its disk" if disk else ""))
+        world.clock.after(self._chance.random() * LOOK, self._look, self.life)
+        world.server.reconnect(self)
+
+    def _begin_anew(self, life: int) -> None:
+        if life == self.life and not self.running:
+            self.boot(disk=True)
+
+    def crash(self) -> None:
+        """The process is gone at once; nobody is told."""
+        self.trace("crashes")
+        self.running = False
+        self.life += 1
+        self.out = set()
+        self._world.network.changed()
+
+    def pause(self) -> None:
+        """The process stands still."""
+        self.paused += 1
+
+    def unpause(self) -> None:
+        """The process goes on and finds what has happened."""
+        self.paused -= 1
+        if self.paused:
+            return
+
+        held, self._held = self._held, []
+        if self._chance.random() < 0.5:  # the backend may have kept the newest state only
+            states = [event for event, _ in held if event.__class__ is ev.StateSeen]
+            held = [one for one in held if one[0].__class__ is not ev.StateSeen or one[0] is states[-1]]
+        for event, lineage in held:
+            self.receive(self.life, event, lineage=lineage)
+
+    def ask_to_leave(self) -> None:
+        """The user wants to leave."""
+        self.left = True
+        self.receive(self.life, ev.LeaveAsked())
+
+    @property
+    def now(self) -> float:
+        """What this member's clock shows."""
+        return self.clock_offset + self.clock_rate * self._world.clock.now
+
+    def trace(self, what: str) -> None:
+        """Note something for people."""
+        if self._world.timeline is not None:
+            self._world.note(self.name, what)
+
+    def _look(self, life: int) -> None:
+        if life != self.life or self.stop is not None:
+            return
+
+        self.receive(life, ev.TimePassed())
+        self._looks += 1
+        if not self.paused and self._looks % SIZES_EVERY == 0:
+            sizes = self.machine.size_report()
+            check_sizes(self.name, sizes, letters=len(self.letters), members=self._world.script.clients)
+        self._world.clock.after(LOOK, self._look, life)
+
+    # ------------------------------------------------------------------------------------ events in, actions out
+
+    def receive(self, life: int, event: ev.Event, *, lineage: int | None = None) -> None:
+        """Something happened to the process with this number; nothing, when it is gone. lineage: of a state that it sees."""
+        if life != self.life or self.stop is not None:
+            return
+
+        if self.paused:
+            self.counts["held by a pause"] += 1
+            self._held.append((event, lineage))
+            return
+
+        self.lineage = self.lineage if lineage is None else lineage
+        world = self._world
+        world.handled += 1
+        world.mark = hash((world.mark, world.clock.now, self.index, _NUMBERED[event.__class__]))
+        try:
+            actions = self.machine.handle(event, self.now)
+        except Exception as error:
+            world.raised(self, event, error)
+            return
+
+        for action in actions:
+            _CARRY_OUT[action.__class__](self, action)
+
+    def _stop(self, action: ev.Stop) -> None:
+        if action.again:
+            self.trace(f"begins anew: {action.reason}")
+            self.counts["began anew"] += 1
+            self.crash()
+            self._world.clock.after(self._chance.random(), self._begin_anew, self.life)
+            return
+
+        self.stop = action
+        self.running = False
+        self.out = set()
+        self.trace(f"stops: {action.reason}")
+        self._world.network.changed()
+        self._world.stopped(self)
+
+    def _tell(self, action: ev.Tell) -> None:
+        if self._world.timeline is not None:
+            self.trace(f"  {action.event}")
+
+    def _join(self, action: ev.Join) -> None:  # noqa: ARG002 - carries nothing
+        self.joined = True
+        self._world.server.ask(self, self.join_command())
+
+    def join_command(self) -> Join:
+        """The command with which this member joins."""
+        return self.joins_with or join_of(self.index)
+
+    def _send(self, action: ev.Send) -> None:
+        command = action.command
+        if isinstance(command, Withdraw):
+            self.joined = False
+        elif isinstance(command, Equivocation):
+            command = with_real_signatures(command)
+        if self.lies:
+            self._world.lies.send(self, command)
+        else:
+            self._world.server.ask(self, command)
+
+    def _set_peers(self, action: ev.SetPeers) -> None:
+        known = self._world.index_of
+        self.peers = {known[member.p2p] for member in action.members if member.p2p in known} - {self.index}
+        self._world.network.changed()
+
+    def _broadcast(self, action: ev.Broadcast) -> None:
+        if self.lies:
+            self._world.lies.broadcast(self, action.message, action.tag)
+        else:
+            self.say(action.message, action.tag)
+
+    def say(self, message: Message, tag: int, *, held_back: dict[int, float] | None = None) -> None:
+        """Broadcast a message."""
+        if self._world.script.sealed:
+            origin, read = unseal(seal(key_of(self.index), INSTANCE, message), run=INSTANCE)
+            if (origin, read) != (self.identity.p2p, message):
+                raise Broken("messages-travel-whole", f"{message} was read back as {read}")
+        if message.__class__ is Result:
+            self._world.announced.note(self.index, message)
+        if self._world.timeline is not None:
+            self.trace(f"says {message.__class__.__name__} {_brief(message)}")
+        self._world.network.broadcast(self, message, tag, held_back=held_back)
+
+    def _fetch_payload(self, action: ev.FetchPayload) -> None:
+        self._world.network.fetch(self, action)
+
+    def _expire(self, action: ev.Expire) -> None:
+        before = self.expired_before = max(self.expired_before, action.before)
+        self.letters = {number: letter for number, letter in self.letters.items() if letter.tag >= before}
+        self.payloads = {known: item for known, item in self.payloads.items() if item[0] >= before}
+        self.snapshots = {known: item for known, item in self.snapshots.items() if item[0] >= before}
+
+    def _prefetch(self, action: ev.Prefetch) -> None:
+        pass
+
+    def _remind(self, action: ev.Remind) -> None:
+        self._world.clock.after(action.seconds / self.clock_rate, self._reminded, self.life, action)
+
+    def _reminded(self, life: int, action: ev.Remind) -> None:
+        self.receive(life, ev.Reminded(action.tag))
+
+    # ------------------------------------------------------------------------------------ serving others
+
+    def serves(self, payload_hash: bytes, target: int) -> bool | None:
+        """Whether this member answers with a payload; None when it does not answer at all."""
+        if payload_hash not in self.payloads:
+            return False
+        if payload_hash in self._withheld and target not in self._withheld[payload_hash]:
+            self.counts["withhold"] += 1
+            return None
+
+        return True
+
+    def withhold(self, payload_hash: bytes, served: frozenset[int]) -> None:
+        """Give a payload to these members only."""
+        self._withheld[payload_hash] = served
+
+    def serve_again(self, payload_hash: bytes) -> None:
+        """Give a payload to everybody again."""
+        self._withheld.pop(payload_hash, None)
+
+    def seconds_to_receive(self) -> float:
+        """How much longer than on a fast line a payload takes to come down ours."""
+        if not self.downlinks:
+            return 0.0
+
+        self.counts["slow-downlink"] += 1
+        return max(self.downlinks) * self._world.train_seconds * (0.75 + 0.5 * self._chance.random())
+
+    # ------------------------------------------------------------------------------------ work
+
+    def _work(self, work: Any) -> None:
+        kind = work.__class__
+        seconds = self._world.train_seconds * self._speed if kind is ev.Train else SECONDS[kind]
+        if self.slowed:
+            self.counts["slow"] += 1
+        seconds *= max(self.slowed, default=1.0) * (0.5 + self._chance.random())
+        if self._world.timeline is not None and kind is not ev.Digest:
+            self.trace(f"begins {kind.__name__} {_brief(work)}")
+        self._world.clock.after(seconds, self._work_done, self.life, work, self.lineage)
+
+    def _work_done(self, life: int, work: Any, lineage: int) -> None:
+        """lineage: of the state that the machine had seen when it asked for the work."""
+        if life != self.life:
+            return
+        if self.paused:
+            self._world.clock.after(0.2, self._work_done, life, work, lineage)
+            return
+
+        if self.failing_work and work.__class__ is not ev.Load and self._chance.random() < max(self.failing_work):
+            self.counts["failing-work"] += 1
+            self.receive(life, ev.WorkFailed(work, f"{work.__class__.__name__} failed"))
+            return
+
+        self.receive(life, _WORK[work.__class__](self, work, lineage))
+
+    @property
+    def holds_model(self) -> bool:
+        """Whether others may count on it for the model of the run."""
+        return self.running and not self.liar and self.machine.masters_at is not None
+
+    def spoil(self, *, bit: int) -> None:
+        """A bit of the masters flips; until they are replaced, nothing but that is asked of this replica.
+
+        bit: another one for each flip of a run, since no two such accidents are alike.
+        """
+        self.trace("a bit of its masters flips")
+        self.spoiled = True
+        self.replica.spoil(bit)
+
+    def _load(self, work: ev.Load, lineage: int) -> ev.Event:
+        state, checkpoint = work.state, work.state.model.LLM.checkpoint
+        from_members = checkpoint.name == "P2P"
+        begins_anew = state.from_checkpoint and state.progress.step == state.epoch.start_step and not from_members
+        own = None if work.fresh or begins_anew else self.disk.checkpoint(state)
+        if from_members and not self._knows_the_model and own is None:
+            if not self.disk.begins_with_stored(state):
+                return ev.SourceMissing("nothing here says how the model is built")
+            checkpoint, from_members = loaded_from_hub(state.model).LLM.checkpoint, False
+
+        self.replica = self._world.new_replica()
+        self._order = StepOrder(self.name)
+        self.spoiled = False
+        stored = None if from_members else self._world.stored.get((checkpoint.settings or {}).get("repo_id", ""))
+        if own is not None and (from_members or stored is None or own.step >= state.stored.step):
+            self.replica.restore(own.masters)
+        else:
+            own = None
+            if stored is not None:
+                self.replica.restore(stored[0])
+        step = self._restored(work, None if own is None else own.step, lineage)
+        if step is None and not from_members and state.stored.digest == self.replica.digest():
+            step = state.stored.step  # the stored model is that of a signed end
+        held = self.disk.held(state) if step is None or step < masters_due(state) else ()
+        return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held)
+
+    def _restored(self, work: ev.Load, step: int | None, lineage: int) -> int | None:
+        """What the journal and the state add to the masters of a checkpoint; the last step in them then."""
+        state = work.state
+        reached = None if work.fresh else self.disk.replayed(state, step=step, digest=self.replica.digest())
+        if reached is None:
+            base = state.epoch.start_step - 1 if step is None and state.from_checkpoint else step
+            if base is not None:
+                self.disk.begin(self._saved(base, state.generation))
+            return step
+
+        saved, whole = reached
+        self.replica.restore(saved.masters)
+        at = saved.step
+        for settled in settled_rounds(state, self.disk.pending, after=at):  # type: ignore[arg-type] # the fields it looks at
+            if settled.step > masters_due(state) or not whole:
+                break
+            self.counts["settled from the journal"] += 1
+            payloads = {pending.payload_hash: payload for pending, payload in self.disk.pending.items()}
+            hashes = tuple(payload_hash for _, payload_hash in settled.results)
+            before = self.replica.snapshot()
+            self.replica.apply(settled.step, [payloads[item] for item in hashes], own_accepted=False)
+            applied = ev.Apply(settled.height, settled.step, hashes, False, generation=state.generation)
+            self._world.applied(self, applied, payloads, lineage=lineage, before=before)
+            entry = self._saved(settled.step, state.generation)
+            entry = replace(entry, epoch=settled.epoch, height=settled.height, statements=settled.statements)
+            self.disk.applied(entry)
+            at = settled.step
+        return at
+
+    def _saved(self, step: int, generation: int) -> Saved:
+        return Saved(step, generation, self.replica.snapshot(), self.replica.digest())
+
+    def _base(self, step: int, generation: int) -> None:
+        """A checkpoint, from which the journal goes on."""
+        self.disk.save(self._saved(step, generation))
+
+    def _keep_results(self, action: ev.KeepResults) -> None:
+        """Write verified results to the journal."""
+        here = [known for known in action.results if known.result.payload_hash in self.payloads]
+        self.disk.keep([(known, self.payloads[known.result.payload_hash][1]) for known in here])
+
+    def _train(self, work: ev.Train, lineage: int) -> ev.Event:  # noqa: ARG002
+        self._trained += 1
+        if work.generation != self._generation:
+            self._order, self._generation = StepOrder(self.name), work.generation
+        self._order.trains(work.step)
+        salt = b"%d/%d/%d" % (self.index, self.life, self._trained)
+        payload_hash, content = self.replica.train(work.step, work.share, salt=salt)
+        if self.empty_results and not content and self._chance.random() < max(self.empty_results):
+            self.counts["empty-results"] += 1
+            payload_hash, content = EMPTY_RESULT, b""
+        valid = "wrong-shape" not in self.lies
+        payload = Payload(payload_hash, self.index, bits(work.share), valid=valid, content=content, size=len(content) or 32)
+        if not valid:
+            self.counts["wrong-shape"] += 1
+        self.payloads[payload_hash] = (work.tag, payload)
+        return ev.Trained(work.height, 2.0, 64 * len(work.share), 0.5, payload_hash, payload.size)
+
+    def _apply(self, work: ev.Apply, lineage: int) -> ev.Event:
+        missing = [item for item in work.payload_hashes if item not in self.payloads]
+        if missing and not self.liar:
+            raise Broken("applies-what-it-holds", f"{self.name} applies step {work.step} without {len(missing)} of the payloads")
+
+        held = {item: self.payloads[item][1] for item in work.payload_hashes if item in self.payloads}
+        before = self.replica.snapshot()
+        self._order.applies(work.step)
+        self.replica.apply(
+            work.step, [held[item] for item in work.payload_hashes if item in held], own_accepted=work.own_accepted
+        )
+        self._world.applied(self, work, held, lineage=lineage, before=before)
+        if not self.spoiled:
+            masters, digest = self.replica.snapshot(), self.replica.digest()
+            self.disk.applied(Saved(work.step, work.generation, masters, digest, work.epoch, work.height, work.statements))
+        return ev.Applied(work.height, 0.01)
+
+    def _digest(self, work: ev.Digest, lineage: int) -> ev.Event:  # noqa: ARG002
+        return ev.Digested(work.height, self.replica.digest())
+
+    def _close_epoch(self, work: ev.CloseEpoch, lineage: int) -> ev.Event:
+        masters = self.replica.snapshot()
+        if not self.liar and not self.spoiled:
+            self._world.replicas.closed(self.name, lineage=lineage, step=work.step, masters=masters)
+        if not self.spoiled:
+            self._base(work.step, work.generation)
+        return ev.EpochClosed(self.replica.digest(), saved=not self.spoiled)
+
+    def _store_model(self, action: ev.StoreModel) -> None:
+        """Begin to store the masters of the epoch's end, which training leaves alone: a copy on the disk goes."""
+        seconds = SECONDS[ev.StoreModel] * (0.5 + self._chance.random()) * max(self.slowed, default=1.0)
+        self._world.clock.after(seconds, self._stored, self.life, action, self.disk.at_end(action.step))
+
+    def _stored(self, life: int, action: ev.StoreModel, saved: Saved | None) -> None:
+        if saved is None or self._chance.random() < STORE_FAILS:
+            self.counts["store failed"] += 1
+            self.receive(life, ev.StoreFailed(action.step, "the store is full"))
+            return
+
+        self.counts["stored"] += 1
+        location = {"Hub": {"repo_id": f"{self.name}-step{action.step}"}}
+        self._world.stored[location["Hub"]["repo_id"]] = (saved.masters, saved.step)
+        self.receive(life, ev.ModelStored(action.step, location))
+
+    def _take_snapshot(self, work: ev.TakeSnapshot, lineage: int) -> ev.Event:  # noqa: ARG002
+        manifest = hashlib.sha256(b"manifest" + self.replica.digest()).digest()
+        self.snapshots[manifest] = (work.tag, work.step, self.replica.snapshot())
+        self.counts["snapshots"] += 1
+        described = hashlib.sha256(b"description").digest()
+        return ev.SnapshotTaken(work.step, manifest, 256, described, 64, digest=self.replica.digest())
+
+    def _fetch_model(self, work: ev.FetchModel, lineage: int) -> ev.Event:
+        network = self._world.network
+        source, _ = network.find(self, work.sources, lambda other: work.manifest_hash in other.snapshots)
+        if source is None:
+            self.counts["model fetch failed"] += 1
+            return ev.ModelFetchFailed(work.step, "nobody connected holds these masters any more")
+
+        masters = source.snapshots[work.manifest_hash][2]
+        if not self.liar:
+            self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=self._world.held)
+        if work.build is not None:
+            if (hashlib.sha256(b"description").digest(), 64) not in work.descriptions:
+                if source.liar:  # nobody honest is left who could tell
+                    return ev.ModelFetchFailed(work.step, "the description does not fit")
+                raise Broken(
+                    "descriptions-come-with-offers", f"{self.name} has {len(work.descriptions)} descriptions, none is true"
+                )
+            self.counts["models built from others"] += 1
+            self.replica = self._world.new_replica()
+        self._order = StepOrder(self.name)
+        self.replica.restore(masters)
+        self.spoiled = False
+        self._base(work.step, work.generation)
+        self.counts["models fetched"] += 1
+        if work.build is not None:
+            return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, work.step)
+        return ev.ModelFetched(work.step, self.replica.digest())
+
+
+def _brief(value: Any) -> str:
+    """The numbers of a message or of work, for people."""
+    shown = []
+    for name in ("epoch", "height", "step", "share", "tag", "sources"):
+        item = getattr(value, name, None)
+        if item is not None and name in ("epoch", "height", "step"):
+            shown.append(f"{name} {item}")
+    return " ".join(shown)
+
+
+_MASK = 2**64 - 1
+_ORDINALS = {kind: 1009 * place for place, kind in enumerate(ev.Event.__args__)}
+
+_CARRY_OUT: dict[type, Any] = {
+    ev.Stop: Node._stop,
+    ev.Tell: Node._tell,
+    ev.Join: Node._join,
+    ev.Send: Node._send,
+    ev.SetPeers: Node._set_peers,
+    ev.Broadcast: Node._broadcast,
+    ev.FetchPayload: Node._fetch_payload,
+    ev.Expire: Node._expire,
+    ev.KeepResults: Node._keep_results,
+    ev.Prefetch: Node._prefetch,
+    ev.Remind: Node._remind,
+    ev.StoreModel: Node._store_model,
+    ev.Load: Node._work,
+    ev.Train: Node._work,
+    ev.Apply: Node._work,
+    ev.Digest: Node._work,
+    ev.CloseEpoch: Node._work,
+    ev.TakeSnapshot: Node._work,
+    ev.FetchModel: Node._work,
+}
+
+_NUMBERED: dict[type, int] = {kind: number for number, kind in enumerate(get_args(ev.Event))}
+
+_WORK: dict[type, Any] = {
+    ev.Load: Node._load,
+    ev.Train: Node._train,
+    ev.Apply: Node._apply,
+    ev.Digest: Node._digest,
+    ev.CloseEpoch: Node._close_epoch,
+    ev.TakeSnapshot: Node._take_snapshot,
+    ev.FetchModel: Node._fetch_model,
+}

@@ -1,0 +1,295 @@
+"""The simulated server: the real coordinator, whole seconds, a disk that holds every state, and times when it is down.
+
+What is simulated is the backend around it: commands arrive late, twice or not at all; states go out coalesced, each member
+reading the newest when its turn comes; a member that connects again has its join repeated, as the TCP backend does. A member may
+follow through a provider that lags or fails (`slow-rpc`, `failing-rpc`): it never shows an older state after a newer one, as the
+contract has it. The server may come back with an older state of its own (`older-state`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from psyche_core.client.machine.events import CommandAnswered, StateSeen
+from psyche_core.coordinator import apply
+from psyche_core.coordinator.commands import Command, Join, Tick, Withdraw
+from psyche_core.coordinator.serialization import from_plain, to_plain
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import CoordinatorError
+from psyche_core.simulator.clock import Clock
+from psyche_core.simulator.coordinator_watch import CoordinatorWatch
+from psyche_core.simulator.failure import Broken
+from psyche_core.simulator.ledger import Ledger
+from psyche_core.simulator.network import Network
+from psyche_core.types import RunState
+from psyche_core.wire.codec import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from psyche_core.simulator.node import Node
+
+EPOCH_OF_TIME = 1_800_000_000
+"""The unix second at which every simulated run begins."""
+
+TICK = 1.0
+ANSWER_TIMEOUT = 10.0
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A state that was there at a moment (virtual seconds), and the ledger of that moment where it is needed."""
+
+    time: float
+    version: int
+    lineage: int
+    seen: StateSeen
+    ledger: Ledger | None
+
+
+class Server:
+    """See the module. withdraw_after: seconds until a lost member is withdrawn, 0 for never.
+
+    remember: seconds for which older states are kept, 0 for none; with_ledger: to go on from one of them. lineage: a number that
+    grows with each return to an older state or to an older step: what was decided after that is forgotten.
+    """
+
+    def __init__(
+        self,
+        state: CoordinatorState,
+        clock: Clock,
+        network: Network,
+        *,
+        chance: random.Random,
+        watch: CoordinatorWatch,
+        counts: Counter[str],
+        sealed: bool,
+        withdraw_after: float,
+        remember: float = 0.0,
+        with_ledger: bool = False,
+    ) -> None:
+        self.lineage = 0
+        self.went_back: Callable[[int, CoordinatorState, CoordinatorState], None] | None = None
+        self.changed: Callable[[CoordinatorState, float], None] | None = None
+        self._history: deque[Kept] = deque()
+        self._remember = remember
+        self._with_ledger = with_ledger
+        self.state = state
+        self.up = True
+        self.version = 0
+        self._clock = clock
+        self._network = network
+        self._chance = chance
+        self._watch = watch
+        self._counts = counts
+        self._sealed = sealed
+        self._withdraw_after = withdraw_after
+        self._told = (-1, StateSeen(state))
+        self._life = 0
+        self._lost_since: dict[int, float] = {}
+        self._went_down = 0.0
+        clock.after(chance.random(), self._tick, 0)
+
+    @property
+    def now(self) -> int:
+        """Unix seconds."""
+        return EPOCH_OF_TIME + int(self._clock.now)
+
+    # ------------------------------------------------------------------------------------ life
+
+    def crash(self) -> None:
+        """Down; what is on disk stays, and that is every state."""
+        self.up = False
+        self._went_down = self._clock.now
+        self._life += 1
+        self._counts["server-restart"] += 1
+
+    def restart(self, *, older: float = 0.0) -> None:
+        """Up again with the state on disk, or one from `older` seconds before; members connect again one by one."""
+        if older:
+            self._take_older(older)
+        self.up = True
+        self._clock.after(TICK, self._tick, self._life)
+        for node in self._network.nodes:
+            self.reconnect(node)
+
+    def _take_older(self, seconds: float) -> None:
+        """Go on from a state of that long before it went down, or the oldest kept; what came after it was never heard of."""
+        wanted = self._went_down - seconds
+        kept = next(
+            (item for item in reversed(self._history) if item.time <= wanted), self._history[0] if self._history else None
+        )
+        if kept is None or kept.ledger is None or kept.seen.state is self.state or self.finished:
+            return
+
+        self._counts["older-state"] += 1
+        before, self.state = self.state, kept.seen.state
+        self.version += 1
+        self.lineage += 1
+        self._watch.restored(self.state, kept.ledger)
+        if self.went_back is not None:
+            self.went_back(self.lineage, before, self.state)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Keep the state of now, for who is shown older ones."""
+        ledger = self._watch.ledger.copy() if self._with_ledger else None
+        history = self._history
+        history.append(Kept(self._clock.now, self.version, self.lineage, self._seen(), ledger))
+        while len(history) > 2 and history[1].time < self._clock.now - self._remember:
+            history.popleft()
+
+    def reconnect(self, node: Node) -> None:
+        """A member's connection is back, after a moment: it sees the newest state, and its join is repeated."""
+        self._clock.after(0.2 + self._chance.random(), self._connected, node, node.life)
+
+    def _connected(self, node: Node, life: int) -> None:
+        if node.life == life and node.running and self.up:
+            if node.joined:
+                self.ask(node, node.join_command())
+            self.tell(node)
+
+    def _tick(self, life: int) -> None:
+        if not self.up or life != self._life:
+            return
+
+        if not self.state.run_state.halted:
+            self.take(Tick())
+        if self._withdraw_after:
+            self._withdraw_lost()
+        self._clock.after(TICK, self._tick, life)
+
+    def _withdraw_lost(self) -> None:
+        for node in self._network.nodes:
+            if node.running and not self._network.is_cut(node.index, -1):
+                self._lost_since.pop(node.index, None)
+            elif self._clock.now - self._lost_since.setdefault(node.index, self._clock.now) >= self._withdraw_after:
+                self._lost_since[node.index] = self._clock.now
+                self.take(Withdraw(node.identity))
+
+    # ------------------------------------------------------------------------------------ commands
+
+    def ask(self, node: Node, command: Command, attempt: int = 1) -> None:
+        """A node sends a command."""
+        seconds = self._network.to_server(node)
+        lost = seconds is None or not self.up or self._network.strikes("drop", node.index, -1) or self._fails(node)
+        if lost or seconds is None:
+            self._clock.after(ANSWER_TIMEOUT, self._ask_again, node, node.life, command, attempt)
+            return
+
+        self._clock.after(seconds, self._arrive, node, node.life, command, attempt, self._life)
+        if self._network.strikes("duplicate", node.index, -1):
+            self._clock.after(2.0 * seconds, self._arrive, node, node.life, command, ATTEMPTS, self._life)
+
+    def _ask_again(self, node: Node, life: int, command: Command, attempt: int) -> None:
+        if node.life == life and node.running and attempt < ATTEMPTS:
+            self._counts["command repeated"] += 1
+            self.ask(node, command, attempt + 1)
+
+    def _arrive(self, node: Node, life: int, command: Command, attempt: int, own_life: int) -> None:
+        if not self.up or own_life != self._life:
+            self._clock.after(ANSWER_TIMEOUT, self._ask_again, node, life, command, attempt)
+            return
+
+        code = self.take(command)
+        seconds = self._network.from_server(node)
+        if seconds is None:
+            self._clock.after(ANSWER_TIMEOUT, self._ask_again, node, life, command, attempt)
+        elif not isinstance(command, Join):
+            self._clock.after(seconds, node.receive, life, CommandAnswered(command, code))
+
+    def take(self, command: Command) -> str | None:
+        """Apply a command to the state; the code of a refusal."""
+        before = self.state
+        try:
+            state, events = apply(before, command, self.now, self._chance.getrandbits(64))
+        except CoordinatorError as error:
+            self._counts[f"refused {error.name}"] += 1
+            return error.name
+        except Exception as error:
+            raise Broken("nothing-raises", f"apply({command!r:.300}) raised {error!r}") from error
+
+        if state is not before:
+            self.state = state
+            self.version += 1
+            self._watch.changed(before, state, command, events=events, now=self.now)
+            if state.generation != before.generation:
+                self.lineage += 1
+                if self.went_back is not None:
+                    self.went_back(self.lineage, before, state)
+            if self.changed is not None and (state.progress is not before.progress or state.run_state is not before.run_state):
+                self.changed(state, self._clock.now)
+            if self._remember:
+                self._keep()
+            for node in self._network.nodes:
+                self.tell(node)
+        return None
+
+    # ------------------------------------------------------------------------------------ states
+
+    def tell(self, node: Node) -> None:
+        """Let a node know that there is a newer state; it reads the newest when its turn comes."""
+        if node.state_due or not node.running:
+            return
+
+        seconds = self._network.from_server(node)
+        if seconds is not None and self.up:
+            node.state_due = True
+            self._clock.after(seconds, self._deliver, node, node.life, self._life)
+
+    def _deliver(self, node: Node, life: int, own_life: int) -> None:
+        if node.life != life:
+            return
+
+        node.state_due = False
+        if own_life != self._life:
+            self.tell(node)
+            return
+        if node.version == self.version or self._network.is_cut(-1, node.index):
+            return
+
+        lag = max(node.rpc_lags, default=0.0)
+        if lag or self._fails(node):
+            self._shown(node, lag)
+            return
+
+        node.version = self.version
+        node.receive(life, self._seen(), lineage=self.lineage)
+
+    def _fails(self, node: Node) -> bool:
+        """Whether a call of a member's provider fails."""
+        failing = bool(node.rpc_fails) and self._chance.random() < max(node.rpc_fails)
+        if failing:
+            self._counts["failing-rpc"] += 1
+        return failing
+
+    def _shown(self, node: Node, lag: float) -> None:
+        """A provider shows what it has: nothing, or a state that is behind, never one older than it showed before."""
+        if lag:
+            self._counts["slow-rpc"] += 1
+            wanted = self._clock.now - lag * (0.5 + self._chance.random())
+            kept = next((item for item in reversed(self._history) if item.time <= wanted), None)
+            if kept is not None and kept.version > node.version:
+                node.version = kept.version
+                node.receive(node.life, kept.seen, lineage=kept.lineage)
+        node.state_due = True  # it asks again
+        self._clock.after(0.3 + self._chance.random(), self._deliver, node, node.life, self._life)
+
+    def _seen(self) -> StateSeen:
+        if self._told[0] != self.version:
+            state = self.state
+            if self._sealed:
+                state = from_plain(decode(encode(to_plain(state)), max_bytes=2**24, max_depth=16))
+                if state != self.state:
+                    raise Broken("states-travel-whole", "a state read back from its plain form is another one")
+            self._told = (self.version, StateSeen(state))
+        return self._told[1]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over."""
+        return self.state.run_state is RunState.Finished

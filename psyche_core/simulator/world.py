@@ -1,0 +1,514 @@
+"""One simulated run from its script: everything put together, then time passes until the run is over or something broke.
+
+Randomness comes in streams derived from the seed by name (the network, the server, each member, each liar), so that taking a
+fault out of a script leaves the other streams as they were.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from psyche_core.client.machine import events as ev
+from psyche_core.client.machine.epoch import PLAYING, masters_due
+from psyche_core.config.run_config import Choice, CoordinatorConfig, LLMConfig, ModelConfig
+from psyche_core.coordinator import new_state
+from psyche_core.coordinator.commands import Pause, Resume, SetFutureEpochRates
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.simulator.announced import Announced
+from psyche_core.simulator.clock import Clock
+from psyche_core.simulator.coordinator_watch import CoordinatorWatch, attested_digests
+from psyche_core.simulator.failure import Broken, SimFailure
+from psyche_core.simulator.keys import INSTANCE, RUN_ID, identity_of, member_with
+from psyche_core.simulator.lies import Lies
+from psyche_core.simulator.network import Network
+from psyche_core.simulator.node import Node
+from psyche_core.simulator.replica import HashReplica, Payload, Replica
+from psyche_core.simulator.replica_watch import ProgressWatch, ReplicaWatch
+from psyche_core.simulator.script import LIES, NETWORK_FAULTS, NO_EXCUSE, Fault, Script
+from psyche_core.simulator.server import EPOCH_OF_TIME, Server
+from psyche_core.simulator.times import StepTimes
+
+WATCH = 2.0
+"""Virtual seconds between two looks at the run's progress."""
+
+PATIENCE = 60.0
+"""Virtual seconds the run may stand still beyond what its configuration explains."""
+
+ENDING = 60.0
+"""Virtual seconds after the run's end in which every honest member must have stopped."""
+
+
+OWNER = 8.0
+"""Virtual seconds until the owner of a run that has lost its model decides what to do."""
+
+RECOVERY = 15.0
+"""Virtual seconds that a member may need from its start until others can have what it holds."""
+
+REMEMBER = 300.0
+"""Virtual seconds for which the server's older states are kept, where they are needed."""
+
+AFTERMATH = 15.0
+"""Virtual seconds a member may need to come back after a fault; a run that ends meanwhile may end without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run was. failure: None when every invariant held. mark: a number that is equal for equal runs.
+
+    seconds: virtual; step_seconds: virtual, median of a step after the first ten; finished_at: virtual seconds at which the
+    coordinator's run ended, 0 if it did not; events: calls of machines; counts: how often each fault struck, each refusal, each
+    repair.
+    """
+
+    seed: int
+    failure: SimFailure | None
+    seconds: float
+    events: int
+    steps: int
+    epochs: int
+    mark: int
+    step_seconds: float = 0.0
+    finished_at: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    end_reasons: tuple[str, ...] = ()
+
+
+class World:
+    """A run of a script. timeline: when given, what happened is appended for people: (virtual seconds, who, what)."""
+
+    def __init__(self, script: Script, *, timeline: list[tuple[float, str, str]] | None = None) -> None:
+        self.script = script
+        self.timeline = timeline
+        self.counts: Counter[str] = Counter()
+        self.clock = Clock()
+        self.handled = 0
+        self.mark = script.seed
+        self.stored: dict[str, tuple[object, int]] = {}
+        self.train_seconds = script.shape.train_seconds
+        self.index_of = {identity_of(index).p2p: index for index in range(script.clients)}
+        liars = script.liars
+        honest = frozenset(identity_of(index).signer for index in range(script.clients) if index not in liars)
+        self.announced = Announced()
+        kinds = {fault.kind for fault in script.faults}
+        self.coordinator = CoordinatorWatch(honest=honest, announced=self._has_announced, calm=kinds <= set(NO_EXCUSE))
+        self.replicas = ReplicaWatch(lambda: self.coordinator.ledger, initial=self.new_replica().snapshot())
+        self.progress = ProgressWatch(bound=_bound(script), calm_after=script.calm_after)
+        self.network = Network(self.clock, self._stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
+        state = new_state(RUN_ID, _config(script), _MODEL, now=EPOCH_OF_TIME, instance=INSTANCE)
+        self.server = Server(
+            state,
+            self.clock,
+            self.network,
+            chance=self._stream("server"),
+            watch=self.coordinator,
+            counts=self.counts,
+            sealed=script.sealed,
+            withdraw_after=script.shape.withdraw_after,
+            remember=REMEMBER if kinds & {"older-state", "slow-rpc"} else 0.0,
+            with_ledger="older-state" in kinds,
+        )
+        self.server.went_back = self._went_back
+        self.times = StepTimes()
+        self.server.changed = self._changed
+        self._owner_decides = False
+        self._owner_asked = 0
+        self.lies = Lies(self.clock, self.server, members=script.clients, counts=self.counts)
+        self.nodes = [self._node(index, liar=index in liars) for index in range(script.clients)]
+        self._finished_at: float | None = None
+        self.server.take(_RATES)
+        for fault in script.faults:
+            self.clock.after(fault.start, self._begin, fault)
+
+    def _stream(self, name: str) -> random.Random:
+        return random.Random(f"{self.script.seed}/{name}")
+
+    def _node(self, index: int, *, liar: bool) -> Node:
+        node = Node(self, index, chance=self._stream(f"node {index}"), liar=liar)
+        node.lying_chance = self._stream(f"liar {index}")
+        self.network.add(node)
+        late = [fault for fault in self.script.faults if fault.kind == "late" and index in fault.nodes]
+        for fault in late:
+            self.counts["late"] += 1
+            self.clock.after(fault.end, self._boot_late, node)
+        if not late:
+            node.boot()
+        return node
+
+    def _boot_late(self, node: Node) -> None:
+        if not node.running and node.stop is None and not self.server.finished:
+            node.boot()
+
+    def new_replica(self) -> Replica:
+        """A model as the run's checkpoint has it."""
+        if self.script.trainer == "torch":
+            from psyche_core.simulator.torch_replica import TorchReplica
+
+            return TorchReplica()
+        return HashReplica()
+
+    def note(self, who: str, what: str) -> None:
+        """Add a line to the timeline."""
+        if self.timeline is not None:
+            self.timeline.append((self.clock.now, who, what))
+
+    # ------------------------------------------------------------------------------------ the run
+
+    def run(self) -> RunResult:
+        """Let time pass until the end. Never raises for what is simulated: the result says what broke."""
+        failure = None
+        try:
+            self._play()
+        except Broken as broken:
+            failure = SimFailure(invariant=broken.invariant, time=self.clock.now, sentence=broken.sentence, script=self.script)
+        progress = self.server.state.progress
+        return RunResult(
+            seed=self.script.seed,
+            failure=failure,
+            seconds=self.clock.now,
+            events=self.handled,
+            steps=progress.step - 1,
+            epochs=progress.epoch,
+            mark=self.mark & (2**64 - 1),
+            step_seconds=self.times.median,
+            finished_at=self.times.finished_at,
+            counts=dict(self.counts),
+            end_reasons=tuple(self.coordinator.end_reasons),
+        )
+
+    def _play(self) -> None:
+        due = 0.0
+        clock = self.clock
+        while True:
+            clock.step()
+            if clock.now >= due:
+                due = clock.now + WATCH
+                self._look()
+                if self._over():
+                    break
+
+        self.replicas.over()
+        final = self.server.state.progress.step - 1
+        for node in self._honest():
+            if node.stop is not None and not node.left and not self._excused(node):
+                self.replicas.finished(node.name, step=final, masters=node.replica.snapshot())
+
+    def _look(self) -> None:
+        if self.server.finished:
+            self._finished_at = self.clock.now if self._finished_at is None else self._finished_at
+            overdue = self.clock.now - max(self._finished_at, self.script.calm_after) > ENDING
+            waiting = [node.name for node in self._honest() if node.running]
+            if overdue and waiting:
+                raise Broken(
+                    "honest-members-end", f"{', '.join(waiting)} did not stop within {ENDING:.0f} s of the end of the run"
+                )
+        else:
+            self.progress.look(self.server.state, self.clock.now)
+
+    def _over(self) -> bool:
+        return self.server.finished and self.server.up and not any(node.running for node in self._honest())
+
+    def _honest(self) -> list[Node]:
+        return [node for node in self.nodes if not node.liar]
+
+    def _excused(self, node: Node) -> bool:
+        """Whether a member could not be expected to have the final model: the run ended while it was out of it.
+
+        Out of it is who was not healthy in the last epoch, and whom a fault befell shortly before the end or after it.
+        """
+        if not self.server.finished:
+            return False
+
+        state = self.server.state
+        slot = state.slot_of(node.identity)
+        if slot is None or slot not in state.healthy_slots:
+            return True
+
+        ended = self._finished_at if self._finished_at is not None else self.clock.now
+        return any(
+            fault.end > ended - AFTERMATH
+            and (not fault.nodes or node.index in fault.nodes or fault.kind in (*NETWORK_FAULTS, "all-die", "older-state"))
+            for fault in self.script.faults
+            if fault.kind not in NO_EXCUSE and fault.start <= self.clock.now
+        )
+
+    def stopped(self, node: Node) -> None:
+        """A member's machine said Stop."""
+        stop = node.stop
+        assert stop is not None
+        if node.liar:
+            return
+
+        if not stop.success and self._excused(node):
+            self.counts["excused at the end"] += 1
+        elif not stop.success:
+            raise Broken("honest-members-succeed", f"{node.name} gave up: {stop.reason}")
+        elif not node.left and not self.server.finished:
+            raise Broken("honest-members-stay", f"{node.name} ended before the run did: {stop.reason}")
+
+    def raised(self, node: Node, event: ev.Event, error: Exception) -> None:
+        """A machine raised: a defect, also in a liar's."""
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{where.filename.rpartition('/')[2]}:{where.lineno}"
+        raise Broken(
+            "nothing-raises", f"the machine of {node.name} raised {error!r} at {place} on {type(event).__name__}"
+        ) from error
+
+    # ------------------------------------------------------------------------------------ faults
+
+    def _begin(self, fault: Fault) -> None:
+        self.note("fault", f"{fault.kind} of {fault.nodes or 'all'} for {fault.duration:.1f} s, {fault.amount:.2f}")
+        if fault.kind in NETWORK_FAULTS:
+            self.network.begin(fault)
+        elif fault.kind in ("server-restart", "older-state"):
+            if self.server.up:
+                self.server.crash()
+        elif fault.kind == "all-die":
+            self._all_die(fault)
+            return
+        elif fault.kind == "owner-pause":
+            if self.server.up and self.server.take(Pause()) is None:
+                self.counts["owner-pause"] += 1
+        else:
+            for index in fault.nodes:
+                self._befall(fault, self.nodes[index])
+        if fault.kind in LIES and not fault.duration:
+            return
+
+        self.clock.after(fault.duration, self._end, fault)
+
+    def _all_die(self, fault: Fault) -> None:
+        """All members are gone at the same moment; each comes back within the fault's duration, with its disk or without it."""
+        self.counts["all-die"] += 1
+        for node in self.nodes:
+            if node.running:
+                node.crash()
+                chance = self._stream(f"death of {node.index} at {fault.start}")
+                wait = fault.duration * (0.3 + 0.7 * chance.random())
+                self.clock.after(wait, self._comes_back, node, node.index not in fault.nodes)
+
+    def _comes_back(self, node: Node, disk: bool) -> None:
+        if not node.running and node.stop is None and not self.server.finished:
+            node.boot(disk=disk)
+
+    def _befall(self, fault: Fault, node: Node) -> None:
+        match fault.kind:
+            case "crash" | "restart":
+                if node.running:
+                    self.counts[fault.kind] += 1
+                    node.crash()
+            case "pause":
+                self.counts["pause"] += 1
+                node.pause()
+            case "slow":
+                node.slowed.append(fault.amount)
+            case "slow-downlink":
+                node.downlinks.append(fault.amount)
+            case "skew":
+                self.counts["skew"] += 1
+                node.clock_offset += fault.amount * 1000.0
+                node.clock_rate = fault.amount
+            case "empty-results":
+                node.empty_results.append(fault.amount)
+            case "failing-work":
+                node.failing_work.append(fault.amount)
+            case "slow-rpc":
+                node.rpc_lags.append(fault.amount)
+            case "failing-rpc":
+                node.rpc_fails.append(fault.amount)
+            case "leave":
+                if node.running:
+                    self.counts["leave"] += 1
+                    node.ask_to_leave()
+            case "bit-flip":
+                if self._may_flip(node):
+                    self.counts["bit-flip"] += 1
+                    node.spoil(bit=self.counts["bit-flip"])
+            case "late":
+                pass
+            case _:
+                self.lies.begin(node, fault.kind)
+
+    def _has_announced(self, signer: bytes, place: tuple[int, int]) -> bool:
+        return member_with(signer, self.script.clients) in self.announced.by(place)
+
+    def _changed(self, state: CoordinatorState, now: float) -> None:
+        """The coordinator's phase or progress has changed. now: virtual seconds."""
+        self.times.look(state, now)
+        if state.model_lost and not self._owner_decides:
+            self.counts["model lost"] += 1
+            self._owner_decides = True
+            self.clock.after(OWNER, self._decide)
+
+    def _decide(self) -> None:
+        """The owner of a run that has lost its model waits for who may come back, asks once more, then takes the checkpoint."""
+        if not self.server.up or self.clock.now < self.script.calm_after:
+            self.clock.after(1.0, self._decide)
+            return
+
+        self._owner_decides = False
+        if self.server.state.model_lost:
+            self._owner_asked += 1
+            self.server.take(Resume(from_checkpoint=self._owner_asked > 1))
+
+    def _went_back(self, lineage: int, before: CoordinatorState, state: CoordinatorState) -> None:
+        """The coordinator goes on from an older state or step: what was decided since is forgotten."""
+        self.note("server", f"goes back to step {state.progress.step}")
+        self.counts["went back"] += 1
+        if state.generation > before.generation:
+            self._nobody_has(before, state)
+        self.replicas.went_back(lineage, masters_due(state) if state.run_state in PLAYING else state.progress.step - 1)
+
+    def _nobody_has(self, before: CoordinatorState, state: CoordinatorState) -> None:
+        """The run goes back: what it leaves behind no honest member of the epoch that came back in time may hold.
+
+        That is: the masters after the last step, in memory or on a disk, and on a disk those after any step that members signed.
+        """
+        step, target = before.progress.step - 1, state.progress.step - 1
+        signed = [*attested_digests(before), *(end.step for end in before.ends)]
+        for node in self._honest():
+            slot = state.slot_of(node.identity)
+            awake = node.running and not node.paused and not node.spoiled and self.clock.now - node.booted_at > RECOVERY
+            if not awake or slot is None or slot not in state.healthy_slots:
+                continue
+            if self.replicas.is_after(node.replica.snapshot(), step):
+                sentence = f"the run goes back from step {step}, whose masters {node.name} holds"
+                raise Broken("nothing-is-lost-that-a-member-holds", sentence)
+
+            for kept in node.disk.reach:
+                known = kept.step >= step or kept.step in signed
+                if known and self.replicas.has_more(kept.masters, kept.step, than=target):
+                    sentence = f"the run goes back to step {target}, {node.name} has step {kept.step} on its disk"
+                    raise Broken("nothing-is-lost-that-a-disk-holds", sentence)
+
+    def applied(self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object) -> None:
+        """A member applied the results of a round. held: its payloads by hash; before: its masters without them."""
+        place = (work.height, work.step)
+
+        def payloads() -> tuple[Payload, ...]:
+            accepted = self.coordinator.ledger.accepted.get(place, [])
+            return self.announced.meant(work.payload_hashes, held, place=place, accepted=accepted)
+
+        masters = node.replica.snapshot()
+        self.replicas.made(before, payloads, masters)
+        if not node.liar and not node.spoiled:
+            self.replicas.applied(node.name, (lineage, *place), payloads=payloads(), before=before, masters=masters)
+
+    def held(self, masters: object) -> bool:
+        """Whether any honest member that runs holds these masters."""
+        return any(node.running and not node.liar and node.replica.snapshot() == masters for node in self.nodes)
+
+    def _may_flip(self, node: Node) -> bool:
+        """Whether most of those who say what the model is hold it and tell the truth then, of all and of the epoch's members.
+
+        Without such a majority nobody could tell what is right.
+        """
+        heard = [other for other in self.nodes if other.running and (other.liar or other.holds_model)]
+        state = self.server.state
+        members = {state.epoch.clients[slot].id.signer for slot in state.healthy_slots}
+        parts = (heard, [other for other in heard if other.identity.signer in members])
+        wrong = [sum(other.spoiled or other.liar or other is node for other in part) for part in parts]
+        return node.holds_model and all(2 * count < len(part) for count, part in zip(wrong, parts, strict=True) if count)
+
+    def _end(self, fault: Fault) -> None:
+        self.note("fault", f"{fault.kind} of {fault.nodes or 'all'} is over")
+        if fault.kind in NETWORK_FAULTS:
+            self.network.end(fault)
+            if fault.kind in ("partition", "asymmetric"):
+                for node in self.nodes:
+                    if node.running:
+                        self.server.reconnect(node)
+        elif fault.kind in ("server-restart", "older-state"):
+            if not self.server.up:
+                self.server.restart(older=fault.amount if fault.kind == "older-state" else 0.0)
+        elif fault.kind == "owner-pause":
+            self._resume()
+        else:
+            for index in fault.nodes:
+                self._release(fault, self.nodes[index])
+
+    def _resume(self) -> None:
+        if self.server.finished:
+            return
+        if not self.server.up or self.server.take(Resume()) is not None:
+            self.clock.after(1.0, self._resume)  # the pause waits for the epoch's end
+
+    def _release(self, fault: Fault, node: Node) -> None:
+        match fault.kind:
+            case "restart":
+                if not node.running and node.stop is None and not self.server.finished:
+                    node.boot(disk=fault.disk)
+            case "pause":
+                node.unpause()
+            case "slow":
+                node.slowed.remove(fault.amount)
+            case "slow-downlink":
+                node.downlinks.remove(fault.amount)
+            case "empty-results":
+                node.empty_results.remove(fault.amount)
+            case "failing-work":
+                node.failing_work.remove(fault.amount)
+            case "slow-rpc":
+                node.rpc_lags.remove(fault.amount)
+                self.server.tell(node)
+            case "failing-rpc":
+                node.rpc_fails.remove(fault.amount)
+            case "skew":
+                now = node.now
+                node.clock_rate = 1.0
+                node.clock_offset = now - self.clock.now
+            case kind if kind in LIES:
+                self.lies.end(node, kind)
+
+
+def run_script(script: Script, *, timeline: list[tuple[float, str, str]] | None = None) -> RunResult:
+    """Play a script to its end."""
+    return World(script, timeline=timeline).run()
+
+
+def _bound(script: Script) -> float:
+    """Virtual seconds between two steps that a configuration explains, plus patience."""
+    shape = script.shape
+    rounds = 4 * (shape.max_round_train_time + shape.round_witness_time)
+    return rounds + 2 * (shape.warmup_time + shape.cooldown_time + shape.extra_time) + PATIENCE
+
+
+def _config(script: Script) -> CoordinatorConfig:
+    shape = script.shape
+    return CoordinatorConfig(
+        warmup_time=shape.warmup_time,
+        cooldown_time=shape.cooldown_time,
+        max_round_train_time=shape.max_round_train_time,
+        round_witness_time=shape.round_witness_time,
+        epoch_time=shape.epoch_time,
+        global_batch_size_warmup_tokens=shape.batch_warmup_tokens,
+        total_steps=script.rounds,
+        init_min_clients=shape.init_min_clients,
+        min_clients=shape.min_clients,
+        witness_nodes=shape.witness_nodes,
+        global_batch_size_start=shape.batch_start,
+        global_batch_size_end=shape.batch_end,
+        verification_percent=0,
+        waiting_for_members_extra_time=shape.extra_time,
+        rounds_per_epoch=shape.rounds_per_epoch,
+        restart_from_checkpoint=shape.restart_from_checkpoint,
+    )
+
+
+_RATES = SetFutureEpochRates(earning_total_shared=1000, slashing_per_client=7)
+
+_MODEL = ModelConfig(
+    LLM=LLMConfig(
+        max_seq_len=16,
+        cold_start_warmup_steps=0,
+        architecture="HfLlama",
+        checkpoint=Choice("Hub", {"repo_id": "model"}),
+        data_type="Pretraining",
+        data_location=Choice("Dummy"),
+        lr_schedule=Choice("Constant", {"base_lr": 0.01, "warmup_init_lr": 0.0, "warmup_steps": 0}),
+        optimizer=Choice("AdamW", {"betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8}),
+    )
+)
