@@ -35,11 +35,11 @@ import torch
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
-from psyche_core.training import sources
 from psyche_core.training.build import Compute, build_trainer
-from psyche_core.training.journal import Journal
-from psyche_core.training.journal_records import AppliedRound, StoredResult
-from psyche_core.training.journal_replay import replay
+from psyche_core.training.checkpoints import sources
+from psyche_core.training.checkpoints.journal import Journal
+from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
+from psyche_core.training.checkpoints.journal_replay import replay
 from psyche_core.training.trainer import APPLY_DELAY, Trainer
 from psyche_core.types import BatchId
 

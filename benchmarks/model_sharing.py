@@ -49,11 +49,11 @@ import numpy as np
 from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.p2p.manifest import Manifest, Piece, Table, cut, parameter_table
+from psyche_core.storage.parallel_map import each
+from psyche_core.storage.scratch import Scratch
 from psyche_core.telemetry import events
-from psyche_core.training import comparison
-from psyche_core.training.many_hands import each
-from psyche_core.training.scratch import Scratch
-from psyche_core.training.spare_memory import keep_freed_memory
+from psyche_core.training import changed_pieces
+from psyche_core.training.freed_memory import keep_freed_memory
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.control import BLOB_HEAD_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.transport import QuicTransport
@@ -110,7 +110,7 @@ class NumpyTrainer:
         return bytes(self._view(piece))
 
     def differing(self, manifest: Manifest) -> tuple[int, ...]:
-        return comparison.differing(manifest, lambda piece: hashlib.sha256(self._view(piece)).digest())
+        return changed_pieces.differing(manifest, lambda piece: hashlib.sha256(self._view(piece)).digest())
 
     def install(self, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
         def check(number: int) -> None:

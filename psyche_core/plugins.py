@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from psyche_core import hookspecs, plugin_faults
 from psyche_core.config.run_config import RunFile
+from psyche_core.config.sentences import join_path, nearest, validated
 from psyche_core.errors import ConfigError, PluginError
 from psyche_core.hookspecs import (
     GROUP,
@@ -38,7 +39,6 @@ from psyche_core.hookspecs import (
     ShardingRegistration,
     TransportRegistration,
 )
-from psyche_core.sentences import join_path, nearest, validated
 
 Status = Literal["ok", "not loaded", "failed", "incompatible", "duplicate", "disabled"]
 

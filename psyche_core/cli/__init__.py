@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if switches.debug and sentence:
             traceback.print_exception(error)
         if sentence:
-            from psyche_core.sentences import printable_lines  # not before: pydantic has weight
+            from psyche_core.config.sentences import printable_lines  # not before: pydantic has weight
 
             click.echo(f"Error: {printable_lines(sentence)}", err=True)  # it may carry a server's or a chain's words
     else:

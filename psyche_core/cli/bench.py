@@ -66,7 +66,7 @@ async def _convergence(given: dict[str, Any]) -> None:
     from psyche_core.experiments.convergence import table, usual_recipes
     from psyche_core.experiments.convergence_run import Experiment, outcomes
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.training.scratch import default_folder
+    from psyche_core.storage.scratch import default_folder
 
     if given["torch_threads"] is not None:
         torch.set_num_threads(given["torch_threads"])

@@ -40,7 +40,7 @@ def train(**given: Any) -> int:
     log_to_stderr()
     from psyche_core.client.setup.assemble import train_client
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.training.spare_memory import keep_freed_memory
+    from psyche_core.training.freed_memory import keep_freed_memory
     from psyche_core.ui.display import open_display
 
     keep_freed_memory()

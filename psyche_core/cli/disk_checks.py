@@ -19,7 +19,7 @@ from psyche_core.config.run_config import DataFile, LLMConfig
 from psyche_core.data.parquet_files import parquet_paths
 from psyche_core.data.token_files import count_sequences, token_bytes
 from psyche_core.errors import DataError, ModelError
-from psyche_core.training import sources
+from psyche_core.training.checkpoints import sources
 
 
 @dataclass(frozen=True, slots=True)

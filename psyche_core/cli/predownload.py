@@ -41,10 +41,10 @@ def predownload(
 ) -> None:
     """Get a model now, whole and checked, so that joining its run later starts at once."""
     from psyche_core.config.run_config import Choice, load_run_file
-    from psyche_core.sentences import printable
-    from psyche_core.training import sources
-    from psyche_core.training.checkpoint_manifest import read_manifest, total_bytes, verify
-    from psyche_core.training.scratch import default_folder
+    from psyche_core.config.sentences import printable
+    from psyche_core.storage.scratch import default_folder
+    from psyche_core.training.checkpoints import sources
+    from psyche_core.training.checkpoints.manifest import read_manifest, total_bytes, verify
     from psyche_core.ui.figures import bytes_text
 
     if sum(place is not None for place in (state, hub_repo, gcs_bucket)) != 1:

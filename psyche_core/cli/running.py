@@ -19,8 +19,8 @@ import anyio
 import click
 
 from psyche_core.cli.failures import Interrupted
+from psyche_core.config.sentences import PrintableFormatter
 from psyche_core.errors import UserError
-from psyche_core.sentences import PrintableFormatter
 from psyche_core.telemetry.events import Report, Sink, json_lines
 
 _Result = TypeVar("_Result")

@@ -72,8 +72,8 @@ def validate_config(state: Path, data_config: Path | None, disk: bool, base: Pat
     """
     from psyche_core.cli.disk_checks import Problem, look_at_disk
     from psyche_core.cli.run_files import NAMELESS, load_run
+    from psyche_core.config.sentences import printable
     from psyche_core.plugins import PluginRegistry
-    from psyche_core.sentences import printable
 
     files = load_run(state, data_config, PluginRegistry.discover(), prepares_data=True, only_looks=True)
     found = list(look_at_disk(files, base=base or state.parent)) if disk else []

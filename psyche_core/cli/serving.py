@@ -37,9 +37,9 @@ from psyche_core.errors import BackendError, ConfigError, CoordinatorError, User
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces import BackendServer
 from psyche_core.plugins import PluginRegistry
+from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.events import Ended, PhaseChanged, Problem, Report, RewardPaid, Started, Stopping
-from psyche_core.training.scratch import default_folder
 from psyche_core.types import RunState
 from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.wire.signing import SecretKey

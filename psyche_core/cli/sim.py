@@ -140,7 +140,7 @@ def _count(number: int) -> int:
 
 def parse_faults(text: str) -> tuple[str, ...]:
     """Kinds of the option's text. Raises UserError for an unknown one."""
-    from psyche_core.sentences import did_you_mean
+    from psyche_core.config.sentences import did_you_mean
     from psyche_core.simulator.script import KINDS
 
     if text == "all":

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from psyche_core.config.schema import MAX_STRING_BYTES, MAX_URL_BYTES, CoordinatorConfig, ModelConfig, ProgressConfig
+from psyche_core.config.sentences import shown
 from psyche_core.errors import ConfigError
-from psyche_core.sentences import shown
 from psyche_core.types import MAX_CLIENTS, MAX_WITNESSES
 from psyche_core.wire.codec import encode
 

@@ -41,9 +41,9 @@ from psyche_core.config.schema import (
     TextSource,
     WarmupStableDecaySchedule,
 )
+from psyche_core.config.sentences import sentences
 from psyche_core.errors import ConfigError
 from psyche_core.regular_files import regular
-from psyche_core.sentences import sentences
 
 __all__ = [
     "CHECKPOINTS",

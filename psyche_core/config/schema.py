@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
-from psyche_core.sentences import did_you_mean, nested_error, problems_of, shown
+from psyche_core.config.sentences import did_you_mean, nested_error, problems_of, shown
 
 MAX_RUN_ID_BYTES = 32
 MAX_STRING_BYTES = 64

@@ -27,8 +27,8 @@ from psyche_core.experiments.convergence import (
 )
 from psyche_core.interfaces import DataProvider
 from psyche_core.plugins import PluginRegistry
-from psyche_core.training import sources
 from psyche_core.training.build import Compute, build_model, build_trainer
+from psyche_core.training.checkpoints import sources
 from psyche_core.wire.signing import SecretKey
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from psyche_core.config.run_config import Choice, LLMConfig, ModelConfig
+from psyche_core.config.sentences import validated
 from psyche_core.coordinator.schedule import cold_start_factor, learning_rate
 from psyche_core.errors import ConfigError, ModelError
 from psyche_core.hookspecs import (
@@ -25,7 +26,6 @@ from psyche_core.hookspecs import (
 )
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
-from psyche_core.sentences import validated
 from psyche_core.training.micro_batch import NO_AUTO, Notice, find_micro_batch_size
 from psyche_core.training.trainer import Trainer
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from psyche_core.p2p.manifest import Piece
-from psyche_core.training.scratch import ScratchFile
+from psyche_core.storage.scratch import ScratchFile
 
 
 class PieceFile:

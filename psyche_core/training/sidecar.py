@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from psyche_core.config.sentences import printable_lines
 from psyche_core.errors import IdentityError
-from psyche_core.sentences import printable_lines
-from psyche_core.training.secret import read_secret
+from psyche_core.models.sharding.secret import read_secret
 
 EXAMPLE: Final = """\
 On the client's machine, which holds ranks 0 and 1 of 4:

@@ -20,9 +20,9 @@ from psyche_core.errors import ModelError, ModelHalfReplaced
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import LazyParameters
 from psyche_core.p2p.manifest import VALUE_BYTES, Manifest, Piece, Table, cut, parameter_table
-from psyche_core.training import comparison
+from psyche_core.storage.parallel_map import each
+from psyche_core.training import changed_pieces
 from psyche_core.training.digest import float32_bytes
-from psyche_core.training.many_hands import each
 
 Masters = Mapping[str, torch.Tensor]
 """float32, by parameter name, on any device."""
@@ -41,7 +41,7 @@ def read_piece(masters: Masters, piece: Piece) -> bytes:
 def differing(masters: Masters, manifest: Manifest) -> tuple[int, ...]:
     """Numbers of the pieces in which our masters are not the manifest's, see `comparison`. The manifest must be of our table."""
     _check_table(masters, manifest)
-    return comparison.differing(manifest, lambda piece: hashlib.sha256(_view(masters[piece.name], piece)).digest())
+    return changed_pieces.differing(manifest, lambda piece: hashlib.sha256(_view(masters[piece.name], piece)).digest())
 
 
 class NewMasters(LazyParameters):

@@ -22,9 +22,9 @@ from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.p2p.manifest import Manifest, Piece, Table
 from psyche_core.training import snapshot
+from psyche_core.training.checkpoints.private_state import load_private, save_private
 from psyche_core.training.digest import full_digest
 from psyche_core.training.micro_batch import MicroBatch, Notice
-from psyche_core.training.private_state import load_private, save_private
 
 APPLY_DELAY = 2
 """Steps between training a result and applying it (protocol section 3)."""

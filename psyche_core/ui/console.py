@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from psyche_core.sentences import printable
+from psyche_core.config.sentences import printable
 from psyche_core.telemetry.events import (
     CheckpointSaved,
     CheckpointStored,

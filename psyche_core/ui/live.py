@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from psyche_core.sentences import printable
+from psyche_core.config.sentences import printable
 from psyche_core.telemetry.events import (
     CheckpointSaved,
     CheckpointStored,

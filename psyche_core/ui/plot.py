@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from psyche_core.sentences import printable
+from psyche_core.config.sentences import printable
 
 SMOOTHING_STEPS = 9
 """Width of the moving average, in steps."""

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from psyche_core.sentences import printable
+from psyche_core.config.sentences import printable
 from psyche_core.ui.figures import bytes_text, duration_text
 from psyche_core.ui.ledger import RunLedger
 

@@ -28,7 +28,7 @@ import pytest
 from safetensors.torch import load_file
 
 from psyche_core.telemetry.events import Event, PhaseChanged, Started, StepTrained, WitnessSent, from_json
-from psyche_core.training.checkpoint import checkpoints
+from psyche_core.training.checkpoints.checkpoint import checkpoints
 from psyche_core.training.digest import full_digest
 from psyche_core.ui.ledger import RunLedger
 from psyche_core.wire.signing import SecretKey

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core.telemetry.events import Started, from_json
-from psyche_core.training.journal import claim, journal_path
+from psyche_core.training.checkpoints.journal import claim, journal_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(120)]
 

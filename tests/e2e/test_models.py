@@ -11,9 +11,9 @@ import pytest
 
 from live_run import PACE, RUN_ID, THREE, StartRun
 from psyche_core.telemetry.events import CheckpointStored, EpochDigest, ModelLoaded, PhaseChanged, Problem, Resynced, StepTrained
-from psyche_core.training.checkpoint import checkpoints
-from psyche_core.training.checkpoint_manifest import read_manifest, verify
-from psyche_core.training.private_state import private_path
+from psyche_core.training.checkpoints.checkpoint import checkpoints
+from psyche_core.training.checkpoints.manifest import read_manifest, verify
+from psyche_core.training.checkpoints.private_state import private_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 

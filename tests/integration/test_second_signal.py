@@ -16,9 +16,9 @@ import pytest
 from psyche_core.hookspecs import GROUP
 from psyche_core.telemetry.events import CheckpointSaved, Ended, Event, Leaving, StepApplied, from_json
 from psyche_core.testing.tiny_models import LLAMA
-from psyche_core.training.checkpoint import checkpoints, remove_leftovers
-from psyche_core.training.checkpoint_manifest import read_manifest, verify
-from psyche_core.training.journal import Journal
+from psyche_core.training.checkpoints.checkpoint import checkpoints, remove_leftovers
+from psyche_core.training.checkpoints.journal import Journal
+from psyche_core.training.checkpoints.manifest import read_manifest, verify
 
 RUN_ID = "alone"
 RUN = """

@@ -17,7 +17,7 @@ from psyche_core.config.run_config import load_data_file, load_run_file
 from psyche_core.errors import ConfigError, IdentityError, ModelError, UserError
 from psyche_core.regular_files import NotRegular, expect_regular, regular, regular_private
 from psyche_core.telemetry.events import Problem
-from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
+from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
 from psyche_core.wire.signing import SecretKey
 
 pytestmark = pytest.mark.timeout(20)

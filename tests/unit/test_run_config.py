@@ -25,8 +25,8 @@ from psyche_core.config.run_config import (
     to_plain,
 )
 from psyche_core.config.schema import RunStateName
+from psyche_core.config.sentences import shown
 from psyche_core.errors import ConfigError
-from psyche_core.sentences import shown
 from psyche_core.types import RunState
 from psyche_core.wire.codec import decode, encode
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from psyche_core.sentences import MAX_PRINTABLE, PrintableFormatter, printable, printable_lines
+from psyche_core.config.sentences import MAX_PRINTABLE, PrintableFormatter, printable, printable_lines
 from psyche_core.telemetry.events import Ended, Problem
 from psyche_core.ui.console import describe
 from psyche_core.ui.ledger import RunLedger

@@ -33,11 +33,11 @@ from psyche_backend_tcp.listener import CONNECTION_LOST
 from psyche_backend_tcp.login import COORDINATOR
 from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, encode_client, encode_command
 from psyche_backend_tcp.session import Received, Session
+from psyche_core.config.sentences import printable
 from psyche_core.coordinator.commands import Command, Withdraw
 from psyche_core.errors import AccessRefused, BackendClosed, BackendError, CommandRefused, UnknownHost, WireError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
-from psyche_core.sentences import printable
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import sign_join
 

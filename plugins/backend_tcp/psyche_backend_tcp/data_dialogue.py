@@ -20,8 +20,8 @@ from psyche_backend_tcp.data_protocol import (
     decode_data,
     encode_client,
 )
+from psyche_core.config.sentences import printable
 from psyche_core.errors import WireError
-from psyche_core.sentences import printable
 from psyche_core.types import BatchId, total_samples
 
 

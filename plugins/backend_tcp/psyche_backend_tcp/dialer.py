@@ -24,8 +24,8 @@ from psyche_backend_tcp.opening import Challenged, Watched
 from psyche_backend_tcp.protocol import Bye, Welcome, decode_server
 from psyche_backend_tcp.puzzle import encode_proof, prove
 from psyche_backend_tcp.tls import WrongServer, open_tls
+from psyche_core.config.sentences import printable
 from psyche_core.errors import BackendError, CommandRefused, UnknownHost, WireError
-from psyche_core.sentences import printable
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 

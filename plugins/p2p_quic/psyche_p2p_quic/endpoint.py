@@ -20,8 +20,8 @@ import anyio
 import iroh
 from iroh.iroh_ffi import InternalError
 
+from psyche_core.config.sentences import printable
 from psyche_core.errors import TransportError
-from psyche_core.sentences import printable
 from psyche_p2p_quic.ffi_copy import mend
 
 ALPN = b"psyche/p2p/1"

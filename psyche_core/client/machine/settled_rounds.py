@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator.witness import accepted_slots, judge, statements_digest
-from psyche_core.training.journal_records import AppliedRound, StoredResult
+from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.types import RunState
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)

@@ -19,7 +19,7 @@ from psyche_core.client.model_sync.multi_source import patience
 from psyche_core.errors import ModelError, TransportError
 from psyche_core.interfaces import Transport
 from psyche_core.p2p.description import MAX_DESCRIPTION_BYTES, decode, encode
-from psyche_core.training.folders import whole_folder
+from psyche_core.storage.folders import whole_folder
 
 
 class DescriptionExchange:

@@ -36,10 +36,10 @@ from psyche_core.client.model_sync.multi_source import gather, patience
 from psyche_core.errors import ModelError, ModelHalfReplaced, TransportError, WireError
 from psyche_core.interfaces import Transport
 from psyche_core.p2p.manifest import Manifest, Piece, Table, cut, decode, encode, max_manifest_bytes
+from psyche_core.storage.scratch import Scratch, ScratchFile
 from psyche_core.telemetry import events
+from psyche_core.training.freed_memory import give_back_memory
 from psyche_core.training.piece_file import PieceFile, PiecesOnDisk
-from psyche_core.training.scratch import Scratch, ScratchFile
-from psyche_core.training.spare_memory import give_back_memory
 
 PIECES_AT_ONCE = 8
 """Pieces being fetched at the same time where nobody says otherwise."""

@@ -4,7 +4,7 @@ After any death of the process, checkpoint and journal together give the exact m
 The order is what makes it so: a result is in the journal before we attest to it, the journal is synced before a statement leaves,
 and it is begun anew only when the checkpoint that it goes on from is whole. A journal that is full, has a gap or has no base is
 mended by a checkpoint before its time. What the disk refuses is told and costs durability, never the client. Formats are in
-`psyche_core.training.journal`; which results are kept is the machine's decision.
+`psyche_core.training.checkpoints.journal`; which results are kept is the machine's decision.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from psyche_core.client.runtime.payloads import PayloadShelf
 from psyche_core.client.runtime.resources import Bench
 from psyche_core.errors import ModelError, RanksLost
 from psyche_core.telemetry import events
-from psyche_core.training.checkpoint import checkpoint_path, remove_between, save_checkpoint, set_aside
-from psyche_core.training.checkpoint_manifest import Facts
-from psyche_core.training.journal import Journal
-from psyche_core.training.journal_records import AppliedRound, StoredResult
-from psyche_core.training.private_state import private_path
+from psyche_core.training.checkpoints.checkpoint import checkpoint_path, remove_between, save_checkpoint, set_aside
+from psyche_core.training.checkpoints.journal import Journal
+from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
+from psyche_core.training.checkpoints.manifest import Facts
+from psyche_core.training.checkpoints.private_state import private_path
 
 logger = logging.getLogger("psyche.client")
 

@@ -15,7 +15,7 @@ from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
-from psyche_core.training.journal import Journal
+from psyche_core.training.checkpoints.journal import Journal
 
 
 class TrainedShare(Protocol):
@@ -79,7 +79,7 @@ class TrainerLike(ModelHolder, Protocol):
 
 
 class ModelStore(Protocol):
-    """A place that keeps models for the run; psyche_core.training.stores has some."""
+    """A place that keeps models for the run; psyche_core.training.checkpoints.stores has some."""
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
         """Store a checkpoint's folder whole; its location as a run configuration says it. Raises StoreError."""

@@ -18,12 +18,12 @@ from psyche_core.client.machine.settled_rounds import decided_otherwise, settled
 from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoint import remove_leftovers
-from psyche_core.training.folder_member import last_member, note_member
-from psyche_core.training.journal import LEAST_LIMIT, Journal, Recovered, claim, default_limit
-from psyche_core.training.journal_records import AppliedRound
-from psyche_core.training.journal_replay import replay
-from psyche_core.training.origin import held
+from psyche_core.training.checkpoints.checkpoint import remove_leftovers
+from psyche_core.training.checkpoints.folder_member import last_member, note_member
+from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal, Recovered, claim, default_limit
+from psyche_core.training.checkpoints.journal_records import AppliedRound
+from psyche_core.training.checkpoints.journal_replay import replay
+from psyche_core.training.checkpoints.origin import held
 
 if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer

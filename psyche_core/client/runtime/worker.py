@@ -70,9 +70,9 @@ from psyche_core.errors import (
 from psyche_core.interfaces import Transport
 from psyche_core.plugin_faults import brief
 from psyche_core.telemetry import events
-from psyche_core.training.checkpoint import checkpoint_path
-from psyche_core.training.origin import SourceMissing
-from psyche_core.training.sources import model_name
+from psyche_core.training.checkpoints.checkpoint import checkpoint_path
+from psyche_core.training.checkpoints.origin import SourceMissing
+from psyche_core.training.checkpoints.sources import model_name
 from psyche_core.types import BatchId
 
 logger = logging.getLogger("psyche.client")

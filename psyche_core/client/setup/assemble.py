@@ -39,9 +39,9 @@ from psyche_core.hookspecs import BackendContext, BackendRegistration, Transport
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
+from psyche_core.storage.scratch import Scratch, default_folder
 from psyche_core.telemetry import events
-from psyche_core.training.origin import Origin, SourceMissing
-from psyche_core.training.scratch import Scratch, default_folder
+from psyche_core.training.checkpoints.origin import Origin, SourceMissing
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def bench_builder(
         import torch  # heavy: in the worker thread, and not with the command line
 
         from psyche_core.training.build import Compute, build_trainer
-        from psyche_core.training.private_state import private_path
+        from psyche_core.training.checkpoints.private_state import private_path
 
         nonlocal micro_batch_size, newest
         state = start.state
@@ -394,7 +394,7 @@ def bench_builder(
 
 def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:
     def keep(directory: Path) -> None:
-        from psyche_core.training.checkpoint import keep_last
+        from psyche_core.training.checkpoints.checkpoint import keep_last
 
         keep_last(directory.parent, run_id, settings.keep_steps)
 
@@ -402,7 +402,7 @@ def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:
 
 
 def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str], None]) -> Origin:
-    from psyche_core.training.origin import find_origin
+    from psyche_core.training.checkpoints.origin import find_origin
 
     return find_origin(
         start.state.model.LLM.checkpoint,
@@ -425,8 +425,8 @@ def _cache_folder(settings: ClientSettings) -> Path:
 
 def _open_store(settings: ClientSettings) -> ModelStore | None:
     """Where the user wants models to be stored, when it is our turn. Raises ConfigError."""
-    from psyche_core.training.sources import is_hub_name
-    from psyche_core.training.stores import BucketStore, FolderStore, HubStore, Keep
+    from psyche_core.training.checkpoints.sources import is_hub_name
+    from psyche_core.training.checkpoints.stores import BucketStore, FolderStore, HubStore, Keep
 
     if settings.hub_repo is None and settings.gcs_bucket is None:
         return None

@@ -27,10 +27,10 @@ from psyche_core.coordinator.schedule import batch_size
 from psyche_core.errors import ConfigError, UserError
 from psyche_core.hookspecs import Parallelism
 from psyche_core.plugins import PluginRegistry
+from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events
-from psyche_core.training.checkpoint import checkpoint_path, save_checkpoint
-from psyche_core.training.checkpoint_manifest import Facts
-from psyche_core.training.scratch import default_folder
+from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
+from psyche_core.training.checkpoints.manifest import Facts
 from psyche_core.types import BatchId
 from psyche_core.wire.signing import SecretKey
 
@@ -122,7 +122,7 @@ def _trainers(
     parallelism: Parallelism | None,
     tell: Callable[[events.Event], None],
 ) -> list[Trainer]:
-    from psyche_core.training import sources
+    from psyche_core.training.checkpoints import sources
 
     started = perf_counter()
     anyio.from_thread.run_sync(tell, events.ModelLoading(sources.model_name(run.model.LLM)))

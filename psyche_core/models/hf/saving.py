@@ -24,7 +24,7 @@ from psyche_core.models.hf.configuration import CONFIG_FILE, Configuration
 from psyche_core.models.hf.quiet import first_line
 from psyche_core.models.hf.tensor_files import Planned, ShardWriter, into_shards
 from psyche_core.models.hf.weights import on_disk
-from psyche_core.training.folders import whole_folder
+from psyche_core.storage.folders import whole_folder
 
 MAX_SHARD_BYTES: Final = 5 * 10**9
 COPIED_FILES: Final = (

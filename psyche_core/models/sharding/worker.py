@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from psyche_core.config.sentences import printable_lines
 from psyche_core.errors import PsycheError
 from psyche_core.hookspecs import ShardingContext
 from psyche_core.interfaces.sharding import ShardingEngine
@@ -24,7 +25,6 @@ from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
 from psyche_core.models.sharding.part import Part
 from psyche_core.models.sharding.rendezvous import join, reach_store
 from psyche_core.models.sharding.watch import Watch, report_failure
-from psyche_core.sentences import printable_lines
 from psyche_core.training.memory import is_out_of_memory
 
 FAILED: Final = 1

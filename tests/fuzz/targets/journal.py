@@ -6,8 +6,16 @@ import hashlib
 from random import Random
 
 from psyche_core.errors import WireError
-from psyche_core.training.journal_file import JournalFile, named
-from psyche_core.training.journal_records import START, AppliedRound, Header, Kind, StoredResult, encode_record, frame_head
+from psyche_core.training.checkpoints.journal_file import JournalFile, named
+from psyche_core.training.checkpoints.journal_records import (
+    START,
+    AppliedRound,
+    Header,
+    Kind,
+    StoredResult,
+    encode_record,
+    frame_head,
+)
 from psyche_core.types import BatchId
 from tests.fuzz.files import scratch_folder
 from tests.fuzz.mutation import change_bytes, change_cbor

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from psyche_core.training.checkpoint_manifest import Facts, write_manifest
+from psyche_core.training.checkpoints.manifest import Facts, write_manifest
 
 STATE = Path(__file__).parents[3] / "examples/local_testnet/state.toml"
 

@@ -14,7 +14,7 @@ from psyche_core.builtin.adamw import AdamW
 from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.testing.tiny_models import LLAMA, VOCABULARY
 from psyche_core.testing.toy_model import ToyModel, toy_samples
-from psyche_core.training.checkpoint_manifest import read_manifest
+from psyche_core.training.checkpoints.manifest import read_manifest
 from psyche_core.training.local_run import LocalRun
 from psyche_core.training.trainer import Trainer
 

@@ -34,11 +34,11 @@ from psyche_core.hookspecs import GROUP
 from psyche_core.plugins import PluginRegistry
 from psyche_core.telemetry import events
 from psyche_core.testing.tiny_models import LLAMA
-from psyche_core.training.checkpoint import checkpoint_path, save_checkpoint
-from psyche_core.training.checkpoint_manifest import Facts
-from psyche_core.training.folder_member import last_member, member_file, note_member
-from psyche_core.training.journal import claim, journal_path
-from psyche_core.training.stores import FolderStore, HubStore
+from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
+from psyche_core.training.checkpoints.folder_member import last_member, member_file, note_member
+from psyche_core.training.checkpoints.journal import claim, journal_path
+from psyche_core.training.checkpoints.manifest import Facts
+from psyche_core.training.checkpoints.stores import FolderStore, HubStore
 from psyche_core.wire.signing import SecretKey
 
 RUN = """

@@ -17,9 +17,9 @@ from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.resources import Bench
 from psyche_core.client.runtime.worker import plainly
 from psyche_core.telemetry import events
-from psyche_core.training.checkpoint import checkpoints, keep_last
-from psyche_core.training.checkpoint_manifest import read_manifest, verify
-from psyche_core.training.journal import LEAST_LIMIT, Journal
+from psyche_core.training.checkpoints.checkpoint import checkpoints, keep_last
+from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal
+from psyche_core.training.checkpoints.manifest import read_manifest, verify
 
 RUN_ID, INSTANCE = "a-run", bytes(32)
 

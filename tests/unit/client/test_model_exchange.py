@@ -24,8 +24,8 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync import multi_source
 from psyche_core.errors import ModelError, ModelHalfReplaced
 from psyche_core.p2p.manifest import PIECE_BYTES, Manifest, cut
+from psyche_core.storage.scratch import Scratch
 from psyche_core.telemetry import events
-from psyche_core.training.scratch import Scratch
 from weights import PIECES, RUN_ID, STEP, TAG, Member, Weights, party
 
 

@@ -29,12 +29,12 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BlobNotFound, ModelError, TransportError
 from psyche_core.p2p import description, manifest
 from psyche_core.p2p.manifest import PIECE_BYTES
+from psyche_core.storage.scratch import Scratch
 from psyche_core.telemetry import events
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
-from psyche_core.training.checkpoint_manifest import read_manifest
-from psyche_core.training.origin import SourceMissing
-from psyche_core.training.private_state import private_path
-from psyche_core.training.scratch import Scratch
+from psyche_core.training.checkpoints.manifest import read_manifest
+from psyche_core.training.checkpoints.origin import SourceMissing
+from psyche_core.training.checkpoints.private_state import private_path
 from psyche_core.training.trainer import Trainer
 from psyche_core.types import BatchId
 from psyche_core.wire import codec

@@ -17,8 +17,8 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.errors import ModelError
 from psyche_core.p2p.manifest import PIECE_BYTES, Manifest, Piece, Table, cut, parameter_table
+from psyche_core.storage.scratch import Scratch
 from psyche_core.telemetry import events
-from psyche_core.training.scratch import Scratch
 
 SHAPES = {"big": (5, PIECE_BYTES // 8 + 3), "bias": (3,), "empty": (0, 2), "scalar": (), "wide": (2, 40_000)}
 PIECES = 6

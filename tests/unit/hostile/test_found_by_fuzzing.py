@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from psyche_core.config.run_config import parse_data_file, parse_run_file
+from psyche_core.config.sentences import shown
 from psyche_core.data.token_files import MAX_NPY_HEADER, NPY_MAGIC, TokenFiles, npy_data_start
 from psyche_core.errors import ConfigError, DataError, ModelError, WireError
-from psyche_core.sentences import shown
 from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.messages import Finished, ModelWanted, seal, unseal
 from psyche_core.wire.signing import SecretKey

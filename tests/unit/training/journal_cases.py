@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from psyche_core.training.journal import Journal, Recovered
-from psyche_core.training.journal_records import AppliedRound, StoredResult
+from psyche_core.training.checkpoints.journal import Journal, Recovered
+from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.types import MAX_SAMPLES, BatchId
 
 INSTANCE = bytes(range(32))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoint import (
+from psyche_core.training.checkpoints.checkpoint import (
     checkpoint_path,
     checkpoints,
     keep_last,
@@ -13,8 +13,8 @@ from psyche_core.training.checkpoint import (
     remove_leftovers,
     set_aside,
 )
-from psyche_core.training.checkpoint_manifest import Facts, write_manifest
-from psyche_core.training.origin import belongs
+from psyche_core.training.checkpoints.manifest import Facts, write_manifest
+from psyche_core.training.checkpoints.origin import belongs
 
 
 def make(folder: Path, run_id: str, *steps: int) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoint_manifest import (
+from psyche_core.training.checkpoints.manifest import (
     MANIFEST_FILE,
     Facts,
     parse_manifest,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.p2p.manifest import Manifest, Piece, cut, parameter_table
-from psyche_core.training.comparison import SAMPLE, differing
+from psyche_core.training.changed_pieces import SAMPLE, differing
 
 
 def manifest_of(count: int) -> Manifest:

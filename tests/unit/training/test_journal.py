@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psyche_core.errors import ConfigError, ModelError, WireError
-from psyche_core.training.journal import LEAST_LIMIT, Journal, default_limit
-from psyche_core.training.journal_records import FRAME, AppliedRound, Header, StoredResult, decode_record, encode_record, kind_of
+from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal, default_limit
+from psyche_core.training.checkpoints.journal_records import (
+    FRAME,
+    AppliedRound,
+    Header,
+    StoredResult,
+    decode_record,
+    encode_record,
+    kind_of,
+)
 from tests.unit.training.journal_cases import (
     DIGEST,
     INSTANCE,

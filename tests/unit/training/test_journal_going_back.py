@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from psyche_core.errors import ModelError
-from psyche_core.training.journal import Journal
-from psyche_core.training.journal_records import AppliedRound, StoredResult
+from psyche_core.training.checkpoints.journal import Journal
+from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from tests.unit.training.journal_cases import DIGEST, add_results, applied, open_journal, payload_of, play, result
 
 Written = list[StoredResult | AppliedRound]

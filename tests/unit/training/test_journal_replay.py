@@ -19,11 +19,11 @@ from psyche_core.errors import ModelError, PayloadRejected
 from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
-from psyche_core.training.checkpoint import checkpoint_path, save_checkpoint
-from psyche_core.training.checkpoint_manifest import Facts
-from psyche_core.training.journal import Journal, Recovered
-from psyche_core.training.journal_records import AppliedRound, Header
-from psyche_core.training.journal_replay import replay
+from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
+from psyche_core.training.checkpoints.journal import Journal, Recovered
+from psyche_core.training.checkpoints.journal_records import AppliedRound, Header
+from psyche_core.training.checkpoints.journal_replay import replay
+from psyche_core.training.checkpoints.manifest import Facts
 from psyche_core.training.trainer import Trainer
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.settings import DistroSettings

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoint import checkpoint_path, checkpoints, save_checkpoint
-from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, Facts, read_manifest, verify
-from psyche_core.training.origin import FROM_MEMBERS, Origin, SourceMissing, find_origin, held
+from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints, save_checkpoint
+from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, Facts, read_manifest, verify
+from psyche_core.training.checkpoints.origin import FROM_MEMBERS, Origin, SourceMissing, find_origin, held
 
 P2P = Choice("P2P", {"repo_id": "nowhere"})
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from psyche_core.errors import ModelError
-from psyche_core.training.private_state import load_private, private_path, save_private
+from psyche_core.training.checkpoints.private_state import load_private, private_path, save_private
 
 MASTERS = bytes(range(32))
 STATE = {"delta.a": torch.arange(12.0).reshape(3, 4), "delta.b": torch.ones(5)}

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from psyche_core.errors import ConfigError
 from psyche_core.p2p.manifest import PIECE_BYTES, cut, parameter_table
-from psyche_core.training import scratch as scratch_module
+from psyche_core.storage import scratch as scratch_module
+from psyche_core.storage.scratch import RESUMABLE_SECONDS, Scratch, default_folder
 from psyche_core.training.piece_file import PieceFile, PiecesOnDisk
-from psyche_core.training.scratch import RESUMABLE_SECONDS, Scratch, default_folder
 
 
 def left_in(folder: Path) -> list[str]:

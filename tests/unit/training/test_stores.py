@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError, StoreError
-from psyche_core.training import sources
-from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
-from psyche_core.training.object_store import open_bucket
-from psyche_core.training.stores import BucketStore, FolderStore, HubStore, Keep
+from psyche_core.storage.object_store import open_bucket
+from psyche_core.training.checkpoints import sources
+from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
+from psyche_core.training.checkpoints.stores import BucketStore, FolderStore, HubStore, Keep
 
 pytestmark = pytest.mark.anyio
 

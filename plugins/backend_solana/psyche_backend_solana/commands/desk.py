@@ -32,8 +32,8 @@ from psyche_backend_solana.settings import ChainSettings, WalletSettings, parse_
 from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer, Wallet
 from psyche_backend_solana.where import Programs
+from psyche_core.config.sentences import printable_lines
 from psyche_core.errors import BackendError, ConfigError
-from psyche_core.sentences import printable_lines
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -30,9 +30,9 @@ from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account, find_authorization, read_coordinator, read_instance
 from psyche_backend_solana.settings import ChainSettings
 from psyche_core.config.run_config import to_plain
+from psyche_core.config.sentences import printable
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import AccessRefused, BackendError, CommandRefused, WireError
-from psyche_core.sentences import printable
 from psyche_core.types import RunState
 
 _HIDDEN = (RunState.Finished, RunState.Paused)

@@ -20,8 +20,8 @@ from psyche_core.models.sharding.dtensor import DTensorEngine
 from psyche_core.models.sharding.model import ShardedModel
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.tiny_models import TIED_LLAMA
-from psyche_core.training.checkpoint import save_checkpoint
-from psyche_core.training.checkpoint_manifest import Facts
+from psyche_core.training.checkpoints.checkpoint import save_checkpoint
+from psyche_core.training.checkpoints.manifest import Facts
 from psyche_core.training.trainer import Trainer
 from psyche_optim_distro import codec
 from psyche_optim_distro.optimizer import DistroOptimizer

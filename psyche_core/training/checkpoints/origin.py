@@ -17,9 +17,9 @@ from types import MappingProxyType
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import ModelError
-from psyche_core.training import sources
-from psyche_core.training.checkpoint import checkpoints
-from psyche_core.training.checkpoint_manifest import CheckpointManifest, read_manifest, verify
+from psyche_core.training.checkpoints import sources
+from psyche_core.training.checkpoints.checkpoint import checkpoints
+from psyche_core.training.checkpoints.manifest import CheckpointManifest, read_manifest, verify
 
 FROM_MEMBERS = ("P2P", "P2PGcs")
 _NO_ENDS: Mapping[int, bytes] = MappingProxyType({})

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from psyche_core.errors import ConfigError
-from psyche_core.training.folders import lock
+from psyche_core.storage.folders import lock
 
 SUFFIX = ".scratch"
 RESUMABLE_SECONDS = 24 * 3600.0

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoint_manifest import CheckpointManifest, Facts, read_manifest, write_manifest
-from psyche_core.training.folders import remove_partial, whole_folder
+from psyche_core.storage.folders import remove_partial, whole_folder
+from psyche_core.training.checkpoints.manifest import CheckpointManifest, Facts, read_manifest, write_manifest
 
 _INSIDE = "model"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from psyche_core.config.run_config import Choice, LLMConfig
+from psyche_core.config.sentences import printable
 from psyche_core.errors import ModelError, StoreError
-from psyche_core.sentences import printable
-from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest, verify
-from psyche_core.training.folders import resumed_folder, whole_folder
-from psyche_core.training.object_store import ObjectStore, open_bucket
+from psyche_core.storage.folders import resumed_folder, whole_folder
+from psyche_core.storage.object_store import ObjectStore, open_bucket
+from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest, verify
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
 DESCRIPTION_PATTERNS = ("*.json", "tokenizer.model", "*.txt", "*.jinja")

@@ -30,10 +30,10 @@ from typing import Final, Self
 
 from psyche_core.errors import ConfigError, ModelError, WireError
 from psyche_core.regular_files import NotRegular, expect_regular, regular
-from psyche_core.training.checkpoint import abandoned_name, name_of
-from psyche_core.training.folders import flush, lock
-from psyche_core.training.journal_file import JournalFile, named
-from psyche_core.training.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
+from psyche_core.storage.folders import flush, lock
+from psyche_core.training.checkpoints.checkpoint import abandoned_name, name_of
+from psyche_core.training.checkpoints.journal_file import JournalFile, named
+from psyche_core.training.checkpoints.journal_records import MAX_RECORD_BYTES, AppliedRound, Header, StoredResult
 
 LEAST_LIMIT: Final = 64 * 2**20
 """Bytes that a journal may always have: thousands of rounds of a small model."""

@@ -17,10 +17,10 @@ import anyio.to_thread
 
 from psyche_core.config.run_config import Choice
 from psyche_core.errors import StoreError
-from psyche_core.training.checkpoint import checkpoint_path, checkpoints
-from psyche_core.training.checkpoint_manifest import MANIFEST_FILE
-from psyche_core.training.folders import whole_folder
-from psyche_core.training.object_store import ObjectStore, open_bucket
+from psyche_core.storage.folders import whole_folder
+from psyche_core.storage.object_store import ObjectStore, open_bucket
+from psyche_core.training.checkpoints.checkpoint import checkpoint_path, checkpoints
+from psyche_core.training.checkpoints.manifest import MANIFEST_FILE
 
 HUB_EXTRA = "storing on the Hub needs huggingface_hub: pip install 'psyche-core[train]'"
 MAX_NAME_BYTES = 64

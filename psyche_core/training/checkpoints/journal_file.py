@@ -17,7 +17,7 @@ from typing import Self
 
 from psyche_core.errors import WireError
 from psyche_core.regular_files import regular
-from psyche_core.training.journal_records import (
+from psyche_core.training.checkpoints.journal_records import (
     CHECK_BYTES,
     FRAME,
     START,

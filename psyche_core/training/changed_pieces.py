@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from psyche_core.p2p.manifest import Manifest, Piece, cut
-from psyche_core.training.many_hands import each
+from psyche_core.storage.parallel_map import each
 
 SAMPLE = 8
 """Pieces that are hashed first, when there are at least twice as many."""
