@@ -14,7 +14,7 @@ from typing import Any, Final
 from psyche_core.errors import ModelError
 from psyche_core.interfaces.data import Samples
 from psyche_core.interfaces.model import Model
-from psyche_core.training.memory import free_bytes, is_out_of_memory, peak_tensor_bytes, release_cached
+from psyche_core.models.memory import free_bytes, is_out_of_memory, peak_tensor_bytes, release_cached
 
 CPU_LIMIT: Final = 16
 """More sequences at once make a CPU no faster."""

@@ -16,7 +16,7 @@ from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
 
 from psyche_core.errors import IdentityError
-from psyche_core.storage.key_files import MAX_KEY_BYTES, read_key_file
+from psyche_core.wire.key_files import MAX_KEY_BYTES, read_key_file
 
 _PREFIX = b"psyche/1"
 

@@ -18,7 +18,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from psyche_core.errors import IdentityError
-from psyche_core.storage.key_files import read_key_file
+from psyche_core.wire.key_files import read_key_file
 from psyche_core.wire.signing import SecretKey
 
 P2P_DOMAIN = b"psyche/solana/p2p-key/2"

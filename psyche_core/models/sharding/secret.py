@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from psyche_core.storage.key_files import read_key_file
+from psyche_core.wire.key_files import read_key_file
 
 LEAST_BYTES: Final = 16
 

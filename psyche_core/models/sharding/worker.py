@@ -20,12 +20,12 @@ from psyche_core.errors import PsycheError
 from psyche_core.hookspecs import ShardingContext
 from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_core.models.hf.quiet import first_line
+from psyche_core.models.memory import is_out_of_memory
 from psyche_core.models.sharding.commands import Build, Command, End, Work
 from psyche_core.models.sharding.group import TorchGroup, is_lost_connection
 from psyche_core.models.sharding.part import Part
 from psyche_core.models.sharding.rendezvous import join, reach_store
 from psyche_core.models.sharding.watch import Watch, report_failure
-from psyche_core.training.memory import is_out_of_memory
 
 FAILED: Final = 1
 WAIT_FOR_REASON: Final = 30.0

@@ -14,9 +14,9 @@ from psyche_core.errors import ModelError, NonFiniteError
 from psyche_core.interfaces.data import IGNORED_LABEL, Samples
 from psyche_core.models.hf.configuration import read_configuration
 from psyche_core.models.hf.model import HfModel
+from psyche_core.models.memory import peak_tensor_bytes
 from psyche_core.testing.model import ModelConformance, gradients_of
 from psyche_core.testing.tiny_models import GPT2, LLAMA, TINY_MODELS
-from psyche_core.training.memory import peak_tensor_bytes
 
 samples = ModelConformance().samples
 EVERY_MODEL = pytest.mark.parametrize("config", TINY_MODELS.values(), ids=TINY_MODELS)

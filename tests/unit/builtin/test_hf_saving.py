@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from psyche_core.builtin.hf_models import create_auto, create_llama
 from psyche_core.errors import ModelError
 from psyche_core.models.hf.tensor_files import SLICE_VALUES, Planned, ShardWriter, into_shards
+from psyche_core.models.memory import peak_tensor_bytes
 from psyche_core.testing.tiny_models import DEEPSEEK_V3, LLAMA, TINY_MODELS
-from psyche_core.training.memory import peak_tensor_bytes
 
 AUTO: Any = transformers.AutoModelForCausalLM
 

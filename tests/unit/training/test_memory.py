@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from psyche_core.training import memory
-from psyche_core.training.memory import free_bytes, is_out_of_memory, peak_tensor_bytes
+from psyche_core.models import memory
+from psyche_core.models.memory import free_bytes, is_out_of_memory, peak_tensor_bytes
 
 MB = 2**20
 

@@ -17,11 +17,11 @@ from psyche_core.errors import ModelError
 from psyche_core.hookspecs import ModelContext
 from psyche_core.interfaces.data import Samples
 from psyche_core.models.hf.model import HfModel
+from psyche_core.models.memory import peak_tensor_bytes
 from psyche_core.testing.model import gradients_of
 from psyche_core.testing.tiny_models import DEEPSEEK_V3, LLAMA
 from psyche_core.testing.toy_model import ToyModel, toy_samples
 from psyche_core.training import micro_batch
-from psyche_core.training.memory import peak_tensor_bytes
 from psyche_core.training.micro_batch import CPU_LIMIT, GPU_LIMIT, MicroBatch, find_micro_batch_size
 
 
