@@ -51,7 +51,7 @@ from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.p2p.manifest import Manifest, Piece, Table, cut, parameter_table
 from psyche_core.storage.parallel_map import each
 from psyche_core.storage.scratch import Scratch
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.training import changed_pieces
 from psyche_core.training.freed_memory import keep_freed_memory
 from psyche_core.wire.signing import SecretKey
@@ -199,7 +199,7 @@ async def member(role: str, megabytes: int, folder: Path) -> None:
     """One process: connect, then do as told, line by line."""
     keep_freed_memory()  # as `psyche client train` does
     kind = Sharer if role == "sharer" else QuicTransport
-    events: list[tuple[float, events.Event]] = []
+    events: list[tuple[float, telemetry.Event]] = []
     async with kind(RUN_ID, SecretKey.generate()) as transport:
         say(key=transport.peer_id.hex(), address=transport.address.hex())
         members = {bytes.fromhex(key): bytes.fromhex(address) for key, address in (await told())["members"]}
@@ -229,8 +229,8 @@ async def member(role: str, megabytes: int, folder: Path) -> None:
                 fetched = await exchange.fetch(trainer, work, run_id=RUN_ID)
                 ended = time.perf_counter()
                 assert isinstance(fetched, ev.ModelFetched), fetched
-                there, last = next(entry for entry in reversed(events) if isinstance(entry[1], events.ModelSync))
-                assert isinstance(last, events.ModelSync)
+                there, last = next(entry for entry in reversed(events) if isinstance(entry[1], telemetry.ModelSync))
+                assert isinstance(last, telemetry.ModelSync)
                 assert last.bytes_received == trainer.byte_count, "not all of the model was fetched"
                 size = trainer.byte_count / MB
                 say(mb_per_s=size / (there - began), joined_mb_per_s=size / (ended - began))

@@ -49,7 +49,7 @@ from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.interfaces.data import Samples
 from psyche_core.p2p.manifest import Manifest, Piece, Table, parameter_table
 from psyche_core.p2p.message_log import LogEntry
-from psyche_core.telemetry import events
+from psyche_core.telemetry.sinks import EventBus
 from psyche_core.wire.signing import SecretKey
 
 RUN = """
@@ -264,7 +264,7 @@ async def play(given: argparse.Namespace, *, to_coordinator: float) -> dict[str,
         ):
             transports.append(transport)
             runtime = ClientRuntime(
-                run_id=run.run_id, key=key, backend=backend, transport=transport, build=build, report=events.Report()
+                run_id=run.run_id, key=key, backend=backend, transport=transport, build=build, report=EventBus()
             )
             await runtime.run()
 

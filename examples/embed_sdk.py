@@ -26,7 +26,8 @@ from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.hookspecs import DataContext
 from psyche_core.plugins import PluginRegistry, validate_settings
-from psyche_core.telemetry.events import EpochDigest, Event, Report, StepTrained
+from psyche_core.telemetry.events import EpochDigest, Event, StepTrained
+from psyche_core.telemetry.sinks import EventBus
 from psyche_core.training.build import Compute, build_trainer
 from psyche_core.wire.signing import SecretKey
 
@@ -122,7 +123,7 @@ async def train(*, steps: int = 20, clients: int = 3, optimizer: str = "AdamW") 
             MemoryTransport(network, key.public) as transport,
             data,
         ):
-            report = Report(own.append)
+            report = EventBus(own.append)
             runtime = ClientRuntime(run_id=run.run_id, key=key, backend=backend, transport=transport, build=build, report=report)
             await runtime.run()
 

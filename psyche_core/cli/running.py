@@ -21,7 +21,7 @@ import click
 from psyche_core.cli.failures import Interrupted
 from psyche_core.config.sentences import PrintableFormatter
 from psyche_core.errors import UserError
-from psyche_core.telemetry.events import Report, Sink, json_lines
+from psyche_core.telemetry.sinks import EventBus, Sink, json_lines
 
 _Result = TypeVar("_Result")
 
@@ -92,7 +92,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[Report]:
+def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[EventBus]:
     """A report over the sinks, and over a file of JSON lines where asked for. Raises UserError when that cannot be written."""
     with contextlib.ExitStack() as stack:
         if events_file is not None:
@@ -103,4 +103,4 @@ def open_report(*sinks: Sink, events_file: Path | None = None) -> Iterator[Repor
                 message = f"cannot write events to {events_file}: {unread if error.errno == errno.ENXIO else error.strerror}"
                 raise UserError(message) from error
             sinks = (*sinks, json_lines(stream))
-        yield Report(*sinks)
+        yield EventBus(*sinks)

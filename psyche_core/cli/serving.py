@@ -39,7 +39,8 @@ from psyche_core.interfaces import BackendServer
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
-from psyche_core.telemetry.events import Ended, PhaseChanged, Problem, Report, RewardPaid, Started, Stopping
+from psyche_core.telemetry.events import Ended, PhaseChanged, Problem, RewardPaid, Started, Stopping
+from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import RunState
 from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.wire.signing import SecretKey
@@ -48,7 +49,7 @@ KEY_FILE = "server.key"
 """Name of the server's own key in the folder with the saved state."""
 
 
-async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: Report) -> Ended:
+async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: EventBus) -> Ended:
     """Host a run until it is finished. Raises UserError for what the user can mend, BackendError otherwise."""
     files = load_run(settings.state, settings.data_config, registry)
     create_server = registry.load("backend", settings.backend).create_server
@@ -117,7 +118,7 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
         return ended
 
 
-def _heed_loss(server: BackendServer, report: Report, *, restart: bool) -> None:
+def _heed_loss(server: BackendServer, report: EventBus, *, restart: bool) -> None:
     """Say that a run gone on with has lost its model, or do what its owner says about that. Raises UserError."""
     state = server.state
     if restart and not (state.model_lost and isinstance(server, OwnersDoor)):
@@ -173,7 +174,7 @@ def first_config(run: RunFile, settings: ServerSettings) -> CoordinatorConfig:
     return config
 
 
-async def _pause_on_signal(server: OwnersDoor, report: Report) -> None:
+async def _pause_on_signal(server: OwnersDoor, report: EventBus) -> None:
     """SIGUSR1 pauses the run, or lets a paused one go on. There is no such signal on Windows."""
     number = getattr(signal, "SIGUSR1", None)
     if number is None:
@@ -188,7 +189,7 @@ async def _pause_on_signal(server: OwnersDoor, report: Report) -> None:
                 report(Problem("warning", f"{type(command).__name__} was refused: {error.message}"))
 
 
-def phase_reporter(report: Report) -> Callable[[CoordinatorState, tuple[Event, ...]], None]:
+def phase_reporter(report: EventBus) -> Callable[[CoordinatorState, tuple[Event, ...]], None]:
     """An `on_event` that tells phase changes, and clients lost, as they happen."""
     seen: list[tuple[object, ...]] = []
 

@@ -1,21 +1,11 @@
-"""One stream of typed events that every display is fed from: progress, JSON lines, the summary.
+"""Typed events: what the programs tell about a run, for every screen, log, file and tracker.
 
-A `Report` fans events out to sinks in the order they happen. A sink that raises is dropped with one warning: a broken display
-must never stop training. Refuses to carry anything but plain values, so that every event is one JSON object.
+Plain values only, so that every event is one JSON object. How they reach people is the business of `sinks`.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import math
-import re
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from typing import Any, TextIO
-
-logger = logging.getLogger("psyche.report")
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,60 +309,3 @@ Event = (
     | Problem
     | Ended
 )
-
-_CLASSES: tuple[type[Any], ...] = Event.__args__
-_BY_NAME = {re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in _CLASSES}
-_NAMES = {cls: name for name, cls in _BY_NAME.items()}
-
-Sink = Callable[[Event], None]
-
-
-def to_json(event: Event) -> str:
-    """One line: `{"event": "step_trained", "time": <unix seconds>, ...fields}`. A number that is not finite becomes null."""
-    told = {name: _finite(value) for name, value in asdict(event).items()}
-    return json.dumps({"event": _NAMES[type(event)], "time": round(time.time(), 3), **told}, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """The value, None for a loss or figure that JSON has no number for."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def from_json(line: str) -> tuple[float, Event] | None:
-    """Read such a line back as (time, event), null for a float as NaN; None for anything else."""
-    try:
-        told = json.loads(line)
-        cls = _BY_NAME[told.pop("event")]
-        moment = float(told.pop("time"))
-        unknown = {field.name: math.nan for field in fields(cls) if field.type == "float" and told.get(field.name, 0.0) is None}
-        event: Event = cls(**{**told, **unknown})
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-    return moment, event
-
-
-class Report:
-    """Fans events out to sinks. Sinks are called in the emitter's thread and must return quickly."""
-
-    def __init__(self, *sinks: Sink) -> None:
-        self._sinks = list(sinks)
-
-    def __call__(self, event: Event) -> None:
-        """Give an event to every sink."""
-        for sink in tuple(self._sinks):
-            try:
-                sink(event)
-            except Exception as error:  # a display must never stop training
-                self._sinks.remove(sink)
-                logger.warning("a report sink failed and was removed: %r", error)
-
-
-def json_lines(stream: TextIO) -> Sink:
-    """A sink that writes one JSON line per event and flushes it."""
-
-    def write(event: Event) -> None:
-        stream.write(to_json(event) + "\n")
-        stream.flush()
-
-    return write

@@ -28,7 +28,6 @@ from psyche_core.telemetry.events import (
     Resumed,
     Resynced,
     RewardPaid,
-    Sink,
     Started,
     StatementVoided,
     StepApplied,
@@ -39,6 +38,7 @@ from psyche_core.telemetry.events import (
     WentBack,
     WitnessSent,
 )
+from psyche_core.telemetry.sinks import Sink
 from psyche_core.ui.figures import bytes_text, count_text
 
 TOTALS_SECONDS = 60.0

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from psyche_core.telemetry.events import Event, Sink, json_lines
+from psyche_core.telemetry.events import Event
+from psyche_core.telemetry.sinks import Sink, json_lines
 from psyche_core.ui.console import console_lines
 from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.live import LiveDisplay

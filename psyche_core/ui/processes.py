@@ -21,7 +21,8 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from psyche_core.config.settings import ENVIRONMENT_PREFIX
-from psyche_core.telemetry.events import Event, from_json
+from psyche_core.telemetry.events import Event
+from psyche_core.telemetry.sinks import from_json
 
 GRACE_SECONDS = 10.0
 MAX_LINE_BYTES = 1 << 20

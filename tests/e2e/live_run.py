@@ -27,7 +27,8 @@ from typing import TypeVar
 import pytest
 from safetensors.torch import load_file
 
-from psyche_core.telemetry.events import Event, PhaseChanged, Started, StepTrained, WitnessSent, from_json
+from psyche_core.telemetry.events import Event, PhaseChanged, Started, StepTrained, WitnessSent
+from psyche_core.telemetry.sinks import from_json
 from psyche_core.training.checkpoints.checkpoint import checkpoints
 from psyche_core.training.digest import full_digest
 from psyche_core.ui.ledger import RunLedger

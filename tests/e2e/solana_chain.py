@@ -16,7 +16,8 @@ import httpx2
 import numpy as np
 
 from live_run import TINY
-from psyche_core.telemetry.events import Event, from_json
+from psyche_core.telemetry.events import Event
+from psyche_core.telemetry.sinks import from_json
 
 EVERYBODY = "1" * 32
 """Who may join when anybody may."""

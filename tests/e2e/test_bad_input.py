@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.telemetry.events import Started, from_json
+from psyche_core.telemetry.events import Started
+from psyche_core.telemetry.sinks import from_json
 from psyche_core.training.checkpoints.journal import claim, journal_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(120)]

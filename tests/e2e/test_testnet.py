@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from psyche_core.telemetry.events import from_json
+from psyche_core.telemetry.sinks import from_json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 

@@ -41,16 +41,16 @@ async def test_three_members_learn_and_stay_equal(example: ModuleType, optimizer
 
     assert len(events) == 3
     for told in events.values():
-        ended = [event for event in told if isinstance(event, events.Ended)]
+        ended = [event for event in told if isinstance(event, telemetry.Ended)]
         assert [event.success for event in ended] == [True]
-        losses = [event.loss for event in told if isinstance(event, events.StepTrained)]
+        losses = [event.loss for event in told if isinstance(event, telemetry.StepTrained)]
         assert len(losses) == 24
         assert sum(losses[-4:]) / 4 < losses[0] - 1.0
-        applied = [event for event in told if isinstance(event, events.StepApplied)]
+        applied = [event for event in told if isinstance(event, telemetry.StepApplied)]
         assert [event.step for event in applied] == list(range(1, 25))
         assert all(event.accepted == event.trained == 3 for event in applied)
 
-    digests = [tuple(e.sha256 for e in told if isinstance(e, events.EpochDigest)) for told in events.values()]
+    digests = [tuple(e.sha256 for e in told if isinstance(e, telemetry.EpochDigest)) for told in events.values()]
     assert len(digests[0]) == 3
     assert len(set(digests)) == 1
     assert len(set(digests[0])) == 3

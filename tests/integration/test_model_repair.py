@@ -22,7 +22,8 @@ from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 from psyche_core.training.trainer import Trainer
 from psyche_core.types import RunState
@@ -96,7 +97,7 @@ class Run:
         run = parse_run_file(RUN, source="repair")
         self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model, instance=bytes(32)))
         self.network = MemoryNetwork()
-        self.told: dict[str, list[events.Event]] = {}
+        self.told: dict[str, list[telemetry.Event]] = {}
 
     async def member(self, name: str, trainer: Trained) -> None:
         key = SecretKey(hashlib.sha256(name.encode()).digest())
@@ -116,7 +117,7 @@ class Run:
                 backend=backend,
                 transport=transport,
                 build=build,
-                report=events.Report(told.append),
+                report=EventBus(told.append),
                 patience=Patience(payload=10.0, peers=2.0, offers=3.0),
             )
             await runtime.run()
@@ -166,18 +167,18 @@ async def test_a_member_astray_and_a_late_one_get_the_others_model(optimizer: st
 
     assert run.coordinator.state.run_state is RunState.Finished
     for name in trainers:
-        assert run.of(name, events.Ended)[-1].success, run.of(name, events.Ended)
+        assert run.of(name, telemetry.Ended)[-1].success, run.of(name, telemetry.Ended)
     assert len({trainer.full_digest() for trainer in trainers.values()}) == 1
-    assert len({run.of(name, events.EpochDigest)[-1].sha256 for name in trainers}) == 1
+    assert len({run.of(name, telemetry.EpochDigest)[-1].sha256 for name in trainers}) == 1
 
-    assert not run.of("one", events.Resynced)
-    assert not run.of("two", events.Resynced)
-    assert run.of("astray", events.Resynced)[0].epoch == 0, "it did not come back in the same epoch"
-    assert run.of("late", events.ModelSync)[0].pieces_total == len(TOY_SHAPES)
+    assert not run.of("one", telemetry.Resynced)
+    assert not run.of("two", telemetry.Resynced)
+    assert run.of("astray", telemetry.Resynced)[0].epoch == 0, "it did not come back in the same epoch"
+    assert run.of("late", telemetry.ModelSync)[0].pieces_total == len(TOY_SHAPES)
     for name in ("astray", "late"):
-        resynced = run.of(name, events.Resynced)[0].step
-        assert any(event.step > resynced for event in run.of(name, events.StepTrained)), f"{name} never trained again"
-    applied = [event.step for event in run.of("one", events.StepApplied) if event.trained]
+        resynced = run.of(name, telemetry.Resynced)[0].step
+        assert any(event.step > resynced for event in run.of(name, telemetry.StepTrained)), f"{name} never trained again"
+    applied = [event.step for event in run.of("one", telemetry.StepApplied) if event.trained]
     assert applied == list(range(1, 15))
 
 
@@ -190,8 +191,8 @@ async def test_at_an_epochs_end_one_wrong_weight_costs_one_piece() -> None:
     await run.play(*(lambda name=name: run.member(name, trainers[name]) for name in trainers))
 
     assert len({trainer.full_digest() for trainer in trainers.values()}) == 1
-    assert all(run.of(name, events.Ended)[-1].success for name in trainers)
-    assert [event.step for event in run.of("astray", events.Resynced)] == [10]
-    synced = run.of("astray", events.ModelSync)
+    assert all(run.of(name, telemetry.Ended)[-1].success for name in trainers)
+    assert [event.step for event in run.of("astray", telemetry.Resynced)] == [10]
+    synced = run.of("astray", telemetry.ModelSync)
     assert (synced[-1].pieces_done, synced[-1].pieces_total, synced[-1].bytes_received) == (1, 1, 20)
-    assert not run.of("one", events.ModelSync)
+    assert not run.of("one", telemetry.ModelSync)

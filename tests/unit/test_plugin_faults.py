@@ -18,7 +18,8 @@ from psyche_core.cli.failures import describe_failure
 from psyche_core.errors import DataError, PluginFailed
 from psyche_core.hookspecs import GROUP, DataContext
 from psyche_core.plugins import PluginRegistry
-from psyche_core.telemetry.events import Ended, from_json
+from psyche_core.telemetry.events import Ended
+from psyche_core.telemetry.sinks import from_json
 
 CODE = """
 import threading

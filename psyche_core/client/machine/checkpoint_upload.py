@@ -16,7 +16,7 @@ from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.checkpoints import OPEN, checkpointer_slot, is_checkpointer
 from psyche_core.coordinator.commands import Checkpoint
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 
 MAX_TELLINGS = 3
 """How often a place is told to a coordinator that does not answer."""
@@ -58,7 +58,7 @@ def _tell(me: Standing, state: CoordinatorState, storage: Storage) -> None:
     if not timely and not _listed(me, state):  # a run must never go back to an older model
         storage.over = True
         me.tell(
-            events.Problem(
+            telemetry.Problem(
                 "warning",
                 f"the model of step {storage.step} was stored after the others had gone on, so the run does not refer to it; "
                 "a longer cooldown_time gives time to store",
@@ -86,7 +86,7 @@ def model_stored(me: Standing, event: ModelStored) -> None:
 
 def store_failed(me: Standing, event: StoreFailed) -> None:
     """The model is not in the store; somebody else's turn."""
-    me.tell(events.Problem("error", event.reason))
+    me.tell(telemetry.Problem("error", event.reason))
     if me.storage is not None and me.storage.step == event.step:
         me.storage.failed = me.storage.over = True
 
@@ -99,10 +99,12 @@ def answered(me: Standing, command: Checkpoint, code: str | None) -> None:
 
     storage.over = True
     if code is None:
-        me.tell(events.CheckpointStored(storage.step, _shown(storage.location)))
+        me.tell(telemetry.CheckpointStored(storage.step, _shown(storage.location)))
     else:
         me.tell(
-            events.Problem("warning", f"the coordinator does not refer to the model stored at {_shown(storage.location)}: {code}")
+            telemetry.Problem(
+                "warning", f"the coordinator does not refer to the model stored at {_shown(storage.location)}: {code}"
+            )
         )
 
 

@@ -18,7 +18,7 @@ from psyche_core.client.machine.round import RoundRecord
 from psyche_core.client.machine.state import Standing
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.coordinator.state import CoordinatorState, Round
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
 
 ENDS_WITH_ITS_NUMBER = (*PLAYING, RunState.Cooldown)
@@ -95,7 +95,7 @@ def _tell_phase(me: Standing, previous: CoordinatorState | None, state: Coordina
     height = _playing_height(state)
     if previous is None or previous.run_state is not state.run_state or _playing_height(previous) != height:
         step, clients = state.progress.step, len(me.healthy)
-        me.tell(events.PhaseChanged(state.run_state.name, state.progress.epoch, step, clients, height))
+        me.tell(telemetry.PhaseChanged(state.run_state.name, state.progress.epoch, step, clients, height))
 
 
 def _playing_height(state: CoordinatorState) -> int | None:

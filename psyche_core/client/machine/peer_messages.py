@@ -9,7 +9,7 @@ from __future__ import annotations
 from psyche_core.client.machine.buffers import ABOUT_A_ROUND
 from psyche_core.client.machine.events import PayloadUnjudged
 from psyche_core.client.machine.state import Standing
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
 
@@ -71,7 +71,7 @@ def payload_unjudged(me: Standing, event: PayloadUnjudged) -> None:
     """
     if me.notes is not None:
         me.notes.inbox.check_failed(event.payload_hash)
-        me.tell(events.Problem("error", event.reason))
+        me.tell(telemetry.Problem("error", event.reason))
 
 
 def ask_again(me: Standing) -> None:

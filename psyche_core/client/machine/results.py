@@ -19,7 +19,7 @@ from psyche_core.client.machine.events import Action, FetchPayload, Send, Share,
 from psyche_core.client.machine.round import Evidence, RoundRecord
 from psyche_core.coordinator.commands import Equivocation, SignedResult
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import NodeIdentity
 from psyche_core.wire.messages import Result, commitment_hash, commitment_is_signed
 
@@ -87,7 +87,7 @@ class ResultDesk:
         evidence = Equivocation(self._identity, notes.number, record.height, slot, halves[0], halves[1])
         record.evidence[slot] = Evidence(evidence, now)
         told = f"client {notes.clients[slot].short} signed two results for step {result.step}; reported to the coordinator"
-        return [Tell(events.Problem("warning", told)), Send(evidence)]
+        return [Tell(telemetry.Problem("warning", told)), Send(evidence)]
 
     def repeat_evidence(self, notes: EpochNotes, state: CoordinatorState, *, now: float, patience: float) -> list[Action]:
         """Send proofs again that were not answered for `patience` seconds, unless the share is void: a server may be away.

@@ -16,7 +16,7 @@ from psyche_core.client.machine.state import Standing
 from psyche_core.coordinator.commands import WarmupWitness
 from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import RunState
 from psyche_core.wire.messages import ModelWanted
 
@@ -109,7 +109,7 @@ def _say_what_we_hold(me: Standing, state: CoordinatorState, notes: EpochNotes) 
         best = (
             "none on our disk is one that members signed" if newest is None else f"the newest one we have is after step {newest}"
         )
-        me.tell(events.Problem("warning", f"no member has the model after step {start}; {best}"))
+        me.tell(telemetry.Problem("warning", f"no member has the model after step {start}; {best}"))
     notes.lacking_said = me.now
     said = NO_DIGEST if newest is None else held_digest(held[newest])
     me.do(Send(WarmupWitness(me.identity, notes.number, notes.slot, said)))
@@ -129,7 +129,7 @@ def model_fetched(me: Standing, event: ModelFetched) -> None:
     notes.masters_replaced(event.step)
     notes.ready_sent = notes.closed = False
     notes.repair.over()
-    me.tell(events.Resynced(notes.number, event.step))
+    me.tell(telemetry.Resynced(notes.number, event.step))
 
 
 def changed_unasked(me: Standing, event: SnapshotTaken) -> bool:
@@ -152,7 +152,7 @@ def changed_unasked(me: Standing, event: SnapshotTaken) -> bool:
 
 def model_fetch_failed(me: Standing, event: ModelFetchFailed) -> None:
     """Nothing of ours has changed; that manifest may be tried again after a while."""
-    me.tell(events.Problem("warning", event.reason))
+    me.tell(telemetry.Problem("warning", event.reason))
     if me.notes is not None:
         me.notes.repair.could_not_be_had(me.now, rest=me.patience.answer)
 
@@ -178,7 +178,7 @@ def _judge_digests(me: Standing, notes: EpochNotes) -> None:
     """Compare our replica with the others', at an epoch's ends and in each settled round."""
     for peer, theirs in notes.digests.disagreements():
         name = notes.clients[peer].short
-        me.tell(events.ReplicasDiffer(notes.number, notes.digests.ours.hex(), theirs.hex(), name))
+        me.tell(telemetry.ReplicasDiffer(notes.number, notes.digests.ours.hex(), theirs.hex(), name))
     if notes.digests.outvoted(len(me.members)):
         _lacks(me, notes, "this client's model differs from that of most members", astray=True)
         return
@@ -191,6 +191,6 @@ def _judge_digests(me: Standing, notes: EpochNotes) -> None:
 def _lacks(me: Standing, notes: EpochNotes, reason: str, *, astray: bool = False) -> None:
     """Our masters cannot be used as they are."""
     if notes.repair.begin(reason, astray=astray):
-        me.tell(events.Problem("warning", f"{reason}; asking the other members for their model"))
+        me.tell(telemetry.Problem("warning", f"{reason}; asking the other members for their model"))
         if astray:
             notes.digests.forget_own()

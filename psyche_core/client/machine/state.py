@@ -17,7 +17,7 @@ from psyche_core.client.machine.results import ResultDesk
 from psyche_core.client.machine.timeouts import Patience
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import NodeIdentity
 
 
@@ -97,7 +97,7 @@ class Standing:
         """Ask for something to be done."""
         self.actions.extend(actions)
 
-    def tell(self, event: events.Event) -> None:
+    def tell(self, event: telemetry.Event) -> None:
         """Show something to people."""
         self.actions.append(Tell(event))
 

@@ -15,7 +15,7 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.peer_messages import ask_again, payload_checked
 from psyche_core.client.machine.state import Standing
 from psyche_core.coordinator.commands import Checkpoint, EpochDigest, Equivocation, WarmupWitness, Witness
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.wire.messages import ModelDigest, ModelOffer, Result
 
 
@@ -33,7 +33,7 @@ def work_done(me: Standing, event: ev.WorkDone, *, sign: Callable[[bytes], bytes
             _model_ready(me, event)
         case ev.SourceMissing():
             me.source_missing = True
-            me.tell(events.Problem("warning", f"{event.reason}; asking the other members"))
+            me.tell(telemetry.Problem("warning", f"{event.reason}; asking the other members"))
         case ev.TrainFailed():
             _train_failed(me, event)
         case ev.EpochClosed():
@@ -63,7 +63,7 @@ def command_answered(me: Standing, event: ev.CommandAnswered) -> None:
     if isinstance(command, Witness) and event.code is None:
         record = notes.records.get(command.statement.height)
         if record is not None:
-            me.tell(events.WitnessSent(record.epoch, record.height, record.all_finished(me.healthy)))
+            me.tell(telemetry.WitnessSent(record.epoch, record.height, record.all_finished(me.healthy)))
     elif isinstance(command, Checkpoint):
         checkpoint_upload.answered(me, command, event.code)
     elif isinstance(command, Equivocation):
@@ -97,7 +97,7 @@ def _model_ready(me: Standing, event: ev.ModelReady) -> None:
     if me.source_missing:
         me.source_missing = False
         me.notes.repair.over()
-        me.tell(events.Resynced(me.notes.number, event.step or 0))
+        me.tell(telemetry.Resynced(me.notes.number, event.step or 0))
     ask_again(me)
 
 
@@ -113,7 +113,7 @@ def _trained(me: Standing, event: ev.Trained, *, sign: Callable[[bytes], bytes])
     record.own_done, record.own_done_at = True, me.now
     me.pace.trained(notes.tag(event.height), now=me.now)
     step, share, size = record.round.step, record.shares[notes.slot], event.payload_bytes
-    me.tell(events.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
+    me.tell(telemetry.StepTrained(notes.number, step, event.loss, event.tokens, event.seconds, size))
     commitment = me.results.commitment(record, share=share, trainer=me.identity.signer, payload_hash=event.payload_hash)
     result = Result(notes.number, event.height, step, share, event.payload_hash, size, commitment, sign(commitment))
     record.add(notes.slot, result)
@@ -142,19 +142,19 @@ def _work_failed(me: Standing, event: ev.WorkFailed) -> None:
     if isinstance(work, ev.Train):
         _train_failed(me, ev.TrainFailed(work.height, event.reason))
     elif isinstance(work, ev.TakeSnapshot):
-        me.tell(events.Problem("error", event.reason))
+        me.tell(telemetry.Problem("error", event.reason))
     elif isinstance(work, ev.Load):
         me.give_up(event.reason)  # nothing can go on without a model
     else:
         if me.notes is not None and me.notes.repair.reason is not None:
-            me.tell(events.Problem("warning", event.reason))  # it is known already why we need the others' masters
+            me.tell(telemetry.Problem("warning", event.reason))  # it is known already why we need the others' masters
         resync.masters_doubtful(me, event.reason)
 
 
 def _train_failed(me: Standing, event: ev.TrainFailed) -> None:
     if me.notes is not None and event.height in me.notes.records:
         me.notes.records[event.height].own_done = True
-    me.tell(events.Problem("error", event.reason))
+    me.tell(telemetry.Problem("error", event.reason))
 
 
 def _applied(me: Standing, event: ev.Applied) -> None:
@@ -164,7 +164,7 @@ def _applied(me: Standing, event: ev.Applied) -> None:
         if not record.cut:
             me.masters_at = record.round.step
         accepted, trained = len(record.accepted), len(record.shares)
-        me.tell(events.StepApplied(record.epoch, record.round.step, accepted, trained, event.seconds))
+        me.tell(telemetry.StepApplied(record.epoch, record.round.step, accepted, trained, event.seconds))
 
 
 def _digested(me: Standing, event: ev.Digested) -> None:
@@ -187,7 +187,7 @@ def _epoch_closed(me: Standing, event: ev.EpochClosed) -> None:
     me.model_digest = notes.digests.ours = event.digest
     me.digest_at = me.masters_at
     notes.digests.note_own(notes.slot, ended=True)
-    me.tell(events.EpochDigest(notes.number, notes.last_step(state), event.digest.hex()))
+    me.tell(telemetry.EpochDigest(notes.number, notes.last_step(state), event.digest.hex()))
     me.do(ev.Broadcast(ModelDigest(notes.number, True, event.digest), notes.tag(max(notes.newest, 0))))
     if event.saved and me.masters_at is not None:
         me.held[me.masters_at] = event.digest

@@ -37,7 +37,7 @@ from psyche_core.errors import ModelError, ModelHalfReplaced, TransportError, Wi
 from psyche_core.interfaces import Transport
 from psyche_core.p2p.manifest import Manifest, Piece, Table, cut, decode, encode, max_manifest_bytes
 from psyche_core.storage.scratch import Scratch, ScratchFile
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.training.freed_memory import give_back_memory
 from psyche_core.training.piece_file import PieceFile, PiecesOnDisk
 
@@ -98,7 +98,7 @@ class ModelExchange:
         self,
         transport: Transport,
         *,
-        tell: Callable[[events.Event], None],
+        tell: Callable[[telemetry.Event], None],
         scratch: Scratch | None = None,
         at_once: int = PIECES_AT_ONCE,
     ) -> None:
@@ -159,7 +159,7 @@ class ModelExchange:
                 raise
         except (TransportError, ModelError, OSError) as error:
             reason = f"the model after step {work.step} cannot be offered to others: {_sentence(error)}"
-            self._tell(events.Problem("warning", reason))
+            self._tell(telemetry.Problem("warning", reason))
             return SnapshotFailed(work.step, reason)
 
         return SnapshotTaken(work.step, manifest_hash, len(encoded))
@@ -330,7 +330,7 @@ class ModelExchange:
 class _Progress:
     """Tells how far a fetch is, about a hundred times at most. total: pieces to get."""
 
-    def __init__(self, step: int, total: int, tell: Callable[[events.Event], None]) -> None:
+    def __init__(self, step: int, total: int, tell: Callable[[telemetry.Event], None]) -> None:
         self._step = step
         self._total = total
         self._tell = tell
@@ -345,7 +345,7 @@ class _Progress:
         percent = 100 * self._done // self._total if self._total else 100
         if percent != self._percent:
             self._percent = percent
-            self._tell(events.ModelSync(self._step, self._done, self._total, self._bytes))
+            self._tell(telemetry.ModelSync(self._step, self._done, self._total, self._bytes))
 
 
 Item = TypeVar("Item")

@@ -23,7 +23,7 @@ from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel, Kee
 from psyche_core.client.runtime.payloads import PayloadShelf
 from psyche_core.client.runtime.resources import Bench
 from psyche_core.errors import ModelError, RanksLost
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, remove_between, save_checkpoint, set_aside
 from psyche_core.training.checkpoints.journal import Journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
@@ -44,7 +44,7 @@ _Made = Apply | CloseEpoch | FetchModel
 class Checkpointer:
     """See the module. explain: one sentence about an exception that nobody foresaw."""
 
-    def __init__(self, tell: Callable[[events.Event], None], *, explain: Callable[[BaseException], str]) -> None:
+    def __init__(self, tell: Callable[[telemetry.Event], None], *, explain: Callable[[BaseException], str]) -> None:
         self._tell = tell
         self._explain = explain
         self._bench: Bench | None = None
@@ -111,7 +111,7 @@ class Checkpointer:
             await self._early(work, "the journal has no beginning to go on from")
         elif journal.full:
             self._tell(
-                events.Problem(
+                telemetry.Problem(
                     "warning",
                     f"the journal reached its limit before the epoch's end, {journal.size:,} bytes; saving a checkpoint instead, "
                     "which a larger --journal-size makes unnecessary",
@@ -145,7 +145,7 @@ class Checkpointer:
             except ModelError as error:
                 if not self._complained:
                     self._complained = True
-                    self._tell(events.Problem("error", str(error)))
+                    self._tell(telemetry.Problem("error", str(error)))
                 return False
 
         self._complained = False
@@ -183,7 +183,7 @@ class Checkpointer:
             return False
 
         self._saved = step
-        self._tell(events.CheckpointSaved(step, str(directory)))
+        self._tell(telemetry.CheckpointSaved(step, str(directory)))
         private = private_path(bench.checkpoints, self._run_id)
         await self._attempt(
             partial(bench.trainer.save_private, private),
@@ -209,13 +209,13 @@ class Checkpointer:
         try:
             directory = await _within(seconds, partial(self._save_last, bench, work))
         except TimeoutError:
-            self._tell(events.Problem("warning", f"{missing}: it takes longer than {seconds:g} s{kept}"))
+            self._tell(telemetry.Problem("warning", f"{missing}: it takes longer than {seconds:g} s{kept}"))
         except Exception as error:
             logger.debug("%s", missing, exc_info=error)
-            self._tell(events.Problem("error", f"{missing}: {self._explain(error)}{kept}"))
+            self._tell(telemetry.Problem("error", f"{missing}: {self._explain(error)}{kept}"))
         else:
             self._saved = work.step
-            self._tell(events.CheckpointSaved(work.step, str(directory)))
+            self._tell(telemetry.CheckpointSaved(work.step, str(directory)))
 
     def _save_last(self, bench: Bench, work: _Made) -> Path:
         assert bench.checkpoints is not None
@@ -269,7 +269,7 @@ class Checkpointer:
         except Exception as error:
             logger.debug("%s", problem, exc_info=error)
             why = str(error) if isinstance(error, OSError) else self._explain(error)
-            self._tell(events.Problem("error", f"{problem}: {why}"))
+            self._tell(telemetry.Problem("error", f"{problem}: {why}"))
             return False
         return True
 

@@ -31,7 +31,8 @@ from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, W
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, BlobRejected, CommandRefused, ModelError, PsycheError, TransportError, WireError
 from psyche_core.interfaces import Backend, Transport
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import seal, sign_commitment, unseal
 from psyche_core.wire.signing import SecretKey
@@ -69,7 +70,7 @@ class ClientRuntime:
         backend: Backend,
         transport: Transport,
         build: Callable[[Start], Awaitable[Bench]],
-        report: events.Report,
+        report: EventBus,
         patience: Patience | None = None,
         store: ModelStore | None = None,
         exchange: ModelExchange | None = None,
@@ -82,11 +83,11 @@ class ClientRuntime:
         self._key = key
         self._backend = backend
         self._transport = transport
-        self._report = events
+        self._report = report
         self._workshop = Workshop(
             build,
             transport=transport,
-            tell=events,
+            tell=report,
             store=store,
             exchange=exchange,
             descriptions=descriptions,
@@ -132,19 +133,19 @@ class ClientRuntime:
         self._leave_asked = True
         self._wake()
 
-    async def run(self) -> events.Ended:
+    async def run(self) -> telemetry.Ended:
         """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot go on."""
         try:
             stop = await self._take_part()
         except Exception as error:  # out of a plugin that we call ourselves, or a defect: who reads events learns of it
-            self._report(events.Ended(self._explain(error), success=False))
+            self._report(telemetry.Ended(self._explain(error), success=False))
             raise
 
         if stop is None and self._failure is not None:
-            self._report(events.Ended(str(self._failure), success=False))
+            self._report(telemetry.Ended(str(self._failure), success=False))
             raise self._failure
 
-        ended = events.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
+        ended = telemetry.Ended(stop.reason if stop is not None else "stopped", success=stop is not None and stop.success)
         self._report(self._totals())
         self._report(ended)
         return ended
@@ -201,7 +202,9 @@ class ClientRuntime:
         """The coordinator did not answer in time: tell people, once until it is heard again."""
         if not self._silent:
             self._silent = True
-            self._report(events.Problem("warning", f"the coordinator has not answered for {COMMAND_TIMEOUT:g} s; still trying"))
+            self._report(
+                telemetry.Problem("warning", f"the coordinator has not answered for {COMMAND_TIMEOUT:g} s; still trying")
+            )
 
     # -------------------------------------------------------------------------------------------- I/O into events
 
@@ -247,9 +250,9 @@ class ClientRuntime:
                 self._report(self._totals())
             self._put_or_drop(ev.TimePassed())
 
-    def _totals(self) -> events.NetworkTotals:
+    def _totals(self) -> telemetry.NetworkTotals:
         stats = self._transport.stats
-        return events.NetworkTotals(stats.bytes_sent, stats.bytes_received, len(stats.peers))
+        return telemetry.NetworkTotals(stats.bytes_sent, stats.bytes_received, len(stats.peers))
 
     # -------------------------------------------------------------------------------------------- actions into I/O
 
@@ -333,7 +336,7 @@ class ClientRuntime:
                     self._silent = False
                     if not self._joined:
                         self._joined = True
-                        self._report(events.Joined(self._run_id))
+                        self._report(telemetry.Joined(self._run_id))
                     return
         except CommandRefused as refusal:
             if refusal.code not in PASSING_REFUSALS:

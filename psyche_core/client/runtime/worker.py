@@ -69,7 +69,7 @@ from psyche_core.errors import (
 )
 from psyche_core.interfaces import Transport
 from psyche_core.plugin_faults import brief
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path
 from psyche_core.training.checkpoints.origin import SourceMissing
 from psyche_core.training.checkpoints.sources import model_name
@@ -100,7 +100,7 @@ class Workshop:
         build: Callable[[Start], Awaitable[Bench]],
         *,
         transport: Transport,
-        tell: Callable[[events.Event], None],
+        tell: Callable[[telemetry.Event], None],
         store: ModelStore | None = None,
         exchange: ModelExchange | None = None,
         descriptions: DescriptionExchange | None = None,
@@ -208,10 +208,10 @@ class Workshop:
 
     async def _open(self, start: Start) -> Bench:
         started = perf_counter()
-        self._tell(events.ModelLoading(model_name(start.state.model.LLM)))
+        self._tell(telemetry.ModelLoading(model_name(start.state.model.LLM)))
         bench = await self._build(start)
         step = bench.stored_step if bench.step is None else bench.step
-        self._tell(events.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started, step))
+        self._tell(telemetry.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started, step))
         return bench
 
     async def _load(self, work: Load) -> WorkDone:
@@ -251,7 +251,7 @@ class Workshop:
             files = await anyio.to_thread.run_sync(lambda: self.bench.trainer.description)
             described = await self._descriptions.offer(files, tag=work.tag)
         except ModelError as error:
-            self._tell(events.Problem("warning", str(error)))
+            self._tell(telemetry.Problem("warning", str(error)))
             return taken
 
         return replace(taken, description_hash=described[0], description_bytes=described[1])
@@ -314,7 +314,7 @@ class Workshop:
         try:
             await anyio.to_thread.run_sync(self.bench.trainer.check, payload)
         except PayloadRejected as error:
-            self._tell(events.Problem("warning", f"a peer's result was refused: {error}"))
+            self._tell(telemetry.Problem("warning", f"a peer's result was refused: {error}"))
             return PayloadChecked(payload_hash, False, tag)
         except RanksLost:
             raise
@@ -352,7 +352,7 @@ class Workshop:
             await self._exchange.expire(before)
         except Exception as error:  # files that stay behind must not stop us
             logger.debug("removing old snapshots failed", exc_info=error)
-            self._tell(events.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
+            self._tell(telemetry.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
 
     async def _apply(self, work: Apply) -> WorkDone:
         self._exchange.check_usable()
@@ -382,7 +382,7 @@ class Workshop:
             raise
         except Exception as error:  # a figure for people
             logger.debug("validation failed", exc_info=error)
-            self._tell(events.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}"))
+            self._tell(telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}"))
         saved = await self._checkpoints.close_epoch(work, digest)
         return EpochClosed(digest, saved)
 
@@ -405,7 +405,7 @@ class Workshop:
         validation = self.bench.validation
         if validation is not None:
             loss = await anyio.to_thread.run_sync(self.bench.trainer.evaluate, validation)
-            self._tell(events.Validated(step, loss))
+            self._tell(telemetry.Validated(step, loss))
 
 
 def _not_done(work: Work) -> str:

@@ -40,7 +40,8 @@ from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import Scratch, default_folder
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.sinks import EventBus
 from psyche_core.training.checkpoints.origin import Origin, SourceMissing
 from psyche_core.wire.signing import SecretKey
 
@@ -55,10 +56,10 @@ _ANEW_SECONDS = 1.0
 async def train_client(
     settings: ClientSettings,
     registry: PluginRegistry,
-    tell: events.Report,
+    tell: EventBus,
     *,
     backend_settings: BaseModel | None = None,
-) -> events.Ended:
+) -> telemetry.Ended:
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
     backend_settings: of the chosen backend's own class. Raises UserError for what the user can mend, BackendError, DataError and
@@ -71,7 +72,7 @@ async def train_client(
     lasting = settings.identity_secret_key_path is not None or backend_kind.transport_key is not None
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
-    async def take_part() -> tuple[events.Ended, bool]:
+    async def take_part() -> tuple[telemetry.Ended, bool]:
         """One life of the client; whether it is to begin anew."""
         async with AsyncExitStack() as stack:
             scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
@@ -117,10 +118,10 @@ async def train_client(
                 store=_open_store(settings),
                 explain=registry.explain,
             )
-            tell(events.Started("client", backend.identity.signer.hex(), settings.run_id, route))
+            tell(telemetry.Started("client", backend.identity.signer.hex(), settings.run_id, route))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(
-                    _leave_on_signal, runtime, lambda number: tell(events.Leaving(number.name, restorer is not None))
+                    _leave_on_signal, runtime, lambda number: tell(telemetry.Leaving(number.name, restorer is not None))
                 )
                 ended = await runtime.run()
                 tasks.cancel_scope.cancel()
@@ -131,7 +132,7 @@ async def train_client(
         if not again:
             return ended
 
-        tell(events.Problem("warning", "starting over from what is on this client's disk"))
+        tell(telemetry.Problem("warning", "starting over from what is on this client's disk"))
         await anyio.sleep(_ANEW_SECONDS)
 
 
@@ -173,15 +174,13 @@ def _transport_key(backend: BackendRegistration, settings: ClientSettings, backe
     return SecretKey.generate()
 
 
-def _restorer(
-    settings: ClientSettings, tell: events.Report, *, member: bytes | None = None, lasting: bool = True
-) -> Restorer | None:
+def _restorer(settings: ClientSettings, tell: EventBus, *, member: bytes | None = None, lasting: bool = True) -> Restorer | None:
     """Checkpoints and journal of this client, where it keeps any; to be closed. member, lasting: see Restorer."""
     if settings.checkpoint_dir is None:
         return None
 
     def warn(sentence: str) -> None:
-        anyio.from_thread.run_sync(tell, events.Problem("warning", sentence))
+        anyio.from_thread.run_sync(tell, telemetry.Problem("warning", sentence))
 
     return Restorer(settings.checkpoint_dir, settings.journal_size, warn, member, lasting)
 
@@ -209,7 +208,7 @@ def bench_builder(
     key: SecretKey,
     stack: AsyncExitStack,
     latest: Callable[[], CoordinatorState],
-    tell: events.Report,
+    tell: EventBus,
     restorer: Restorer | None = None,
 ) -> Benches:
     """What opens model, optimizer, data and held-out data for a run's state.
@@ -219,15 +218,15 @@ def bench_builder(
     Raises ConfigError.
     """
 
-    def tell_from_thread(event: events.Event) -> None:
+    def tell_from_thread(event: telemetry.Event) -> None:
         anyio.from_thread.run_sync(tell, event)
 
     def warn_from_thread(sentence: str) -> None:
-        tell_from_thread(events.Problem("warning", sentence))
+        tell_from_thread(telemetry.Problem("warning", sentence))
 
     micro_batch_size = settings.micro_batch_size
     parallelism = parallelism_of(settings)
-    resumed: events.Resumed | None = None
+    resumed: telemetry.Resumed | None = None
     newest: Trainer | None = None
 
     def close_newest() -> None:
@@ -251,7 +250,7 @@ def bench_builder(
         """Once for each thing there is to say; a run that begins has nothing to go on from."""
         nonlocal resumed
         due = masters_due(state)
-        found = events.Resumed(str(settings.checkpoint_dir), checkpoint, step, due)
+        found = telemetry.Resumed(str(settings.checkpoint_dir), checkpoint, step, due)
         if due > 0 and found != resumed:
             resumed = found
             tell_from_thread(found)
@@ -316,7 +315,7 @@ def bench_builder(
         )
         if micro_batch_size == "auto":  # found once: when the model is built anew, the old one still takes its memory
             micro_batch_size = trainer.micro_batch_size
-            tell_from_thread(events.MicroBatchFound(micro_batch_size))
+            tell_from_thread(telemetry.MicroBatchFound(micro_batch_size))
         if origin.step is not None and settings.checkpoint_dir is not None:
             try:
                 trainer.load_private(private_path(settings.checkpoint_dir, state.run_id))

@@ -28,7 +28,8 @@ from psyche_core.errors import ConfigError, UserError
 from psyche_core.hookspecs import Parallelism
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.sinks import EventBus
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
 from psyche_core.training.checkpoints.manifest import Facts
 from psyche_core.types import BatchId
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
 
 
-async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, tell: events.Report) -> events.Ended:
+async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, tell: EventBus) -> telemetry.Ended:
     """Train to the last step. Raises UserError for what the user can mend, DataError, ModelError and NonFiniteError."""
     run = await anyio.to_thread.run_sync(load_run_file, settings.state)
     location = _data_location(settings, run)
@@ -71,7 +72,7 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
 
         async def validate() -> None:
             if held_out is not None:
-                tell(events.Validated(local.applied, await anyio.to_thread.run_sync(first.evaluate, held_out)))
+                tell(telemetry.Validated(local.applied, await anyio.to_thread.run_sync(first.evaluate, held_out)))
 
         await validate()
         next_sample = 0
@@ -82,19 +83,19 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
             ]
             next_sample = batches[-1].last + 1
             done = await anyio.to_thread.run_sync(local.train, step, shares)
-            tell(events.StepTrained(0, step, done.loss, done.tokens, done.seconds, done.payload_bytes))
+            tell(telemetry.StepTrained(0, step, done.loss, done.tokens, done.seconds, done.payload_bytes))
             if step % settings.validation_every == 0 and step < steps:
                 await validate()
         await anyio.to_thread.run_sync(local.finish)
         await validate()
 
     digest = await anyio.to_thread.run_sync(first.full_digest)
-    tell(events.EpochDigest(0, steps, digest.hex()))
+    tell(telemetry.EpochDigest(0, steps, digest.hex()))
     if settings.checkpoint_dir is not None:
         facts = Facts(run_id=run.run_id, step=steps, epoch=0, data_index=next_sample)
         path = await anyio.to_thread.run_sync(_save, first, settings.checkpoint_dir, facts)
-        tell(events.CheckpointSaved(steps, str(path)))
-    ended = events.Ended(f"trained {steps} steps", success=True)
+        tell(telemetry.CheckpointSaved(steps, str(path)))
+    ended = telemetry.Ended(f"trained {steps} steps", success=True)
     tell(ended)
     return ended
 
@@ -120,18 +121,18 @@ def _trainers(
     run: RunFile,
     cache: Path,
     parallelism: Parallelism | None,
-    tell: Callable[[events.Event], None],
+    tell: Callable[[telemetry.Event], None],
 ) -> list[Trainer]:
     from psyche_core.training.checkpoints import sources
 
     started = perf_counter()
-    anyio.from_thread.run_sync(tell, events.ModelLoading(sources.model_name(run.model.LLM)))
+    anyio.from_thread.run_sync(tell, telemetry.ModelLoading(sources.model_name(run.model.LLM)))
     import torch  # heavy: in the worker thread, and not with the command line
 
     from psyche_core.training.build import Compute, build_trainer
 
     def warn(sentence: str) -> None:
-        anyio.from_thread.run_sync(tell, events.Problem("warning", sentence))
+        anyio.from_thread.run_sync(tell, telemetry.Problem("warning", sentence))
 
     if settings.torch_threads is not None:
         torch.set_num_threads(settings.torch_threads)
@@ -154,7 +155,7 @@ def _trainers(
         )
         for _ in range(settings.members)
     ]
-    loaded = events.ModelLoaded(trainers[0].parameter_count, perf_counter() - started)
+    loaded = telemetry.ModelLoaded(trainers[0].parameter_count, perf_counter() - started)
     anyio.from_thread.run_sync(tell, loaded)
     return trainers
 

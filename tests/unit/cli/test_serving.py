@@ -27,7 +27,8 @@ from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
-from psyche_core.telemetry.events import Event, ModelLost, PhaseChanged, Report, Started, Stopping, TokenFiles, WentBack
+from psyche_core.telemetry.events import Event, ModelLost, PhaseChanged, Started, Stopping, TokenFiles, WentBack
+from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import RunState
 from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.wire.signing import SecretKey
@@ -99,7 +100,7 @@ async def test_sigusr1_pauses_and_lets_go_on(local_testnet: Any, tmp_path: Path)
     )
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
-            group.start_soon(serve_run, options, PluginRegistry.discover(), Report(sink))
+            group.start_soon(serve_run, options, PluginRegistry.discover(), EventBus(sink))
             await started.wait()
             await anyio.wait_all_tasks_blocked()
             for wanted in (["Paused"], ["Paused", "WaitingForMembers"]):
@@ -123,7 +124,7 @@ async def test_sigterm_is_answered_with_where_the_state_is(local_testnet: Any, t
             asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
 
     given = {"state": folder / "state.toml", "data_config": folder / "data.toml"} | ({"save_state_dir": saved} if keeps else {})
-    program = functools.partial(serve_run, load_settings(ServerSettings, given), PluginRegistry.discover(), Report(sink))
+    program = functools.partial(serve_run, load_settings(ServerSettings, given), PluginRegistry.discover(), EventBus(sink))
     with anyio.fail_after(60), pytest.raises(Interrupted) as interrupted:
         await _until_signal(program)
     assert interrupted.value.signal_number == signal.SIGTERM
@@ -168,7 +169,7 @@ async def saved_run(folder: Path, saved: Path, *, model_lost: bool, events: list
     Store(saved, files.run_id).save(Unsaved(1, draft, None))
     settings = load_settings(ServerSettings, given | options)
     async with anyio.create_task_group() as group:
-        group.start_soon(serve_run, settings, PluginRegistry.discover(), Report(sink))
+        group.start_soon(serve_run, settings, PluginRegistry.discover(), EventBus(sink))
         await quiet.wait()
         group.cancel_scope.cancel()
 

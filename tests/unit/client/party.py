@@ -22,7 +22,8 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ModelError, NonFiniteError, PayloadRejected, PluginFailed
 from psyche_core.interfaces.data import Samples
 from psyche_core.p2p.manifest import Manifest, Piece, Table, parameter_table
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.sinks import EventBus
 from psyche_core.wire.signing import SecretKey
 from world import INSTANCE, RUN
 
@@ -120,7 +121,7 @@ class Party:
         self.backend = backend
         self.patience = Patience(peers=2.0)
         self.runtime = ClientRuntime
-        self.events: list[list[events.Event]] = [[] for _ in trainers]
+        self.events: list[list[telemetry.Event]] = [[] for _ in trainers]
         self.runtimes: dict[int, ClientRuntime] = {}
         self.failures: dict[int, Exception] = {}
         self.transports: dict[int, MemoryTransport] = {}
@@ -143,7 +144,7 @@ class Party:
                 backend=backend,
                 transport=transport,
                 build=build,
-                report=events.Report(self.events[index].append),
+                report=EventBus(self.events[index].append),
                 patience=self.patience,
             )
             try:
@@ -159,8 +160,8 @@ class Party:
                     members.start_soon(self.member, index)
             clock.cancel_scope.cancel()
 
-    def ended(self, index: int) -> events.Ended:
-        return next(event for event in self.events[index] if isinstance(event, events.Ended))
+    def ended(self, index: int) -> telemetry.Ended:
+        return next(event for event in self.events[index] if isinstance(event, telemetry.Ended))
 
 
 def trainers(count: int = 3) -> list[ChainTrainer]:

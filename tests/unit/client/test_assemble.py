@@ -32,7 +32,8 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, ConfigError, UserError
 from psyche_core.hookspecs import GROUP
 from psyche_core.plugins import PluginRegistry
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.sinks import EventBus
 from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, save_checkpoint
 from psyche_core.training.checkpoints.folder_member import last_member, member_file, note_member
@@ -76,7 +77,7 @@ async def test_folders_that_are_none_are_told_before_anything_is_joined(tmp_path
     folders = {name: tmp_path / value for name, value in wrong.items()}
     settings = ClientSettings(**{"run_id": "world", "server_addr": "127.0.0.1:9", "base": tmp_path, **folders})
     with pytest.raises(ConfigError, match=r"--(base|checkpoint-dir) .* (is no folder|is a file); give"):
-        await train_client(settings, PluginRegistry.discover(), events.Report(lambda _: None))
+        await train_client(settings, PluginRegistry.discover(), EventBus(lambda _: None))
 
 
 @pytest.mark.parametrize(
@@ -92,9 +93,9 @@ async def test_what_this_machine_lacks_is_told_once_and_before_anybody_is_connec
 ) -> None:
     """Nothing listens at that address, and a client would wait there. Told are events; the command's one line is the error."""
     settings = ClientSettings(run_id="world", server_addr="127.0.0.1:9", base=tmp_path, **option)
-    told: list[events.Event] = []
+    told: list[telemetry.Event] = []
     with pytest.raises(UserError, match=said):
-        await train_client(settings, PluginRegistry.discover(), events.Report(told.append))
+        await train_client(settings, PluginRegistry.discover(), EventBus(told.append))
     assert told == []
 
 
@@ -106,9 +107,9 @@ async def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_connected_
     if what == "pipe":
         os.mkfifo(journal_path(saved, "world"))
     settings = ClientSettings(run_id="world", server_addr="127.0.0.1:9", base=tmp_path, checkpoint_dir=saved)
-    told: list[events.Event] = []
+    told: list[telemetry.Event] = []
     with claim(saved, "world") if what == "use" else contextlib.nullcontext(), pytest.raises(ConfigError, match=said):
-        await train_client(settings, PluginRegistry.discover(), events.Report(told.append))
+        await train_client(settings, PluginRegistry.discover(), EventBus(told.append))
     assert told == [], "it was never started"
 
 
@@ -131,10 +132,10 @@ async def test_a_folder_of_another_member_is_used_and_said_so(tmp_path: Path) ->
             identity_secret_key_path=key,
             reconnect_seconds=0,
         )
-        told: list[events.Event] = []
+        told: list[telemetry.Event] = []
         with pytest.raises(BackendError, match="cannot connect"):
-            await train_client(settings, PluginRegistry.discover(), events.Report(told.append))
-        return [event.message for event in told if isinstance(event, events.Problem)]
+            await train_client(settings, PluginRegistry.discover(), EventBus(told.append))
+        return [event.message for event in told if isinstance(event, telemetry.Problem)]
 
     assert await start(None) == [], "somebody new each time, who can be nobody's owner"
     assert await start("one") == []
@@ -171,7 +172,7 @@ class Client:
     def __init__(self, base: Path, stack: AsyncExitStack, *, run: str = RUN, **settings: Any) -> None:
         parsed = parse_run_file(run, source="test_assemble.py")
         self.state: CoordinatorState = new_state(parsed.run_id, parsed.config, parsed.model, instance=bytes(32))
-        self.told: list[events.Event] = []
+        self.told: list[telemetry.Event] = []
         self.key = SecretKey.generate()
         given = {"run_id": parsed.run_id, "server_addr": "memory:1", "base": base, "device": "cpu", **settings}
         self.build = bench_builder(
@@ -180,10 +181,10 @@ class Client:
             key=self.key,
             stack=stack,
             latest=lambda: self.state,
-            tell=events.Report(self.told.append),
+            tell=EventBus(self.told.append),
         )
 
-    async def run(self) -> events.Ended:
+    async def run(self) -> telemetry.Ended:
         """Take part in the run alone."""
         coordinator = self.coordinator = MemoryCoordinator(self.state)
         async with coordinator.backend(self.key) as backend, MemoryTransport(MemoryNetwork(), self.key.public) as transport:
@@ -194,7 +195,7 @@ class Client:
                 transport=transport,
                 build=self.build,
                 check=self.build.check,
-                report=events.Report(self.told.append),
+                report=EventBus(self.told.append),
             )
             async with anyio.create_task_group() as clock:
                 clock.start_soon(coordinator.run)
@@ -278,7 +279,9 @@ async def test_a_model_that_cannot_be_built_ends_the_client_with_one_sentence_be
     assert described[1] == 1
     assert sentence in described[0]
     assert "\n" not in described[0]
-    assert [event for event in client.told if isinstance(event, events.Ended)] == [events.Ended(described[0], success=False)]
+    assert [event for event in client.told if isinstance(event, telemetry.Ended)] == [
+        telemetry.Ended(described[0], success=False)
+    ]
     assert_never_joined(client)
 
 
@@ -377,7 +380,9 @@ async def test_a_plugin_that_breaks_its_contract_ends_the_client_with_a_sentence
     assert described is not None, "the user would see a traceback"
     assert described[1] == 1
     assert described[0].startswith(sentence)
-    assert [event for event in client.told if isinstance(event, events.Ended)] == [events.Ended(described[0], success=False)]
+    assert [event for event in client.told if isinstance(event, telemetry.Ended)] == [
+        telemetry.Ended(described[0], success=False)
+    ]
 
 
 async def test_data_that_is_one_sequence_short_is_told_and_not_trained_on(
@@ -387,7 +392,7 @@ async def test_data_that_is_one_sequence_short_is_told_and_not_trained_on(
     client = Client(base, stack, run=SHORT)
 
     def short() -> list[str]:
-        return [event.message for event in client.told if isinstance(event, events.Problem)]
+        return [event.message for event in client.told if isinstance(event, telemetry.Problem)]
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(client.run)
@@ -397,7 +402,7 @@ async def test_data_that_is_one_sequence_short_is_told_and_not_trained_on(
         tasks.cancel_scope.cancel()
     said = "step 1 was not trained: the data plugin Short (lemon 1.2) gave 3 sequences where 4 were asked for"
     assert short()[0].startswith(said)
-    assert not [event for event in client.told if isinstance(event, events.StepTrained)]
+    assert not [event for event in client.told if isinstance(event, telemetry.StepTrained)]
 
 
 @pytest.mark.parametrize(
@@ -422,17 +427,21 @@ async def test_the_model_that_was_opened_before_joining_is_the_one_that_is_train
     client = Client(base, stack)
     with anyio.fail_after(120):
         assert (await client.run()).success
-    assert [type(event) for event in client.told].count(events.ModelLoaded) == 1
-    first = [event for event in client.told if isinstance(event, events.ModelLoading | events.ModelLoaded | events.Joined)]
-    assert [type(event) for event in first] == [events.ModelLoading, events.ModelLoaded, events.Joined], "who waits is told why"
-    assert first[0] == events.ModelLoading("'model' (HfAuto)")
-    assert [event.step for event in client.told if isinstance(event, events.StepTrained)] == [1, 2, 3, 4]
+    assert [type(event) for event in client.told].count(telemetry.ModelLoaded) == 1
+    first = [
+        event for event in client.told if isinstance(event, telemetry.ModelLoading | telemetry.ModelLoaded | telemetry.Joined)
+    ]
+    assert [type(event) for event in first] == [telemetry.ModelLoading, telemetry.ModelLoaded, telemetry.Joined], (
+        "who waits is told why"
+    )
+    assert first[0] == telemetry.ModelLoading("'model' (HfAuto)")
+    assert [event.step for event in client.told if isinstance(event, telemetry.StepTrained)] == [1, 2, 3, 4]
 
 
 async def test_a_micro_batch_that_was_left_to_us_is_told_once(base: Path, stack: AsyncExitStack) -> None:
     client = Client(base, stack, micro_batch_size="auto")
     benches = [await client.build(Start(client.state)) for _ in range(2)]
-    assert [event for event in client.told if isinstance(event, events.MicroBatchFound)] == [events.MicroBatchFound(16)]
+    assert [event for event in client.told if isinstance(event, telemetry.MicroBatchFound)] == [telemetry.MicroBatchFound(16)]
     assert [bench.trainer.micro_batch_size for bench in benches] == [16, 16]  # type: ignore[attr-defined]
 
 
@@ -472,13 +481,13 @@ async def test_from_what_a_client_goes_on_is_told(base: Path, stack: AsyncExitSt
     client = Client(base, stack, checkpoint_dir=saved)
     begun(client, step=4)
     trainer: Any = (await client.build(Start(client.state))).trainer
-    assert resumed(client) == [events.Resumed(str(saved), None, None, 3)]
+    assert resumed(client) == [telemetry.Resumed(str(saved), None, None, 3)]
 
     facts = Facts(run_id="assembled", step=2, epoch=0, data_index=8, digest=trainer.full_digest())
     save_checkpoint(checkpoint_path(saved, "assembled", 2), facts, write=trainer.save)
     await client.build(Start(client.state))
     await client.build(Start(client.state))
-    assert resumed(client)[1:] == [events.Resumed(str(saved), 2, 2, 3)], "once"
+    assert resumed(client)[1:] == [telemetry.Resumed(str(saved), 2, 2, 3)], "once"
 
 
 async def test_a_client_that_begins_with_its_run_goes_on_from_nothing_and_says_nothing(base: Path, stack: AsyncExitStack) -> None:
@@ -487,8 +496,8 @@ async def test_a_client_that_begins_with_its_run_goes_on_from_nothing_and_says_n
     assert resumed(client) == []
 
 
-def resumed(client: Client) -> list[events.Resumed]:
-    return [event for event in client.told if isinstance(event, events.Resumed)]
+def resumed(client: Client) -> list[telemetry.Resumed]:
+    return [event for event in client.told if isinstance(event, telemetry.Resumed)]
 
 
 def test_a_folder_for_models_that_is_not_there_is_no_repository_of_ours(base: Path) -> None:
@@ -509,4 +518,4 @@ async def test_options_reach_the_model(base: Path, stack: AsyncExitStack) -> Non
     assert module.config._attn_implementation == "eager"
     assert all(layer.gradient_checkpointing for layer in module.model.layers)
     assert trainer._model._first._autocast
-    assert not any(isinstance(event, events.MicroBatchFound) for event in client.told)
+    assert not any(isinstance(event, telemetry.MicroBatchFound) for event in client.told)

@@ -16,7 +16,7 @@ from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel
 from psyche_core.client.runtime.checkpointing import Checkpointer
 from psyche_core.client.runtime.resources import Bench
 from psyche_core.client.runtime.worker import plainly
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import checkpoints, keep_last
 from psyche_core.training.checkpoints.journal import LEAST_LIMIT, Journal
 from psyche_core.training.checkpoints.manifest import read_manifest, verify
@@ -58,7 +58,7 @@ class Member:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.told: list[events.Event] = []
+        self.told: list[telemetry.Event] = []
         self.masters = Masters()
         self.journal = Journal.open(folder, RUN_ID, instance=INSTANCE, limit_bytes=LEAST_LIMIT)
         self.journal.begin(0, digest_of(0), 0)
@@ -94,7 +94,7 @@ class Member:
         return found
 
     def problems(self) -> list[str]:
-        return [event.message for event in self.told if isinstance(event, events.Problem)]
+        return [event.message for event in self.told if isinstance(event, telemetry.Problem)]
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ async def test_who_leaves_saves_what_was_applied_since_the_last_checkpoint_and_s
     await member.apply(1, 2, 3)
     await member.checkpointer.leave()
     assert member.steps() == [3]
-    told = [event for event in member.told if isinstance(event, events.CheckpointSaved)]
+    told = [event for event in member.told if isinstance(event, telemetry.CheckpointSaved)]
     assert [event.step for event in told] == [3]
     manifest = read_manifest(checkpoints(member.folder, RUN_ID)[-1])
     assert manifest is not None

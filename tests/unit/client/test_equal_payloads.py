@@ -14,7 +14,7 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.buffers import MAX_CHECKS, Inbox
 from psyche_core.interfaces.data import Samples
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from world import Member, World
 
 ROUNDS = 12
@@ -49,7 +49,7 @@ class AcceptsNothingness(ChainTrainer):
 
 
 def problems(party: Party) -> list[str]:
-    return [event.message for told in party.events for event in told if isinstance(event, events.Problem)]
+    return [event.message for told in party.events for event in told if isinstance(event, telemetry.Problem)]
 
 
 async def everything_is_applied_by_all(party: Party) -> None:
@@ -131,7 +131,9 @@ def test_payloads_that_were_lost_are_asked_for_again() -> None:
     world.run()
     assert lost
     assert loser.applied == world.members[1].applied == world.members[2].applied
-    assert not [event for event in loser.told if isinstance(event, events.Resynced)], "they could be had, so no model was fetched"
+    assert not [event for event in loser.told if isinstance(event, telemetry.Resynced)], (
+        "they could be had, so no model was fetched"
+    )
     assert all(member.stop is not None and member.stop.success for member in world.members)
 
 
@@ -148,7 +150,7 @@ def test_payloads_that_nobody_has_any_more_lead_to_a_resync() -> None:
     world.breaks = lose
     world.drop = lambda source, target, payload_hash: target is loser and payload_hash in lost
     world.run()
-    assert [event for event in loser.told if isinstance(event, events.Resynced)]
+    assert [event for event in loser.told if isinstance(event, telemetry.Resynced)]
     assert {member.weights for member in world.members} == {world.members[1].weights}
     assert all(member.stop is not None and member.stop.success for member in world.members)
 

@@ -23,7 +23,7 @@ from psyche_core.coordinator import new_state
 from psyche_core.errors import DataError, PayloadRejected, PluginFailed
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, RunState
 from world import RUN, Member, World
 
@@ -31,12 +31,12 @@ HASTY = Patience(payload=0.5, peers=2.0, offers=0.5, answer=1.0, leaving=2.0)
 STEPS = 6
 
 
-def problems(told: Sequence[events.Event]) -> list[str]:
-    return [event.message for event in told if isinstance(event, events.Problem)]
+def problems(told: Sequence[telemetry.Event]) -> list[str]:
+    return [event.message for event in told if isinstance(event, telemetry.Problem)]
 
 
-def resyncs(told: Sequence[events.Event]) -> list[events.Resynced]:
-    return [event for event in told if isinstance(event, events.Resynced)]
+def resyncs(told: Sequence[telemetry.Event]) -> list[telemetry.Resynced]:
+    return [event for event in told if isinstance(event, telemetry.Resynced)]
 
 
 # ------------------------------------------------------------------------------------------------ the machine's answers
@@ -241,7 +241,7 @@ async def test_a_member_whose_own_result_is_invalid_stops_and_names_its_optimize
 
     assert isinstance(party.failures[0], PluginFailed)
     assert str(party.failures[0]) == f"the optimizer {why}; no other member could use it, so this client stops"
-    assert party.ended(0) == events.Ended(str(party.failures[0]), success=False)
+    assert party.ended(0) == telemetry.Ended(str(party.failures[0]), success=False)
 
 
 # ------------------------------------------------------------------------------------------------ the workshop alone
@@ -251,7 +251,7 @@ class Shop:
     """A workshop over a trainer and data of one's own, loaded."""
 
     def __init__(self, trainer: ChainTrainer, data: DataProvider, *, checkpoints: Path | None = None) -> None:
-        self.told: list[events.Event] = []
+        self.told: list[telemetry.Event] = []
         self.transport = MemoryTransport(MemoryNetwork(), bytes(32))
         bench = Bench(
             trainer,

@@ -12,7 +12,7 @@ from psyche_core.client.machine.buffers import MAX_EARLY_PER_SENDER, MAX_EARLY_S
 from psyche_core.client.machine.round import MAX_CANDIDATES
 from psyche_core.client.machine.timeouts import Patience
 from psyche_core.coordinator.commands import Equivocation
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, ClientState, RunState
 from psyche_core.wire.messages import Finished, ModelDigest, Result, commitment_hash, sign_commitment
 from world import INSTANCE, Member, World
@@ -106,7 +106,7 @@ def test_14_many_results_for_one_share_start_one_download_and_one_warning() -> N
     slot = liar.machine.notes.slot  # type: ignore[union-attr]
     assert len([a for a in actions if isinstance(a, ev.FetchPayload)]) <= 1
     assert len(notes.records[notes.newest].candidates[slot]) == MAX_CANDIDATES  # type: ignore[index]
-    warnings = [a for a in actions if isinstance(a, ev.Tell) and isinstance(a.event, events.Problem)]
+    warnings = [a for a in actions if isinstance(a, ev.Tell) and isinstance(a.event, telemetry.Problem)]
     assert len(warnings) == 1
     assert "two results" in str(warnings[0])
 
@@ -184,7 +184,7 @@ def test_an_accepted_payload_that_our_table_refuses_is_left_out_and_the_differen
     world.run(until=lambda: all(member.stop is not None for member in world.members), limit=900)
 
     assert target.stop is not None
-    assert [event for event in target.told if isinstance(event, events.Problem) and "differs" in event.message]
+    assert [event for event in target.told if isinstance(event, telemetry.Problem) and "differs" in event.message]
     if target.stop.success:  # what it could not read, it took from the others' model
         assert target.weights == world.members[1].weights
 

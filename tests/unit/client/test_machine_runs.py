@@ -12,7 +12,7 @@ from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.client.machine.timeouts import Patience
 from psyche_core.coordinator.commands import ClientsExited, Command, HealthCheck, Witness
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, NodeIdentity, RunState
 from world import Member, World
 
@@ -59,10 +59,10 @@ def test_every_epoch_end_is_compared_and_equal() -> None:
     world.run()
 
     for member in world.members:
-        ends = [event for event in member.told if isinstance(event, events.EpochDigest)]
+        ends = [event for event in member.told if isinstance(event, telemetry.EpochDigest)]
         assert [end.epoch for end in ends] == [0, 1, 2]
-        assert not [event for event in member.told if isinstance(event, events.ReplicasDiffer)]
-    assert len({tuple(e.sha256 for e in m.told if isinstance(e, events.EpochDigest)) for m in world.members}) == 1
+        assert not [event for event in member.told if isinstance(event, telemetry.ReplicasDiffer)]
+    assert len({tuple(e.sha256 for e in m.told if isinstance(e, telemetry.EpochDigest)) for m in world.members}) == 1
 
 
 def test_rounds_end_long_before_their_time_limit() -> None:
@@ -72,7 +72,7 @@ def test_rounds_end_long_before_their_time_limit() -> None:
     world.run()
 
     assert world.now - started < 12 * 1.2 + 15
-    sent = [event for member in world.members for event in member.told if isinstance(event, events.WitnessSent)]
+    sent = [event for member in world.members for event in member.told if isinstance(event, telemetry.WitnessSent)]
     assert sum(event.opportunistic for event in sent) > len(sent) * 0.9
 
 
@@ -161,7 +161,7 @@ def test_18_an_accepted_payload_that_comes_late_is_waited_for() -> None:
 
 def resynced(member: Member) -> list[int]:
     """Steps at which a member took the others' masters."""
-    return [event.step for event in member.told if isinstance(event, events.Resynced)]
+    return [event.step for event in member.told if isinstance(event, telemetry.Resynced)]
 
 
 def fetches(world: World) -> list[ev.FetchModel]:
@@ -210,7 +210,7 @@ def test_1_a_client_with_another_model_takes_the_others_before_the_first_round()
     world.run()
 
     assert resynced(odd)[0] == 0
-    assert [event for event in world.members[0].told if isinstance(event, events.ReplicasDiffer)]
+    assert [event for event in world.members[0].told if isinstance(event, telemetry.ReplicasDiffer)]
     assert all(member.stop is not None and member.stop.success for member in world.members)
     assert_all_equal(world)
 

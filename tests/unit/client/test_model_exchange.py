@@ -25,7 +25,7 @@ from psyche_core.client.model_sync import multi_source
 from psyche_core.errors import ModelError, ModelHalfReplaced
 from psyche_core.p2p.manifest import PIECE_BYTES, Manifest, cut
 from psyche_core.storage.scratch import Scratch
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from weights import PIECES, RUN_ID, STEP, TAG, Member, Weights, party
 
 
@@ -159,7 +159,7 @@ async def test_a_full_disk_prevents_an_offer_with_a_sentence(tmp_path: Path) -> 
             failed = await maker.exchange.offer(maker.holder, ev.TakeSnapshot(STEP, TAG), run_id=RUN_ID)
         assert isinstance(failed, ev.SnapshotFailed)
         assert "cannot be offered to others: the scratch file could not be used" in failed.reason
-        assert maker.told == [events.Problem("warning", failed.reason)]
+        assert maker.told == [telemetry.Problem("warning", failed.reason)]
         assert not scratch_files(tmp_path)
         await maker.offer()
 

@@ -10,7 +10,7 @@ import pytest
 from psyche_core.client.machine import events as ev
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.commands import ClientsExited
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
 from psyche_core.wire.messages import Finished, Result, commitment_hash
 from world import Member, World
@@ -35,7 +35,7 @@ def test_2_a_batch_whose_announcement_never_came_is_not_skipped() -> None:
     world.run(limit=900)
 
     all_ended_well(world)
-    assert [event for event in deaf.told if isinstance(event, events.Resynced)]
+    assert [event for event in deaf.told if isinstance(event, telemetry.Resynced)]
 
 
 def test_3_a_payload_that_cannot_be_read_is_judged_alike_by_everybody() -> None:
@@ -119,7 +119,7 @@ def test_a_joiner_that_has_nothing_to_build_the_model_from_gets_everything_from_
     world.sourceless.append(late)
     world.run()
     all_ended_well(world)
-    assert any(isinstance(event, events.Resynced) for event in late.told)
+    assert any(isinstance(event, telemetry.Resynced) for event in late.told)
     assert late.trained
     assert len({member.weights for member in world.members}) == 1
 
@@ -193,7 +193,7 @@ def test_38_a_share_that_could_not_be_read_is_reported_and_trained_by_others() -
     world.run(limit=900)
 
     all_ended_well(world)
-    assert [event for event in blind.told if isinstance(event, events.Problem) and event.level == "error"]
+    assert [event for event in blind.told if isinstance(event, telemetry.Problem) and event.level == "error"]
     assert world.state.lost_samples == 0
 
 

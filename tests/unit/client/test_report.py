@@ -8,31 +8,32 @@ import math
 
 import pytest
 
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.sinks import EventBus, from_json, json_lines, to_json
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_is_null_and_the_lines_go_on(loss: float) -> None:
     """The sink was removed at the first one, so that nobody ever read of the end."""
     stream = io.StringIO()
-    tell = events.Report(events.json_lines(stream))
-    tell(events.Validated(3, loss))
-    tell(events.StepTrained(0, 4, loss, 100, 1.0, 812))
-    tell(events.Ended("the run finished after 4 steps", success=True))
+    tell = EventBus(json_lines(stream))
+    tell(telemetry.Validated(3, loss))
+    tell(telemetry.StepTrained(0, 4, loss, 100, 1.0, 812))
+    tell(telemetry.Ended("the run finished after 4 steps", success=True))
     lines = stream.getvalue().splitlines()
     told = [json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON")) for line in lines]
     assert [event["event"] for event in told] == ["validated", "step_trained", "ended"]
     assert told[0]["loss"] is None
     assert told[1]["loss"] is None
-    read = [events.from_json(line) for line in lines]
+    read = [from_json(line) for line in lines]
     assert all(event is not None for event in read)
     assert read[0] is not None
-    assert isinstance(read[0][1], events.Validated)
+    assert isinstance(read[0][1], telemetry.Validated)
     assert math.isnan(read[0][1].loss)
 
 
 def test_null_stays_none_where_there_may_be_nothing() -> None:
-    line = events.to_json(events.ModelLoaded(10, 1.0, None))
-    read = events.from_json(line)
+    line = to_json(telemetry.ModelLoaded(10, 1.0, None))
+    read = from_json(line)
     assert read is not None
-    assert read[1] == events.ModelLoaded(10, 1.0, None)
+    assert read[1] == telemetry.ModelLoaded(10, 1.0, None)

@@ -18,7 +18,7 @@ from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.coordinator.commands import Command, Withdraw, Witness
 from psyche_core.errors import BackendClosed, CommandRefused, ModelError
 from psyche_core.interfaces.backend import StateUpdate
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import RunState
 from psyche_core.wire.messages import Finished, seal
 from psyche_core.wire.signing import SecretKey
@@ -44,7 +44,7 @@ async def test_a_payload_that_does_not_fit_is_left_out_by_everybody() -> None:
     honest = party.trainers[:3]
     assert len({trainer.weights for trainer in honest}) == 1
     assert dict(honest[0].applied)[2] == 3
-    refused = [event for event in party.events[0] if isinstance(event, events.Problem) and "refused" in event.message]
+    refused = [event for event in party.events[0] if isinstance(event, telemetry.Problem) and "refused" in event.message]
     assert refused
 
 
@@ -54,7 +54,7 @@ async def test_a_share_that_cannot_be_trained_is_told_and_comes_again() -> None:
     party = Party(members, total_steps=4, rounds_per_epoch=4)
     await party.play()
 
-    told = [event.message for event in party.events[3] if isinstance(event, events.Problem)]
+    told = [event.message for event in party.events[3] if isinstance(event, telemetry.Problem)]
     assert any("step 2 was not trained: the gradient is not finite" in message for message in told)
     assert len({trainer.weights for trainer in party.trainers[:3]}) == 1
     assert party.coordinator.state.run_state is RunState.Finished
@@ -150,7 +150,7 @@ async def test_a_server_that_goes_once_the_run_is_finished_spoils_nothing() -> N
 
     assert party.failures == {}
     assert party.ended(0).success
-    assert [event.epoch for event in party.events[0] if isinstance(event, events.EpochDigest)] == [0]
+    assert [event.epoch for event in party.events[0] if isinstance(event, telemetry.EpochDigest)] == [0]
 
 
 class LosesTheFirstStatement(MemoryBackend):
@@ -200,12 +200,12 @@ async def test_a_withdrawal_without_an_answer_is_waited_for_so_long_and_no_longe
 
     assert Deaf.asked == 1
     assert anyio.current_time() - started >= 0.2
-    assert party.ended(0) == events.Ended("left the run as asked", success=True)
+    assert party.ended(0) == telemetry.Ended("left the run as asked", success=True)
 
 
 async def leave_after(party: Party, index: int, step: int) -> None:
     """Ask a member to leave as soon as it has trained a step."""
-    while not any(isinstance(event, events.StepTrained) and event.step == step for event in party.events[index]):
+    while not any(isinstance(event, telemetry.StepTrained) and event.step == step for event in party.events[index]):
         await anyio.sleep(0.01)
     party.runtimes[index].leave()
 
@@ -218,7 +218,7 @@ async def test_who_leaves_loses_nothing_it_trained() -> None:
         tasks.start_soon(party.play)
         tasks.start_soon(leave_after, party, 2, 2)
 
-    assert party.ended(2) == events.Ended("left the run as asked", success=True)
+    assert party.ended(2) == telemetry.Ended("left the run as asked", success=True)
     assert party.failures == {}
     staying = party.trainers[:2]
     assert staying[0].applied == staying[1].applied
@@ -258,7 +258,7 @@ async def test_when_the_queue_is_full_nothing_that_matters_is_dropped(monkeypatc
     assert [trainer.applied for trainer in party.trainers] == [[(step, 2) for step in (1, 2, 3)]] * 2
     assert all(party.ended(index).success for index in range(2))
     for told in party.events[:2]:
-        assert [event.height for event in told if isinstance(event, events.WitnessSent)] == [0, 1, 2, 3]
+        assert [event.height for event in told if isinstance(event, telemetry.WitnessSent)] == [0, 1, 2, 3]
 
 
 class SlowToTakeIn(MemoryBackend):
@@ -282,7 +282,7 @@ async def test_a_coordinator_that_does_not_answer_is_told_once_and_waited_for() 
     await party.play()
 
     assert SlowToTakeIn.joins == 5
-    told = [event.message for event in party.events[0] if isinstance(event, events.Problem)]
+    told = [event.message for event in party.events[0] if isinstance(event, telemetry.Problem)]
     assert told == ["the coordinator has not answered for 10 s; still trying"]
     assert party.ended(0).success
 
@@ -297,4 +297,4 @@ class TurnsAway(MemoryBackend):
 async def test_who_is_turned_away_ends_with_the_reason() -> None:
     party = Party(trainers(1), backend=TurnsAway, min_clients=1)
     await party.member(0)
-    assert party.ended(0) == events.Ended("NotAllowed: your key is not on the list", success=False)
+    assert party.ended(0) == telemetry.Ended("NotAllowed: your key is not on the list", success=False)

@@ -8,7 +8,7 @@ from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.checkpoints import checkpointer_slots
 from psyche_core.coordinator.commands import Checkpoint
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import RunState
 from world import Member, World
 
@@ -32,7 +32,7 @@ def place(member: Member, step: int) -> Choice:
     return Choice("P2P", {"repo_id": f"{member.name}/step-{step}"})
 
 
-def told(member: Member, kind: type[events.Event]) -> list[events.Event]:
+def told(member: Member, kind: type[telemetry.Event]) -> list[telemetry.Event]:
     return [event for event in member.told if isinstance(event, kind)]
 
 
@@ -44,7 +44,7 @@ def test_the_elected_member_stores_and_the_run_refers_to_it_before_the_next_warm
     assert location(world) == place(first, 3)
     world.run()
     assert len(world.stored) == 2
-    assert [event.step for member in world.members for event in told(member, events.CheckpointStored)] == [3, 6]  # type: ignore[attr-defined]
+    assert [event.step for member in world.members for event in told(member, telemetry.CheckpointStored)] == [3, 6]  # type: ignore[attr-defined]
 
 
 def test_the_reference_moves_after_rounds_only() -> None:
@@ -65,7 +65,7 @@ def test_a_failed_storing_is_taken_over_by_the_next() -> None:
     assert [name for name, _ in world.stored] == [member.name for member in order[:3]]
     assert location(world).settings == place(order[2], 3).settings
     for member in order[:2]:
-        assert any("full" in str(problem) for problem in told(member, events.Problem))
+        assert any("full" in str(problem) for problem in told(member, telemetry.Problem))
 
 
 def test_members_without_a_store_pass_the_duty_on() -> None:
@@ -109,7 +109,7 @@ def test_what_is_stored_too_late_is_told_to_people_and_not_to_the_coordinator() 
     world.store_seconds = 3.5
     first = until_cooldown(world)[0]
     world.run(until=lambda: world.state.run_state is RunState.Cooldown and world.state.progress.step > 6)
-    assert any("longer cooldown_time" in str(problem) for problem in told(first, events.Problem))
+    assert any("longer cooldown_time" in str(problem) for problem in told(first, telemetry.Problem))
     assert not [command for command, _ in world.refused if isinstance(command, Checkpoint)]
 
 

@@ -30,7 +30,7 @@ from psyche_core.errors import BlobNotFound, ModelError, TransportError
 from psyche_core.p2p import description, manifest
 from psyche_core.p2p.manifest import PIECE_BYTES
 from psyche_core.storage.scratch import Scratch
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel, toy_samples
 from psyche_core.training.checkpoints.manifest import read_manifest
 from psyche_core.training.checkpoints.origin import SourceMissing
@@ -71,7 +71,7 @@ class Member:
     ) -> None:
         self.transport = transport(network, hashlib.sha256(name.encode()).digest())
         self.trainer = build_trainer(seed)
-        self.told: list[events.Event] = []
+        self.told: list[telemetry.Event] = []
         self.scratch = Scratch(folder)
         self.exchange = ModelExchange(self.transport, tell=self.told.append, scratch=self.scratch)
         self.workshop = Workshop(self._build, transport=self.transport, tell=self.told.append, exchange=self.exchange)
@@ -99,8 +99,8 @@ class Member:
         keys = tuple(source.key for source in sources)
         return await self.workshop.do(ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG))
 
-    def progress(self) -> list[events.ModelSync]:
-        return [event for event in self.told if isinstance(event, events.ModelSync)]
+    def progress(self) -> list[telemetry.ModelSync]:
+        return [event for event in self.told if isinstance(event, telemetry.ModelSync)]
 
 
 @asynccontextmanager
@@ -149,7 +149,7 @@ async def test_who_joins_and_loads_at_once_opens_its_model_once() -> None:
         await anyio.wait_all_tasks_blocked()
         finish.set()
     assert len(opened) == 1
-    assert [type(event) for event in member.told].count(events.ModelLoaded) == 1
+    assert [type(event) for event in member.told].count(telemetry.ModelLoaded) == 1
     await member.workshop.prepare(run_state())
     assert len(opened) == 1, "what is loaded is not opened again"
     member.scratch.close()
@@ -163,7 +163,7 @@ async def test_what_was_opened_for_another_model_is_not_taken(changed: str) -> N
     llm = state.model.LLM.model_copy(update={"max_seq_len": 8} if changed == "model" else {})
     later = replace(state, model=state.model.model_copy(update={"LLM": llm}))
     await member.workshop.do(ev.Load(later, fresh=changed == "fresh"))
-    assert [type(event) for event in member.told].count(events.ModelLoaded) == 2
+    assert [type(event) for event in member.told].count(telemetry.ModelLoaded) == 2
     member.scratch.close()
 
 
@@ -179,8 +179,8 @@ async def test_a_model_goes_over_bit_for_bit_without_blocking_the_loop() -> None
         assert fetched == ev.ModelFetched(STEP, maker.trainer.full_digest())
         assert taker.trainer.full_digest() == maker.trainer.full_digest()
         total = sum(4 * tensor.numel() for tensor in maker.masters.values())
-        assert taker.progress()[0] == events.ModelSync(STEP, 0, PIECES, 0)
-        assert taker.progress()[-1] == events.ModelSync(STEP, PIECES, PIECES, total)
+        assert taker.progress()[0] == telemetry.ModelSync(STEP, 0, PIECES, 0)
+        assert taker.progress()[-1] == telemetry.ModelSync(STEP, PIECES, PIECES, total)
 
 
 async def test_equal_members_take_equal_snapshots() -> None:
@@ -494,7 +494,7 @@ async def test_a_transport_that_cannot_publish_is_told_and_survived(tmp_path: Pa
     async with members("maker", transports={"maker": Full}, folder=tmp_path) as (maker,):
         failed = await maker.workshop.do(ev.TakeSnapshot(STEP, TAG))
         assert failed == ev.SnapshotFailed(STEP, "the model after step 4 cannot be offered to others: the store is full")
-        assert events.Problem("warning", failed.reason) in maker.told
+        assert telemetry.Problem("warning", failed.reason) in maker.told
         assert not files(tmp_path)
 
 
@@ -503,12 +503,12 @@ async def test_a_transport_that_cannot_publish_is_told_and_survived(tmp_path: Pa
 
 async def test_the_model_is_validated_at_load_only_where_it_is_the_runs() -> None:
     async with members("one") as (one,):
-        assert [event.step for event in one.told if isinstance(event, events.Validated)] == [0]
+        assert [event.step for event in one.told if isinstance(event, telemetry.Validated)] == [0]
         one.told.clear()
         ready = await one.workshop.do(ev.Load(run_state(step=5)))
         assert isinstance(ready, ev.ModelReady)
         assert ready.step is None
-        assert not [event for event in one.told if isinstance(event, events.Validated)]
+        assert not [event for event in one.told if isinstance(event, telemetry.Validated)]
 
 
 async def test_a_run_id_never_leads_a_checkpoint_out_of_its_folder(tmp_path: Path) -> None:
@@ -557,9 +557,9 @@ async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path,
         closed = await one.workshop.do(ev.CloseEpoch(0, 3, 24))
     assert isinstance(closed, ev.EpochClosed)
     assert closed.saved
-    (saved,) = [event for event in one.told if isinstance(event, events.CheckpointSaved)]
+    (saved,) = [event for event in one.told if isinstance(event, telemetry.CheckpointSaved)]
     assert kept == [Path(saved.path)], "old ones make room for new ones all the same"
-    (problem,) = [event for event in one.told if isinstance(event, events.Problem)]
+    (problem,) = [event for event in one.told if isinstance(event, telemetry.Problem)]
     assert problem.message.startswith("the checkpoint of step 3 is saved, but ")
     assert {"private": "own state was not saved", "rotation": "cannot delete"}[part] in problem.message
 

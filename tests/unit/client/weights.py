@@ -18,7 +18,7 @@ from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.errors import ModelError
 from psyche_core.p2p.manifest import PIECE_BYTES, Manifest, Piece, Table, cut, parameter_table
 from psyche_core.storage.scratch import Scratch
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 
 SHAPES = {"big": (5, PIECE_BYTES // 8 + 3), "bias": (3,), "empty": (0, 2), "scalar": (), "wide": (2, 40_000)}
 PIECES = 6
@@ -79,7 +79,7 @@ class Member:
     holder: Weights
     exchange: ModelExchange
     scratch: Scratch
-    told: list[events.Event] = field(default_factory=list)
+    told: list[telemetry.Event] = field(default_factory=list)
 
     @property
     def key(self) -> bytes:
@@ -95,8 +95,8 @@ class Member:
         work = ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG)
         return await self.exchange.fetch(self.holder, work, run_id=RUN_ID)
 
-    def progress(self) -> list[events.ModelSync]:
-        return [event for event in self.told if isinstance(event, events.ModelSync)]
+    def progress(self) -> list[telemetry.ModelSync]:
+        return [event for event in self.told if isinstance(event, telemetry.ModelSync)]
 
 
 @asynccontextmanager
@@ -114,7 +114,7 @@ async def party(
                 seed = seeds[number] if seeds else int(number == len(kinds) - 1)
                 scratch = await anyio.to_thread.run_sync(Scratch, folder)
                 stack.callback(scratch.close)
-                told: list[events.Event] = []
+                told: list[telemetry.Event] = []
                 exchange = ModelExchange(transport, tell=told.append, scratch=scratch, at_once=at_once)
                 found.append(Member(transport, Weights(seed), exchange, scratch, told))
             for member in found:

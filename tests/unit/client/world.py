@@ -23,7 +23,7 @@ from psyche_core.coordinator.commands import Command, Join, RoundSettled, Tick
 from psyche_core.coordinator.commands import Event as CoordinatorEvent
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.types import NodeIdentity, RunState
 from psyche_core.wire.messages import Finished, Message, Result, commitment_hash, sign_commitment, sign_join
 from psyche_core.wire.signing import SecretKey
@@ -95,7 +95,7 @@ class Member:
     own: set[bytes] = field(default_factory=set)
     own_by_round: dict[tuple[int, int], bytes] = field(default_factory=dict)
     peer_sets: list[tuple[NodeIdentity, ...]] = field(default_factory=list)
-    told: list[events.Event] = field(default_factory=list)
+    told: list[telemetry.Event] = field(default_factory=list)
     applied: list[tuple[int, tuple[bytes, ...]]] = field(default_factory=list)
     trained: list[tuple[int, int, ev.Share]] = field(default_factory=list)
     stop: ev.Stop | None = None

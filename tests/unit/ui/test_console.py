@@ -8,98 +8,98 @@ import typing
 
 import pytest
 
-from psyche_core.telemetry import events
+from psyche_core.telemetry import events as telemetry
 from psyche_core.ui.console import console_lines, describe
 
-EVENTS: list[tuple[events.Event, str]] = [
-    (events.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),
-    (events.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab has reached run r at h:1"),
-    (events.Joined("r"), "takes part in run r"),
-    (events.ModelLoading("'model' (HfLlama)"), "loading the model 'model' (HfLlama) ..."),
-    (events.PhaseChanged("RoundTrain", 1, 42, 3, 7), "RoundTrain: epoch 1, step 42, round 7, 3 clients"),
-    (events.PhaseChanged("Warmup", 1, 42, 3), "Warmup: epoch 1, step 42, 3 clients"),
-    (events.TokenFiles("data", 0, 38, 0, 0.0), "making token files of 38 texts in data, which is done once ..."),
-    (events.TokenFiles("data", 10, 38, 484_823, 10.2), "making token files: 10 of 38 texts, 484.8 k tokens in 10 s"),
+EVENTS: list[tuple[telemetry.Event, str]] = [
+    (telemetry.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),
+    (telemetry.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab has reached run r at h:1"),
+    (telemetry.Joined("r"), "takes part in run r"),
+    (telemetry.ModelLoading("'model' (HfLlama)"), "loading the model 'model' (HfLlama) ..."),
+    (telemetry.PhaseChanged("RoundTrain", 1, 42, 3, 7), "RoundTrain: epoch 1, step 42, round 7, 3 clients"),
+    (telemetry.PhaseChanged("Warmup", 1, 42, 3), "Warmup: epoch 1, step 42, 3 clients"),
+    (telemetry.TokenFiles("data", 0, 38, 0, 0.0), "making token files of 38 texts in data, which is done once ..."),
+    (telemetry.TokenFiles("data", 10, 38, 484_823, 10.2), "making token files: 10 of 38 texts, 484.8 k tokens in 10 s"),
     (
-        events.TokenFiles("data", 38, 38, 1_900_000, 40.5, ready=True),
+        telemetry.TokenFiles("data", 38, 38, 1_900_000, 40.5, ready=True),
         "token files in data ready: 1.90 M tokens of 38 texts in 40.5 s",
     ),
     (
-        events.Stopping(8, "saved"),
+        telemetry.Stopping(8, "saved"),
         "stopping before step 8: the run's state is saved in saved, and goes on when the server is started again with it",
     ),
-    (events.Stopping(8, None), "stopping before step 8; without --save-state-dir the run's state is lost"),
-    (events.ModelLoaded(1_060_000, 0.25), "model of 1.06 M parameters ready after 0.2 s"),
-    (events.MicroBatchFound(16), "micro-batch 16 found to fit"),
+    (telemetry.Stopping(8, None), "stopping before step 8; without --save-state-dir the run's state is lost"),
+    (telemetry.ModelLoaded(1_060_000, 0.25), "model of 1.06 M parameters ready after 0.2 s"),
+    (telemetry.MicroBatchFound(16), "micro-batch 16 found to fit"),
     (
-        events.Resumed("saved", 6, 9, 9),
+        telemetry.Resumed("saved", 6, 9, 9),
         (
             "resumed from the checkpoint of step 6 in saved and the journal beside it, up to step 9; the run is there, too, so "
             "nothing is asked of others"
         ),
     ),
     (
-        events.Resumed("saved", 6, 6, 12),
+        telemetry.Resumed("saved", 6, 6, 12),
         (
             "resumed from the checkpoint of step 6 in saved; no newer round was in the journal; the run is at step 12, so the "
             "other members are asked for what came since"
         ),
     ),
     (
-        events.Resumed("saved", None, 4, 5),
+        telemetry.Resumed("saved", None, 4, 5),
         (
             "resumed from the run's own model and the journal in saved, up to step 4; the run is at step 5, so the other members "
             "are asked for what came since"
         ),
     ),
     (
-        events.Resumed("saved", None, None, 5),
+        telemetry.Resumed("saved", None, None, 5),
         (
             "nothing of this run to go on from lies in saved: the model after step 5 comes from the other members, or from where "
             "the run stores it"
         ),
     ),
     (
-        events.StepTrained(0, 3, 4.25, 2000, 0.5, 1234),
+        telemetry.StepTrained(0, 3, 4.25, 2000, 0.5, 1234),
         "trained step 3: loss 4.2500, 2000 tokens in 0.50 s (4.0 k/s), result 1.2 kB",
     ),
-    (events.StepTrained(0, 3, 4.25, 2000, 0.0, 10), "trained step 3: loss 4.2500, 2000 tokens in 0.00 s (0/s), result 10 B"),
-    (events.StepApplied(0, 3, 3, 3, 0.2), "applied step 3: 3 of 3 results in 0.20 s"),
-    (events.Leaving("SIGINT", saves=False), "SIGINT: leaving in order; the same once more ends this process at once"),
+    (telemetry.StepTrained(0, 3, 4.25, 2000, 0.0, 10), "trained step 3: loss 4.2500, 2000 tokens in 0.00 s (0/s), result 10 B"),
+    (telemetry.StepApplied(0, 3, 3, 3, 0.2), "applied step 3: 3 of 3 results in 0.20 s"),
+    (telemetry.Leaving("SIGINT", saves=False), "SIGINT: leaving in order; the same once more ends this process at once"),
     (
-        events.Leaving("SIGTERM", saves=True),
+        telemetry.Leaving("SIGTERM", saves=True),
         "SIGTERM: leaving in order, a checkpoint last; the same once more ends this process at once",
     ),
-    (events.WitnessSent(0, 5, opportunistic=True), "witnessed round 5 early"),
-    (events.NetworkTotals(1000, 20, 2), "sent 1.0 kB, received 20 B, 2 peers"),
-    (events.EpochDigest(2, 60, "cd" * 32), "epoch 2 ended after step 60: parameters cdcdcdcdcdcdcdcd…"),
+    (telemetry.WitnessSent(0, 5, opportunistic=True), "witnessed round 5 early"),
+    (telemetry.NetworkTotals(1000, 20, 2), "sent 1.0 kB, received 20 B, 2 peers"),
+    (telemetry.EpochDigest(2, 60, "cd" * 32), "epoch 2 ended after step 60: parameters cdcdcdcdcdcdcdcd…"),
     (
-        events.ReplicasDiffer(2, "aa" * 32, "bb" * 32, "me"),
+        telemetry.ReplicasDiffer(2, "aa" * 32, "bb" * 32, "me"),
         "REPLICAS DIFFER at the end of epoch 2: ours aaaaaaaaaaaaaaaa…, me bbbbbbbbbbbbbbbb…",
     ),
-    (events.Validated(60, 3.5), "validation after step 60: loss 3.5000"),
-    (events.CheckpointSaved(60, "out/c"), "checkpoint of step 60 saved in out/c"),
-    (events.ModelSync(60, 3, 12, 4_000_000), "fetching the model after step 60: 3 of 12 pieces, 4.0 MB"),
-    (events.RewardPaid("3ae20e59", 1234567), "3ae20e59 was paid 1,234,567 units for its work"),
-    (events.CheckpointStored(60, "there"), "the model of step 60 is stored at there, and the run refers to it"),
-    (events.Resynced(2, 60), "epoch 2: our model is that of the other members after step 60 now"),
-    (events.EpochSigned(60, "cd" * 32), "the members signed the model after step 60: parameters cdcdcdcdcdcdcdcd…"),
+    (telemetry.Validated(60, 3.5), "validation after step 60: loss 3.5000"),
+    (telemetry.CheckpointSaved(60, "out/c"), "checkpoint of step 60 saved in out/c"),
+    (telemetry.ModelSync(60, 3, 12, 4_000_000), "fetching the model after step 60: 3 of 12 pieces, 4.0 MB"),
+    (telemetry.RewardPaid("3ae20e59", 1234567), "3ae20e59 was paid 1,234,567 units for its work"),
+    (telemetry.CheckpointStored(60, "there"), "the model of step 60 is stored at there, and the run refers to it"),
+    (telemetry.Resynced(2, 60), "epoch 2: our model is that of the other members after step 60 now"),
+    (telemetry.EpochSigned(60, "cd" * 32), "the members signed the model after step 60: parameters cdcdcdcdcdcdcdcd…"),
     (
-        events.WentBack(63, 60, from_checkpoint=False),
+        telemetry.WentBack(63, 60, from_checkpoint=False),
         (
             "WENT BACK: no member had the model after step 63; the run goes on with the members' model after step 60, "
             "and trains what came since again"
         ),
     ),
     (
-        events.WentBack(63, 0, from_checkpoint=True),
+        telemetry.WentBack(63, 0, from_checkpoint=True),
         (
             "WENT BACK: no member had the model after step 63; the run begins again from the stored checkpoint, after step 0, "
             "and trains what came since again"
         ),
     ),
     (
-        events.ModelLost(63),
+        telemetry.ModelLost(63),
         (
             "THE MODEL IS LOST: no member has the one after step 63, nor that of an earlier epoch's end; the run is paused until "
             "a member comes back with its checkpoints and the owner resumes the run, or until the owner lets it begin again from "
@@ -107,26 +107,26 @@ EVENTS: list[tuple[events.Event, str]] = [
         ),
     ),
     (
-        events.StatementVoided(0, 5, "3ae20e59"),
+        telemetry.StatementVoided(0, 5, "3ae20e59"),
         "epoch 0, round 5: the statement of 3ae20e59 claims results that nobody owed",
     ),
-    (events.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
-    (events.Ended("the run finished", success=True), "the run finished"),
+    (telemetry.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
+    (telemetry.Ended("the run finished", success=True), "the run finished"),
 ]
 
 
 @pytest.mark.parametrize(("event", "text"), EVENTS, ids=lambda value: type(value).__name__)
-def test_each_event_is_one_sentence(event: events.Event, text: str) -> None:
+def test_each_event_is_one_sentence(event: telemetry.Event, text: str) -> None:
     assert describe(event) == text
 
 
 def test_no_kind_of_event_was_forgotten() -> None:
-    assert {type(event) for event, _ in EVENTS} == set(typing.get_args(events.Event))
+    assert {type(event) for event, _ in EVENTS} == set(typing.get_args(telemetry.Event))
 
 
 def test_lines_carry_the_time() -> None:
     stream = io.StringIO()
-    console_lines(stream)(events.Validated(1, 2.0))
+    console_lines(stream)(telemetry.Validated(1, 2.0))
     assert re.fullmatch(r"\d\d:\d\d:\d\d validation after step 1: loss 2\.0000\n", stream.getvalue())
 
 
@@ -136,13 +136,13 @@ def test_the_network_s_totals_are_one_line_a_minute_with_rates() -> None:
     write = console_lines(stream, clock=lambda: now)
     for second in range(1, 131):
         now += 1
-        write(events.NetworkTotals(second * 2000, second * 50, 3))
+        write(telemetry.NetworkTotals(second * 2000, second * 50, 3))
     assert [line.partition(" ")[2] for line in stream.getvalue().splitlines()] == [
         "sent 120.0 kB, received 3.0 kB, 3 peers; 2.0 kB/s out and 50 B/s in for 60 s",
         "sent 240.0 kB, received 6.0 kB, 3 peers; 2.0 kB/s out and 50 B/s in for 60 s",
     ]
 
-    write(events.Ended("the run finished", success=True))
+    write(telemetry.Ended("the run finished", success=True))
     assert [line.partition(" ")[2] for line in stream.getvalue().splitlines()[2:]] == [
         "sent 260.0 kB, received 6.5 kB, 3 peers; 2.0 kB/s out and 50 B/s in for 10 s",
         "the run finished",
