@@ -12,6 +12,8 @@ import pytest
 import torch
 from blockbuster import BlockBuster, blockbuster_ctx
 
+from psyche_core.telemetry import events as telemetry
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "embed_sdk.py"
 
 
