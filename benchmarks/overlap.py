@@ -3,7 +3,7 @@
     python -m benchmarks.overlap [--clients 8] [--rounds 12] [--train-seconds 4] [--megabits 100] [--rtt-ms 100]
                                  [--payload-mb 3.3] [--json]
 
-One process holds a coordinator and the clients, real ones: state machine, runtime, workshop, signatures. Only training is a wait
+One process holds a coordinator and the clients, real ones: state machine, runtime, worker, signatures. Only training is a wait
 of so many seconds, in a thread, and its result random bytes of a 1 B-parameter model's size. Messages and blobs travel through
 links shaped here: every client has one line, up and down, on which transfers take turns in parts of 64 KiB; every message,
 request and statement takes half a round trip, to the coordinator too.
@@ -40,7 +40,7 @@ import anyio
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_backend import MemoryBackend, MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client.runtime.resources import Bench, Start
+from psyche_core.client.runtime.resources import Resources, Start
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
@@ -253,8 +253,8 @@ async def play(given: argparse.Namespace, *, to_coordinator: float) -> dict[str,
     async def member(trainer: WaitingTrainer) -> None:
         key = SecretKey.generate()
 
-        async def build(_: Start) -> Bench:
-            return Bench(trainer, data)
+        async def build(_: Start) -> Resources:
+            return Resources(trainer, data)
 
         speed, one_way = given.megabits * 1e6 / 8, given.rtt_ms / 2000
         async with (

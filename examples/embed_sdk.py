@@ -20,7 +20,7 @@ import torch
 
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client.runtime.resources import Bench, Start
+from psyche_core.client.runtime.resources import Resources, Start
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
@@ -103,9 +103,9 @@ async def train(*, steps: int = 20, clients: int = 3, optimizer: str = "AdamW") 
         settings = validate_settings(registration, run.model.LLM.data_location.settings, where="data_location")
         data = registration.create(DataContext(settings=settings, sequence_length=32, base=folder))
 
-        async def build(start: Start) -> Bench:
-            def trainer() -> Bench:
-                return Bench(
+        async def build(start: Start) -> Resources:
+            def trainer() -> Resources:
+                return Resources(
                     build_trainer(
                         registry_load=registry.load,
                         model_config=start.state.model,

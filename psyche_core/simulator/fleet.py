@@ -22,7 +22,7 @@ from psyche_core.simulator.script import Script, Trainer
 from psyche_core.simulator.shrink import ATTEMPTS, shrunk
 from psyche_core.simulator.world import RunResult, run_script
 
-Done = tuple[RunResult, "Finding | None", "Pace | None"]
+Done = tuple[RunResult, "Finding | None", "FinishEstimator | None"]
 """One run: what it was, what broke, how long it took."""
 
 CHUNK = 8
@@ -62,7 +62,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class FinishEstimator:
     """How long one run took, in virtual seconds. step_seconds: the median step after the first ten.
 
     compared: the same beside the honest run, None where that was not played.
@@ -87,7 +87,7 @@ class Tally:
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    paces: list[Pace] = field(default_factory=list)
+    paces: list[FinishEstimator] = field(default_factory=list)
 
     @property
     def runs_per_minute(self) -> float:
@@ -95,7 +95,7 @@ class Tally:
         return 60.0 * self.runs / self.seconds if self.seconds else 0.0
 
 
-def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, Pace | None]:
+def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, FinishEstimator | None]:
     """Run a seed; shrink its failure."""
     script = order.script(seed)
     try:
@@ -116,10 +116,10 @@ def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, Pace | 
     return replace(result, failure=None), finding(small, original=script), None
 
 
-def pace(script: Script, result: RunResult, *, compare: bool) -> Pace:
+def pace(script: Script, result: RunResult, *, compare: bool) -> FinishEstimator:
     """How long a run took; compare: beside the same run without faults, which is played for that."""
     beside = compared(result, run_script(without_faults(script))) if compare else None
-    return Pace(script.seed, result.finished_at, result.step_seconds, beside)
+    return FinishEstimator(script.seed, result.finished_at, result.step_seconds, beside)
 
 
 def finding(failure: SimFailure, *, original: Script) -> Finding:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import masters_due
-from psyche_core.client.machine.machine import ClientMachine, Patience
+from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.client.machine.settled_rounds import settled_rounds
 from psyche_core.coordinator.checkpoints import loaded_from_hub
 from psyche_core.coordinator.commands import Equivocation, Join, Withdraw
@@ -126,7 +126,7 @@ class Node:
             RUN_ID,
             sign=lambda commitment: signed_by(self.index, commitment),
             verify=verified,
-            patience=Patience(payload=20.0, peers=3.0, offers=4.0, answer=10.0, leaving=5.0),
+            timeouts=Timeouts(payload=20.0, peers=3.0, offers=4.0, answer=10.0, leaving=5.0),
             can_store=self._has_store,
         )
         self.replica = world.new_replica()

@@ -470,7 +470,7 @@ def run_script(script: Script, *, timeline: list[tuple[float, str, str]] | None 
 
 
 def _bound(script: Script) -> float:
-    """Virtual seconds between two steps that a configuration explains, plus patience."""
+    """Virtual seconds between two steps that a configuration explains, plus timeouts."""
     shape = script.shape
     rounds = 4 * (shape.max_round_train_time + shape.round_witness_time)
     return rounds + 2 * (shape.warmup_time + shape.cooldown_time + shape.extra_time) + PATIENCE

@@ -16,8 +16,8 @@ from psyche_core.builtin.adamw_settings import AdamWSettings
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_backend import MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client.machine.machine import Patience
-from psyche_core.client.runtime.resources import Bench
+from psyche_core.client.machine.machine import Timeouts
+from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
@@ -103,8 +103,8 @@ class Run:
         key = SecretKey(hashlib.sha256(name.encode()).digest())
         told = self.told[name] = []
 
-        async def build(_: CoordinatorState) -> Bench:
-            return Bench(trainer, data)
+        async def build(_: CoordinatorState) -> Resources:
+            return Resources(trainer, data)
 
         async with (
             self.coordinator.backend(key) as backend,
@@ -118,7 +118,7 @@ class Run:
                 transport=transport,
                 build=build,
                 report=EventBus(told.append),
-                patience=Patience(payload=10.0, peers=2.0, offers=3.0),
+                timeouts=Timeouts(payload=10.0, peers=2.0, offers=3.0),
             )
             await runtime.run()
 

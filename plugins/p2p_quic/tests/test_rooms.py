@@ -16,7 +16,7 @@ from psyche_p2p_quic.control import BlobHead, BlobRequest, Have, Hello, Message,
 from psyche_p2p_quic.conversation import Conversation, PeerSilent
 from psyche_p2p_quic.mesh import newer_stays
 from psyche_p2p_quic.settings import QuicSettings
-from psyche_p2p_quic.standing import Standing
+from psyche_p2p_quic.standing import MachineState
 
 NUMBERS = st.integers(0, 2**63 - 1)
 FRAMES = st.one_of(
@@ -276,7 +276,7 @@ def test_who_dials_again_has_lost_the_older_connection():
 
 
 def test_standing_refuses_for_a_while_and_forgets_strangers():
-    standing = Standing(penalty_seconds=10, false_blobs=2)
+    standing = MachineState(penalty_seconds=10, false_blobs=2)
     assert not standing.served_false(b"a", now=0)
     assert standing.served_false(b"a", now=1)
     assert standing.refused_for(b"a", now=2) == 9

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes
 from psyche_core.client.machine.events import Action, Broadcast, KeepResults, KeptResult, Send
 from psyche_core.client.machine.round import NO_DIGEST, RoundRecord, statement_about
-from psyche_core.client.machine.timeouts import Patience
+from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator import witness
 from psyche_core.coordinator.commands import HealthCheck, WarmupWitness, Witness
 from psyche_core.coordinator.state import MAX_REJOINS, CoordinatorState
@@ -52,7 +52,7 @@ def _ready(identity: NodeIdentity, notes: EpochNotes, slot: int) -> list[Action]
 
 
 def coming_back(
-    identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, *, now: float, patience: Patience
+    identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, *, now: float, timeouts: Timeouts
 ) -> list[Action]:
     """Ask to be healthy again in an epoch that went on without us: we joined again and our masters are up to date."""
     if notes.slot is None or notes.rejoin_refused or state.run_state not in ENTERABLE:
@@ -60,7 +60,7 @@ def coming_back(
 
     ours = state.epoch.clients[notes.slot]
     pending = any(member.signer == identity.signer for member in state.pending)
-    asked_lately = notes.rejoin_asked is not None and now - notes.rejoin_asked <= patience.answer
+    asked_lately = notes.rejoin_asked is not None and now - notes.rejoin_asked <= timeouts.answer
     if not pending or asked_lately or ours.rejoins >= MAX_REJOINS or ours.state is ClientState.Ejected:
         return []
 

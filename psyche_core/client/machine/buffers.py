@@ -20,7 +20,7 @@ ABOUT_A_ROUND = (Result, Finished)
 """Messages that belong to a round; the others belong to an epoch."""
 
 
-class Inbox:
+class PayloadBuffer:
     """One epoch's payload bookkeeping.
 
     valid: payloads that fit and whose bytes are kept, with the newest tag they are kept under. invalid: those that do not fit;

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from psyche_core.client.machine.epoch import EpochNotes, epoch_key
 from psyche_core.client.machine.events import ModelStored, Send, StoreFailed, StoreModel
-from psyche_core.client.machine.state import Standing, Storage
+from psyche_core.client.machine.state import MachineState, Upload
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator.checkpoints import OPEN, checkpointer_slot, is_checkpointer
 from psyche_core.coordinator.commands import Checkpoint
@@ -22,95 +22,98 @@ MAX_TELLINGS = 3
 """How often a place is told to a coordinator that does not answer."""
 
 
-def consider(me: Standing, state: CoordinatorState) -> None:
+def consider(client: MachineState, state: CoordinatorState) -> None:
     """Store, tell or pass on, whatever is due in this state."""
-    notes, storage = me.notes, me.storage
+    notes, storage = client.notes, client.upload
     if storage is not None and storage.location is not None and not storage.over:
-        _tell(me, state, storage)
-    if state.run_state not in OPEN or me.leaving is not None or notes is None or notes.slot is None:
+        _tell(client, state, storage)
+    if state.run_state not in OPEN or client.leaving is not None or notes is None or notes.slot is None:
         return
 
     if notes.closed and notes.describes(state) and checkpointer_slot(state) == notes.slot:
-        _do_duty(me, state, notes, storage)
+        _do_duty(client, state, notes, storage)
 
 
-def _do_duty(me: Standing, state: CoordinatorState, notes: EpochNotes, storage: Storage | None) -> None:
+def _do_duty(client: MachineState, state: CoordinatorState, notes: EpochNotes, storage: Upload | None) -> None:
     if storage is not None and storage.key == notes.key:
         if storage.failed:
-            _pass_on(me, notes)
-    elif not me.can_store or not notes.saved:
-        _pass_on(me, notes)
-    elif notes.digests.likeminded(ended=True) * 2 > len(state.healthy_slots) or me.now - notes.closed_at > me.patience.offers:
+            _pass_on(client, notes)
+    elif not client.can_store or not notes.saved:
+        _pass_on(client, notes)
+    elif (
+        notes.digests.likeminded(ended=True) * 2 > len(state.healthy_slots)
+        or client.now - notes.closed_at > client.timeouts.offers
+    ):
         step = notes.last_step(state)
-        me.storage = Storage(notes.key, step)
-        me.do(StoreModel(notes.number, step))
+        client.upload = Upload(notes.key, step)
+        client.do(StoreModel(notes.number, step))
 
 
-def _pass_on(me: Standing, notes: EpochNotes) -> None:
-    if notes.passed_on is None or me.now - notes.passed_on > me.patience.answer:
-        notes.passed_on = me.now
-        me.do(Send(Checkpoint(me.identity, None)))
+def _pass_on(client: MachineState, notes: EpochNotes) -> None:
+    if notes.passed_on is None or client.now - notes.passed_on > client.timeouts.answer:
+        notes.passed_on = client.now
+        client.do(Send(Checkpoint(client.identity, None)))
 
 
-def _tell(me: Standing, state: CoordinatorState, storage: Storage) -> None:
+def _tell(client: MachineState, state: CoordinatorState, storage: Upload) -> None:
     """Tell the coordinator where the model is, until it answers, or people that it is too late."""
     timely = state.run_state in OPEN and storage.key == epoch_key(state)
-    if not timely and not _listed(me, state):  # a run must never go back to an older model
+    if not timely and not _listed(client, state):  # a run must never go back to an older model
         storage.over = True
-        me.tell(
+        client.tell(
             telemetry.Problem(
                 "warning",
                 f"the model of step {storage.step} was stored after the others had gone on, so the run does not refer to it; "
                 "a longer cooldown_time gives time to store",
             )
         )
-    elif state.run_state in OPEN and (storage.told_at is None or me.now - storage.told_at > me.patience.answer):
-        if storage.told >= MAX_TELLINGS or not is_checkpointer(state, me.identity):
+    elif state.run_state in OPEN and (storage.told_at is None or client.now - storage.told_at > client.timeouts.answer):
+        if storage.told >= MAX_TELLINGS or not is_checkpointer(state, client.identity):
             storage.over = True  # nobody listens any more, as after the end of a run, or to us
             return
 
-        storage.told_at = me.now
+        storage.told_at = client.now
         storage.told += 1
-        me.do(Send(Checkpoint(me.identity, storage.location)))
+        client.do(Send(Checkpoint(client.identity, storage.location)))
 
 
-def _listed(me: Standing, state: CoordinatorState) -> bool:
-    return me.identity.signer.hex() in state.config.checkpointers
+def _listed(client: MachineState, state: CoordinatorState) -> bool:
+    return client.identity.signer.hex() in state.config.checkpointers
 
 
-def model_stored(me: Standing, event: ModelStored) -> None:
+def model_stored(client: MachineState, event: ModelStored) -> None:
     """The model is in the store."""
-    if me.storage is not None and me.storage.step == event.step:
-        me.storage.location = event.location
+    if client.upload is not None and client.upload.step == event.step:
+        client.upload.location = event.location
 
 
-def store_failed(me: Standing, event: StoreFailed) -> None:
+def store_failed(client: MachineState, event: StoreFailed) -> None:
     """The model is not in the store; somebody else's turn."""
-    me.tell(telemetry.Problem("error", event.reason))
-    if me.storage is not None and me.storage.step == event.step:
-        me.storage.failed = me.storage.over = True
+    client.tell(telemetry.Problem("error", event.reason))
+    if client.upload is not None and client.upload.step == event.step:
+        client.upload.failed = client.upload.over = True
 
 
-def answered(me: Standing, command: Checkpoint, code: str | None) -> None:
+def answered(client: MachineState, command: Checkpoint, code: str | None) -> None:
     """The coordinator took or refused what we said about the model's place."""
-    storage = me.storage
+    storage = client.upload
     if storage is None or command.location is None or command.location != storage.location:
         return
 
     storage.over = True
     if code is None:
-        me.tell(telemetry.CheckpointStored(storage.step, _shown(storage.location)))
+        client.tell(telemetry.CheckpointStored(storage.step, _shown(storage.location)))
     else:
-        me.tell(
+        client.tell(
             telemetry.Problem(
                 "warning", f"the coordinator does not refer to the model stored at {_shown(storage.location)}: {code}"
             )
         )
 
 
-def busy(me: Standing) -> bool:
+def busy(client: MachineState) -> bool:
     """Whether leaving now would waste what is being stored."""
-    return me.storage is not None and not me.storage.over
+    return client.upload is not None and not client.upload.over
 
 
 def _shown(location: object) -> str:

@@ -15,7 +15,7 @@ from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes, epo
 from psyche_core.client.machine.events import Expire, Join, Prefetch, Send, SetPeers
 from psyche_core.client.machine.peer_messages import hear_early, repeat_evidence
 from psyche_core.client.machine.round import RoundRecord
-from psyche_core.client.machine.state import Standing
+from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.telemetry import events as telemetry
@@ -31,31 +31,31 @@ _ANOTHER_RUN = "the coordinator hosts another run under this run's name now; sta
 _EJECTED = "the coordinator ejected this client: it was proven to have signed two results for one share"
 
 
-def see_state(me: Standing, state: CoordinatorState) -> None:
+def see_state(client: MachineState, state: CoordinatorState) -> None:
     """Take in a newer state."""
-    previous, me.state = me.state, state
-    me.results.instance = state.instance
+    previous, client.state = client.state, state
+    client.results.instance = state.instance
     if previous is not None and previous.instance != state.instance:
-        me.stop(_ANOTHER_RUN, success=False)
+        client.stop(_ANOTHER_RUN, success=False)
         return
 
     if previous is None or previous.epoch.clients is not state.epoch.clients:
-        me.healthy = frozenset(state.healthy_slots)
-        members = tuple([client.id for client in state.epoch.clients if client.state is not ClientState.Ejected])
-        if members != me.members:
-            me.members = members
-            if me.notes is not None:
-                me.notes.judge = True  # how many are a majority has changed
-            me.do(SetPeers(members))
-    _tell_phase(me, previous, state)
-    if previous is not None and (_went_back(previous, state) or _plays_anew(me.notes, previous, state)):
+        client.healthy = frozenset(state.healthy_slots)
+        members = tuple([member.id for member in state.epoch.clients if member.state is not ClientState.Ejected])
+        if members != client.members:
+            client.members = members
+            if client.notes is not None:
+                client.notes.judge = True  # how many are a majority has changed
+            client.do(SetPeers(members))
+    _tell_phase(client, previous, state)
+    if previous is not None and (_went_back(previous, state) or _plays_anew(client.notes, previous, state)):
         # Nothing that we hold in memory fits what it knows: what is on our disk is read up to there.
         steps = f"from step {previous.progress.step} to step {state.progress.step}"
-        me.stop(f"the coordinator went back {steps}: it was restored from an older state", success=False, again=True)
+        client.stop(f"the coordinator went back {steps}: it was restored from an older state", success=False, again=True)
         return
 
-    follow(me, state)
-    repeat_evidence(me)
+    follow(client, state)
+    repeat_evidence(client)
 
 
 def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
@@ -91,90 +91,90 @@ def _place(state: CoordinatorState) -> tuple[int, int, float]:
     return state.progress.epoch, state.progress.step, -1 if height is None else height
 
 
-def _tell_phase(me: Standing, previous: CoordinatorState | None, state: CoordinatorState) -> None:
+def _tell_phase(client: MachineState, previous: CoordinatorState | None, state: CoordinatorState) -> None:
     height = _playing_height(state)
     if previous is None or previous.run_state is not state.run_state or _playing_height(previous) != height:
-        step, clients = state.progress.step, len(me.healthy)
-        me.tell(telemetry.PhaseChanged(state.run_state.name, state.progress.epoch, step, clients, height))
+        step, clients = state.progress.step, len(client.healthy)
+        client.tell(telemetry.PhaseChanged(state.run_state.name, state.progress.epoch, step, clients, height))
 
 
 def _playing_height(state: CoordinatorState) -> int | None:
     return state.epoch.rounds[-1].height if state.run_state in PLAYING else None
 
 
-def follow(me: Standing, state: CoordinatorState) -> None:
+def follow(client: MachineState, state: CoordinatorState) -> None:
     """Enter a new epoch, see its rounds, keep our membership."""
-    if _is_elsewhere(me, state):
-        _open_epoch(me, state)
-    notes = me.notes
+    if _is_elsewhere(client, state):
+        _open_epoch(client, state)
+    notes = client.notes
     if notes is not None and notes.slot is not None and notes.describes(state):
         if state.epoch.clients[notes.slot].state is ClientState.Ejected:
-            me.stop(_EJECTED, success=False)
+            client.stop(_EJECTED, success=False)
             return
 
-        _see_rounds(me, state, notes)
-    keep_membership(me, state)
+        _see_rounds(client, state, notes)
+    keep_membership(client, state)
 
 
-def _is_elsewhere(me: Standing, state: CoordinatorState) -> bool:
+def _is_elsewhere(client: MachineState, state: CoordinatorState) -> bool:
     """Whether the state is about an epoch to enter; also the last one of the run, whose model we may still get."""
-    if me.notes is None:
+    if client.notes is None:
         return state.run_state in ENTERABLE
-    if me.notes.describes(state):
+    if client.notes.describes(state):
         return False
 
-    return state.run_state in ENTERABLE or (state.run_state is RunState.Finished and me.model_ready)
+    return state.run_state in ENTERABLE or (state.run_state is RunState.Finished and client.model_ready)
 
 
-def keep_membership(me: Standing, state: CoordinatorState) -> None:
-    """Join where the coordinator does not expect us, with patience for its answer."""
-    if state.run_state is RunState.Finished or me.leaving is not None:
+def keep_membership(client: MachineState, state: CoordinatorState) -> None:
+    """Join where the coordinator does not expect us, and again when it does not answer in time."""
+    if state.run_state is RunState.Finished or client.leaving is not None:
         return
 
-    if me.introduced and me.pending:
-        me.join_asked = None
-    elif me.join_asked is None or me.now - me.join_asked > me.patience.answer:
-        me.introduced = True
-        me.join_asked = me.now
-        me.do(Join())
+    if client.introduced and client.pending:
+        client.join_asked = None
+    elif client.join_asked is None or client.now - client.join_asked > client.timeouts.answer:
+        client.introduced = True
+        client.join_asked = client.now
+        client.do(Join())
 
 
-def leave(me: Standing) -> None:
+def leave(client: MachineState) -> None:
     """Withdraw at once, so that nothing more is expected of us; what we gave is served until others have it."""
-    if me.leaving is None:
-        me.leaving = me.now
-        if me.takes_part:
-            me.do(Send(Withdraw(me.identity)))
-        if me.state is None:
-            me.stop("left before the coordinator was heard of", success=True)
+    if client.leaving is None:
+        client.leaving = client.now
+        if client.takes_part:
+            client.do(Send(Withdraw(client.identity)))
+        if client.state is None:
+            client.stop("left before the coordinator was heard of", success=True)
 
 
-def _open_epoch(me: Standing, state: CoordinatorState) -> None:
-    old = me.notes
-    if old is not None and me.work is not None:
+def _open_epoch(client: MachineState, state: CoordinatorState) -> None:
+    old = client.notes
+    if old is not None and client.work is not None:
         return  # work is answered in the epoch it was begun in
-    if old is not None and old.slot is not None and not old.done and me.model_ready:
-        _see_how_it_ended(me, state, old)
-    if old is not None and old.slot is not None and not old.done and old.decided and me.model_ready:
-        blocked = scheduler.obstacle(state, old, masters_at=me.masters_at, now=me.now, patience=me.patience)
+    if old is not None and old.slot is not None and not old.done and client.model_ready:
+        _see_how_it_ended(client, state, old)
+    if old is not None and old.slot is not None and not old.done and old.decided and client.model_ready:
+        blocked = scheduler.obstacle(state, old, masters_at=client.masters_at, now=client.now, timeouts=client.timeouts)
         if blocked is None:
             return  # the last epoch is finished first
 
-    clients = tuple(client.id for client in state.epoch.clients)
+    clients = tuple(member.id for member in state.epoch.clients)
     playing = state.current_round.height if state.current_round is not None else -1
-    slot = state.slot_of(me.identity)
-    notes = me.notes = EpochNotes(epoch_key(state), state.progress.epoch, clients, slot, me.now, opened_at=playing)
-    notes.digests.ours = me.model_digest
-    hear_early(me, notes.number, None)
+    slot = state.slot_of(client.identity)
+    notes = client.notes = EpochNotes(epoch_key(state), state.progress.epoch, clients, slot, client.now, opened_at=playing)
+    notes.digests.ours = client.model_digest
+    hear_early(client, notes.number, None)
 
 
-def _see_how_it_ended(me: Standing, state: CoordinatorState, old: EpochNotes) -> None:
+def _see_how_it_ended(client: MachineState, state: CoordinatorState, old: EpochNotes) -> None:
     """Until the first round of an epoch the state still holds the last rounds of the epoch before: what we missed of them."""
     if state.epoch.unplayed and state.progress.epoch == old.number + 1 and not old.decided:
-        _see_rounds(me, replace(state, run_state=RunState.Cooldown, epoch=replace(state.epoch, unplayed=False)), old)
+        _see_rounds(client, replace(state, run_state=RunState.Cooldown, epoch=replace(state.epoch, unplayed=False)), old)
 
 
-def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> None:
+def _see_rounds(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
     current = state.current_round
     if current is None:
         return
@@ -182,7 +182,7 @@ def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> Non
     if current.height > notes.newest:
         for playing in state.epoch.rounds:
             if playing.height > notes.newest:
-                _open_round(me, notes, RoundRecord.open(state, playing, epoch=notes.number))
+                _open_round(client, notes, RoundRecord.open(state, playing, epoch=notes.number))
 
     over = state.run_state not in PLAYING
     for record in notes.records.values():
@@ -195,22 +195,22 @@ def _see_rounds(me: Standing, state: CoordinatorState, notes: EpochNotes) -> Non
                 notes.judge = True
 
 
-def _open_round(me: Standing, notes: EpochNotes, record: RoundRecord) -> None:
+def _open_round(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None:
     height = record.height
-    record.opened_at = me.now
-    notes.round_over(height - 1, me.healthy, now=me.now)
-    notes.waiting.began = me.now if notes.waiting.began is None else notes.waiting.began
+    record.opened_at = client.now
+    notes.round_over(height - 1, client.healthy, now=client.now)
+    notes.waiting.began = client.now if notes.waiting.began is None else notes.waiting.began
     notes.records[height] = record
     notes.newest = height
-    me.pace.round_opened(notes.tag(height), now=me.now)
+    client.finish_estimator.round_opened(notes.tag(height), now=client.now)
     for old in [h for h in notes.records if h < height - KEPT_ROUNDS and notes.records[h].applied]:
         del notes.records[old]
     oldest = notes.next_to_apply() or record
     if height >= KEPT_ROUNDS:
         before = notes.tag(min(height - KEPT_ROUNDS, oldest.height))  # what we have yet to apply stays
-        notes.inbox.expire(before)
-        me.do(Expire(before))
+        notes.payloads.expire(before)
+        client.do(Expire(before))
     share = record.shares.get(notes.slot) if notes.slot is not None else None
-    if share and me.model_ready and height > notes.opened_at:
-        me.do(Prefetch(share))
-    hear_early(me, notes.number, height)
+    if share and client.model_ready and height > notes.opened_at:
+        client.do(Prefetch(share))
+    hear_early(client, notes.number, height)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from psyche_core.client.machine.buffers import Inbox
+from psyche_core.client.machine.buffers import PayloadBuffer
 from psyche_core.client.machine.digests import DigestBook
-from psyche_core.client.machine.resync_state import Generosity, Repair
+from psyche_core.client.machine.resync_state import Resync, SnapshotRequests
 from psyche_core.client.machine.round import RoundRecord
 from psyche_core.client.machine.waiting import Awaited, WaitingBudget, fewest
 from psyche_core.coordinator.state import CoordinatorState
@@ -71,10 +71,10 @@ class EpochNotes:
     since: float
     opened_at: int = -1
     records: dict[int, RoundRecord] = field(default_factory=dict)
-    inbox: Inbox = field(default_factory=Inbox)
+    payloads: PayloadBuffer = field(default_factory=PayloadBuffer)
     digests: DigestBook = field(default_factory=DigestBook)
-    repair: Repair = field(default_factory=Repair)
-    generosity: Generosity = field(default_factory=Generosity)
+    resync: Resync = field(default_factory=Resync)
+    snapshot_requests: SnapshotRequests = field(default_factory=SnapshotRequests)
     newest: int = -1
     ready_sent: bool = False
     closed: bool = False
@@ -100,7 +100,7 @@ class EpochNotes:
     @property
     def decided(self) -> bool:
         """Everything trained in this epoch is decided and known to us: it can be finished whatever the coordinator does next."""
-        return not self.repair.astray and all(
+        return not self.resync.astray and all(
             record.applied or (record.settled_by is not None and not record.lost) for record in self.records.values()
         )
 

@@ -22,7 +22,7 @@ TURNS = 8
 
 
 @dataclass(slots=True)
-class Pace:
+class FinishEstimator:
     """Seconds of the machine's clock throughout. Rounds are named by their transport tags, which grow over the run.
 
     seconds_per_sample: of our last training, None before the first. turns: from our Finished to the next round, of late.

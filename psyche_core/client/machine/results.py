@@ -27,7 +27,7 @@ Verify = Callable[[Result, bytes], bool]
 """(result, p2p key) -> whether that key signed the result's commitment."""
 
 
-class ResultDesk:
+class ResultTracker:
     """One client's dealings with results.
 
     instance: of the run, known from its first state. max_payload_bytes: None until our model is open, and nothing is fetched
@@ -89,8 +89,8 @@ class ResultDesk:
         told = f"client {notes.clients[slot].short} signed two results for step {result.step}; reported to the coordinator"
         return [Tell(telemetry.Problem("warning", told)), Send(evidence)]
 
-    def repeat_evidence(self, notes: EpochNotes, state: CoordinatorState, *, now: float, patience: float) -> list[Action]:
-        """Send proofs again that were not answered for `patience` seconds, unless the share is void: a server may be away.
+    def repeat_evidence(self, notes: EpochNotes, state: CoordinatorState, *, now: float, timeout: float) -> list[Action]:
+        """Send proofs again that were not answered for `timeout` seconds, unless the share is void: a server may be away.
 
         When it is back and goes on, at once: a few short rounds later nobody judges the old one any more. Also of who is ejected
         already, by a proof about another round: what was taken in this one is judged by this one's.
@@ -111,7 +111,7 @@ class ResultDesk:
                 evidence.moment = moment
                 if slot in stored.voided or evidence.answered:
                     continue
-                if went_on or now - evidence.sent_at > patience:
+                if went_on or now - evidence.sent_at > timeout:
                     evidence.sent_at = now
                     actions.append(Send(evidence.command))
         return actions
@@ -124,12 +124,12 @@ class ResultDesk:
         if self.max_payload_bytes is None:
             return []
 
-        tag = notes.inbox.live(notes.tag(record.height))
-        if notes.inbox.wants(result.payload_hash, tag=tag):
+        tag = notes.payloads.live(notes.tag(record.height))
+        if notes.payloads.wants(result.payload_hash, tag=tag):
             return [FetchPayload(result.payload_hash, (source,), tag)]
 
-        if notes.inbox.holds(result.payload_hash, tag=tag):
-            record.payload_arrived(result.payload_hash, notes.inbox.valid, now=record.opened_at)
+        if notes.payloads.holds(result.payload_hash, tag=tag):
+            record.payload_arrived(result.payload_hash, notes.payloads.valid, now=record.opened_at)
         return []
 
     def fetch_missing(self, notes: EpochNotes) -> list[Action]:

@@ -34,7 +34,7 @@ class Offered:
 
 
 @dataclass(slots=True)
-class Repair:
+class Resync:
     """One epoch's efforts. reason: why our masters cannot be used, None while they can.
 
     astray: our masters are not what others have, so nothing may be built on them. wanted: the step last asked for, where the run
@@ -169,7 +169,7 @@ class Repair:
 
 
 @dataclass(slots=True)
-class Generosity:
+class SnapshotRequests:
     """What others asked of us and what we gave, in one epoch. asked: step -> slots that want the masters after it."""
 
     asked: dict[int, set[int]] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from psyche_core.client.machine.epoch import PLAYING, EpochNotes, masters_due
 from psyche_core.client.machine.events import CloseEpoch, Digest, FetchModel, TakeSnapshot, Train, Work
 from psyche_core.client.machine.round import RoundRecord
-from psyche_core.client.machine.timeouts import Patience
+from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.types import ClientState, RunState
 
@@ -27,7 +27,7 @@ def starts_from_members(state: CoordinatorState) -> bool:
     return state.model.LLM.checkpoint.name in _FROM_PEERS
 
 
-def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | None, now: float, patience: Patience) -> str | None:
+def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | None, now: float, timeouts: Timeouts) -> str | None:
     """Why our masters cannot be brought up to date with what we know, None when they can.
 
     masters_at: the step whose results they include. Source: protocol F11 and section 5.
@@ -49,7 +49,7 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
         return f"what was decided about step {record.round.step} was missed"
     if record.round.step > masters_at + 1:
         return f"the rounds after step {masters_at} were missed"
-    if record.waiting_since is not None and now - record.waiting_since > _payload_patience(state, notes, record, patience):
+    if record.waiting_since is not None and now - record.waiting_since > _payload_patience(state, notes, record, timeouts):
         return f"nobody could give us an accepted result of step {record.round.step}"
 
     return None
@@ -61,24 +61,24 @@ def _signed_otherwise(state: CoordinatorState, step: int, digest: bytes) -> bool
     return signed is not None and digest not in (signed, NO_DIGEST)
 
 
-def _payload_patience(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, patience: Patience) -> float:
+def _payload_patience(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, timeouts: Timeouts) -> float:
     """Seconds to wait for a payload.
 
     Fewer for rounds that were under way when we came, for what was announced before may not be announced again, least of all what
     an earlier process of ours did; and fewer after an epoch's rounds: when the run is over the others, who have it, go.
     """
     if state.run_state not in (RunState.Cooldown, RunState.Finished):
-        return min(patience.offers, patience.payload) if record.height <= notes.opened_at else patience.payload
+        return min(timeouts.offers, timeouts.payload) if record.height <= notes.opened_at else timeouts.payload
 
-    return min(patience.payload, max(patience.leaving / 2, state.config.cooldown_time / 4))
+    return min(timeouts.payload, max(timeouts.leaving / 2, state.config.cooldown_time / 4))
 
 
-def offers_patience(state: CoordinatorState, patience: Patience) -> float:
+def offers_patience(state: CoordinatorState, timeouts: Timeouts) -> float:
     """Seconds to wait for more offers of the model: in a warmup what leaves time to fetch it."""
     if state.run_state is not RunState.Warmup:
-        return patience.offers
+        return timeouts.offers
 
-    return min(patience.offers, state.config.warmup_time / 4)
+    return min(timeouts.offers, state.config.warmup_time / 4)
 
 
 def next_work(
@@ -88,17 +88,17 @@ def next_work(
     masters_at: int | None,
     healthy: frozenset[int],
     now: float,
-    patience: Patience,
+    timeouts: Timeouts,
 ) -> Work | RoundRecord | None:
     """The next piece of work; a RoundRecord stands for applying it; None to wait.
 
     healthy: slots healthy in `state`.
     """
-    if notes.repair.reason is not None:
-        return fetch(state, notes, healthy=healthy, now=now, patience=patience)
+    if notes.resync.reason is not None:
+        return fetch(state, notes, healthy=healthy, now=now, timeouts=timeouts)
 
-    if notes.generosity.asked and masters_at is not None and notes.generosity.due(masters_at):
-        notes.generosity.given.add(masters_at)
+    if notes.snapshot_requests.asked and masters_at is not None and notes.snapshot_requests.due(masters_at):
+        notes.snapshot_requests.given.add(masters_at)
         return TakeSnapshot(masters_at, notes.tag(max(notes.newest, 0) + SNAPSHOT_ROUNDS))
 
     record = notes.next_to_apply()
@@ -122,14 +122,14 @@ def fetch(
     *,
     healthy: frozenset[int],
     now: float,
-    patience: Patience,
+    timeouts: Timeouts,
     build: bool = False,
 ) -> FetchModel | None:
     """The masters to get from others, None while there are none to choose. build: whether the model itself is not built yet."""
-    repair = notes.repair
+    repair = notes.resync
     members = frozenset(slot for slot, client in enumerate(state.epoch.clients) if client.state is not ClientState.Ejected)
-    waited = repair.waited(now, seconds=offers_patience(state, patience))
-    asked_long_ago = now - repair.asked_at > offers_patience(state, patience) or state.run_state is RunState.Warmup
+    waited = repair.waited(now, seconds=offers_patience(state, timeouts))
+    asked_long_ago = now - repair.asked_at > offers_patience(state, timeouts) or state.run_state is RunState.Warmup
     choice = repair.choice(
         healthy - {notes.slot},
         members - {notes.slot},

@@ -12,9 +12,9 @@ from psyche_core.client.machine.announcements import Figures
 from psyche_core.client.machine.buffers import EarlyMessages
 from psyche_core.client.machine.epoch import EpochNotes
 from psyche_core.client.machine.events import Action, Send, Stop, Tell, Work
-from psyche_core.client.machine.finish_estimator import Pace
-from psyche_core.client.machine.results import ResultDesk
-from psyche_core.client.machine.timeouts import Patience
+from psyche_core.client.machine.finish_estimator import FinishEstimator
+from psyche_core.client.machine.results import ResultTracker
+from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import Withdraw
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
@@ -22,7 +22,7 @@ from psyche_core.types import NodeIdentity
 
 
 @dataclass(slots=True)
-class Storage:
+class Upload:
     """One epoch's model on its way to the store. key: of the epoch. location: where it is; None while it is being stored.
 
     told_at: when the coordinator was last told, None before; told: how often. over: it has answered, or it is too late, or it
@@ -39,7 +39,7 @@ class Storage:
 
 
 @dataclass(slots=True)
-class Standing:
+class MachineState:
     """See the module. now: seconds that we have been awake for; clock: what the caller's clock showed last.
 
     notes: of the epoch we are in, or finish; None before the first. healthy: slots healthy in `state`. members: the transport's
@@ -55,8 +55,8 @@ class Standing:
 
     identity: NodeIdentity
     run_id: str
-    patience: Patience
-    results: ResultDesk
+    timeouts: Timeouts
+    results: ResultTracker
     now: float = 0.0
     clock: float | None = None
     state: CoordinatorState | None = None
@@ -80,17 +80,17 @@ class Standing:
     doubtful: bool = False
     work: Work | None = None
     can_store: bool = False
-    storage: Storage | None = None
+    upload: Upload | None = None
     figures: Figures = field(default_factory=Figures)
-    pace: Pace = field(default_factory=Pace)
+    finish_estimator: FinishEstimator = field(default_factory=FinishEstimator)
     actions: list[Action] = field(default_factory=list)
 
     def wake(self, clock: float) -> None:
-        """Time has passed. A process that was stopped, or a machine that slept, finds old messages before it loses patience."""
+        """Time has passed. A process that was stopped, or a machine that slept, finds old messages before it loses timeouts."""
         if self.clock is None:
             self.now = clock
         elif clock > self.clock:
-            self.now += min(clock - self.clock, self.patience.absence)
+            self.now += min(clock - self.clock, self.timeouts.absence)
         self.clock = clock
 
     def do(self, *actions: Action) -> None:

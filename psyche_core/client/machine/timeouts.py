@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Timeouts:
     """Seconds. payload: for a consensus payload before we resync (F11); peers: for all members to connect in warmup.
 
     offers: for more members to offer their model; answer: before we join or come back once more; evidence: before we repeat a

@@ -8,7 +8,7 @@ thirds of the trainers, with SEVERAL: members may differ in speed. Who has no bu
 it comes before the next round's witnesses speak. Budgets grow with time, so a bad moment is forgiven.
 
 A member that has everything but what somebody keeps from it alone, or that waits for a liar longer than others do because it was
-busy itself when they lost their patience, would look late. So it stops once all others that are waited for have said Finished
+busy itself when they lost their timeouts, would look late. So it stops once all others that are waited for have said Finished
 and ALONE is over, where a quorum does without its word: SPARE of the elected, and all results of the last settled round.
 
 The usual time of a round is the shortest that most trainers needed for one in this epoch. The present round's would let whoever

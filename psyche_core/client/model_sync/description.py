@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from psyche_core.client.model_sync.multi_source import patience
+from psyche_core.client.model_sync.multi_source import fetch_timeout
 from psyche_core.errors import ModelError, TransportError
 from psyche_core.interfaces import Transport
 from psyche_core.p2p.description import MAX_DESCRIPTION_BYTES, decode, encode
@@ -50,7 +50,7 @@ class DescriptionExchange:
 
         limit = min(size, MAX_DESCRIPTION_BYTES)
         blob = await self._transport.fetch(
-            blob_hash, sources=sources, max_bytes=limit, timeout=patience(limit), tag=tag, keep=False
+            blob_hash, sources=sources, max_bytes=limit, timeout=fetch_timeout(limit), tag=tag, keep=False
         )
         await anyio.to_thread.run_sync(_write, folder, blob)
         return folder

@@ -32,7 +32,7 @@ from psyche_core.client.machine.events import (
     SnapshotTaken,
     TakeSnapshot,
 )
-from psyche_core.client.model_sync.multi_source import gather, patience
+from psyche_core.client.model_sync.multi_source import fetch_timeout, gather
 from psyche_core.errors import ModelError, ModelHalfReplaced, TransportError, WireError
 from psyche_core.interfaces import Transport
 from psyche_core.p2p.manifest import Manifest, Piece, Table, cut, decode, encode, max_manifest_bytes
@@ -245,7 +245,7 @@ class ModelExchange:
             raise WireError(message)
 
         data = await self._transport.fetch(
-            work.manifest_hash, sources=work.sources, max_bytes=limit, timeout=patience(limit), tag=work.tag
+            work.manifest_hash, sources=work.sources, max_bytes=limit, timeout=fetch_timeout(limit), tag=work.tag
         )
         manifest = await anyio.to_thread.run_sync(lambda: decode(data, expected=table))
         if (manifest.run_id, manifest.step) != (run_id, work.step):

@@ -41,7 +41,7 @@ _MEMORY = 0.5
 """Weight of the newest blob in what is expected of a source."""
 
 
-def patience(size: int) -> float:
+def fetch_timeout(size: int) -> float:
     """Seconds to wait for a blob of that many bytes."""
     return GRACE_SECONDS + size / FLOOR_BYTES_PER_SECOND
 
@@ -118,7 +118,7 @@ async def gather(
                 blob_hash,
                 sources=[source.peer for source in order if source.peer],
                 max_bytes=size,
-                timeout=patience(size),
+                timeout=fetch_timeout(size),
                 tag=tag,
                 keep=False,
             )

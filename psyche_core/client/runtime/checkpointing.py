@@ -20,8 +20,8 @@ import anyio
 import anyio.to_thread
 
 from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel, KeepResults
-from psyche_core.client.runtime.payloads import PayloadShelf
-from psyche_core.client.runtime.resources import Bench
+from psyche_core.client.runtime.payloads import PayloadStore
+from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import ModelError, RanksLost
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, remove_between, save_checkpoint, set_aside
@@ -47,14 +47,14 @@ class Checkpointer:
     def __init__(self, tell: Callable[[telemetry.Event], None], *, explain: Callable[[BaseException], str]) -> None:
         self._tell = tell
         self._explain = explain
-        self._bench: Bench | None = None
+        self._bench: Resources | None = None
         self._run_id = ""
         self._lock = anyio.Lock()
         self._complained = False
         self._newest: _Made | None = None  # what made the masters what they are; None: not known
         self._saved: int | None = None  # step of the last checkpoint that we saved
 
-    def use(self, bench: Bench, *, run_id: str) -> None:
+    def use(self, bench: Resources, *, run_id: str) -> None:
         """Work for this bench from now on."""
         self._bench, self._run_id = bench, run_id
         self._newest = self._saved = None
@@ -65,7 +65,7 @@ class Checkpointer:
 
     # ------------------------------------------------------------------------------------------------ the journal
 
-    async def keep(self, action: KeepResults, payloads: PayloadShelf) -> None:
+    async def keep(self, action: KeepResults, payloads: PayloadStore) -> None:
         """Add verified results to the journal."""
         journal = self._journal()
         if journal is None or journal.header is None or journal.broken:
@@ -217,7 +217,7 @@ class Checkpointer:
             self._saved = work.step
             self._tell(telemetry.CheckpointSaved(work.step, str(directory)))
 
-    def _save_last(self, bench: Bench, work: _Made) -> Path:
+    def _save_last(self, bench: Resources, work: _Made) -> Path:
         assert bench.checkpoints is not None
         step, generation = work.step, work.generation
         journal, digest = bench.journal, bench.trainer.full_digest()
@@ -246,7 +246,7 @@ class Checkpointer:
             mid_epoch=not at_end,
         )
 
-    async def _tidy(self, bench: Bench, step: int) -> None:
+    async def _tidy(self, bench: Resources, step: int) -> None:
         """Old checkpoints go; those of a history that the run has left are set aside, never deleted."""
         folder = bench.checkpoints
         assert folder is not None

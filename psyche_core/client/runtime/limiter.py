@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 
-class Turns:
+class Limiter:
     """count: how many at once. seconds: how long a turn counts."""
 
     def __init__(self, count: int, *, seconds: float) -> None:

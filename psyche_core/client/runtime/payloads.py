@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import anyio.to_thread
 
-from psyche_core.client.runtime.resources import Bench
+from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import PayloadRejected, PluginFailed, RanksLost
 from psyche_core.plugin_faults import brief
 
 
-class PayloadShelf:
+class PayloadStore:
     """Payloads by the SHA-256 of their bytes, each with its tag."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class PayloadShelf:
         self._kept = {payload_hash: kept for payload_hash, kept in self._kept.items() if kept[0] >= before}
 
 
-async def check_own(bench: Bench, step: int, payload: object) -> None:
+async def check_own(bench: Resources, step: int, payload: object) -> None:
     """See that others can use our result of a step: one that nobody can use would be trained again and again.
 
     Raises PluginFailed, which ends the client, since the optimizer would make the next one the same way; and RanksLost.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import anyio
 
-from psyche_core.client.runtime.resources import Bench
+from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.setup.data_source import read_samples
 from psyche_core.errors import DataError
 from psyche_core.interfaces.data import Samples
@@ -24,7 +24,7 @@ class ReadAhead:
         self._explain = explain
         self._readings: dict[Share, _Reading] = {}
 
-    async def begin(self, bench: Bench, share: Share, *, sequence_length: int) -> None:
+    async def begin(self, bench: Resources, share: Share, *, sequence_length: int) -> None:
         """Read a share's samples before they are asked for; an error is for who asks for them. sequence_length: the run's."""
         if share in self._readings:
             return
@@ -39,7 +39,7 @@ class ReadAhead:
         finally:
             reading.done.set()
 
-    async def samples(self, bench: Bench, share: Share, *, sequence_length: int) -> Samples:
+    async def samples(self, bench: Resources, share: Share, *, sequence_length: int) -> Samples:
         """A share's samples, read before or now. Raises DataError and TimeoutError."""
         reading = self._readings.get(share)
         if reading is None:
@@ -59,7 +59,7 @@ class ReadAhead:
         raise DataError(why) from reading.error
 
 
-async def _read(bench: Bench, share: Share, *, sequence_length: int) -> Samples:
+async def _read(bench: Resources, share: Share, *, sequence_length: int) -> Samples:
     return await read_samples(bench.data, share, sequence_length=sequence_length, name=bench.data_name, timeout=DATA_TIMEOUT)
 
 

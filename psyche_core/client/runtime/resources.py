@@ -1,4 +1,4 @@
-"""What a client works on and with: the trainer, the data and the place for models that a workshop is given.
+"""What a client works on and with: the trainer, the data and the place for models that a worker is given.
 
 Decided here: they are contracts by shape (protocols), so that tests and embedders bring their own and this room needs no torch.
 """
@@ -39,7 +39,7 @@ class TrainedShare(Protocol):
 
 
 class TrainerLike(ModelHolder, Protocol):
-    """What the workshop needs of a trainer; psyche_core.training.trainer.Trainer is one."""
+    """What the worker needs of a trainer; psyche_core.training.trainer.Trainer is one."""
 
     @property
     def max_payload_bytes(self) -> int:
@@ -99,7 +99,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class Resources:
     """What is needed to work on a run. checkpoints: folder that checkpoints go to; None saves nothing.
 
     step: the last one whose results are in the trainer's masters; None for the model the run's checkpoint names. stored_step: the

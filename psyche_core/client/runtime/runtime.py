@@ -2,7 +2,7 @@
 
 One queue feeds the machine, so events are handled one at a time in one task; everything that waits runs in tasks of one task
 group. Cancelling `run` leaves without ceremony; `leave` asks the machine to leave in order: it withdraws, serves its last results
-for a bounded moment (`Patience.leaving`) and stops, and we wait, bounded too, until the coordinator has acknowledged.
+for a bounded moment (`Timeouts.leaving`) and stops, and we wait, bounded too, until the coordinator has acknowledged.
 
 Decided here: the queue is bounded and nothing that matters is ever dropped from it. Who brings a state, a message, a peer change
 or the outcome of work waits for room; only ticks and bandwidth figures are dropped when there is none. So a flood of messages
@@ -21,12 +21,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.machine import ClientMachine, Patience
+from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
-from psyche_core.client.runtime.limiter import Turns
-from psyche_core.client.runtime.resources import Bench, ModelStore, Start
-from psyche_core.client.runtime.worker import Workshop, plainly
+from psyche_core.client.runtime.limiter import Limiter
+from psyche_core.client.runtime.resources import ModelStore, Resources, Start
+from psyche_core.client.runtime.worker import Worker, plainly
 from psyche_core.coordinator.commands import Command, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, BlobRejected, CommandRefused, ModelError, PsycheError, TransportError, WireError
@@ -56,10 +56,10 @@ PASSING_REFUSALS = ("ClientsFull", "Halted")
 class ClientRuntime:
     """Runs one client over an entered backend and an entered transport.
 
-    build: opens model, optimizer and data for the run (see Workshop). report: where events for people go. store: where we put the
+    build: opens model, optimizer and data for the run (see Worker). report: where events for people go. store: where we put the
     model when it is our turn; None when we have no such place. exchange: how whole models are handed over; one with its defaults
     when not given. downloads_at_once: payloads fetched at the same time. explain: one sentence about an exception that nobody
-    foresaw, with the plugin it came from. check: see Workshop.
+    foresaw, with the plugin it came from. check: see Worker.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class ClientRuntime:
         key: SecretKey,
         backend: Backend,
         transport: Transport,
-        build: Callable[[Start], Awaitable[Bench]],
+        build: Callable[[Start], Awaitable[Resources]],
         report: EventBus,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
         store: ModelStore | None = None,
         exchange: ModelExchange | None = None,
         descriptions: DescriptionExchange | None = None,
@@ -84,7 +84,7 @@ class ClientRuntime:
         self._backend = backend
         self._transport = transport
         self._report = report
-        self._workshop = Workshop(
+        self._worker = Worker(
             build,
             transport=transport,
             tell=report,
@@ -95,12 +95,12 @@ class ClientRuntime:
             check=check,
         )
         self._explain = explain
-        self._downloads = Turns(downloads_at_once, seconds=DOWNLOAD_TURN)
+        self._downloads = Limiter(downloads_at_once, seconds=DOWNLOAD_TURN)
         self._machine = ClientMachine(
             backend.identity,
             run_id,
             sign=lambda commitment: sign_commitment(key, self.state.instance, commitment),
-            patience=patience,
+            timeouts=timeouts,
             can_store=store is not None,
         )
         self._events, self._inbox = anyio.create_memory_object_stream[ev.Event](QUEUE_LENGTH)
@@ -152,10 +152,10 @@ class ClientRuntime:
 
     async def _take_part(self) -> ev.Stop | None:
         """Until the machine stops us, or None when something failed."""
-        async with contextlib.aclosing(self._workshop):
+        async with contextlib.aclosing(self._worker):
             stop = await self._follow()
             if stop is not None and self._left and self._machine.masters_are_sound:
-                await self._workshop.save_on_leaving()
+                await self._worker.save_on_leaving()
         return stop
 
     async def _follow(self) -> ev.Stop | None:
@@ -276,12 +276,12 @@ class ClientRuntime:
                 case ev.FetchPayload():
                     tasks.start_soon(self._fetch, action)
                 case ev.Expire():
-                    tasks.start_soon(self._workshop.expire, action.before)
+                    tasks.start_soon(self._worker.expire, action.before)
                     tasks.start_soon(self._transport.expire, action.before)
                 case ev.KeepResults():
-                    await self._workshop.keep(action)
+                    await self._worker.keep(action)
                 case ev.Prefetch():
-                    tasks.start_soon(self._workshop.prefetch, action.share)
+                    tasks.start_soon(self._worker.prefetch, action.share)
                 case ev.Remind():
                     tasks.start_soon(self._remind, action)
                 case ev.StoreModel():
@@ -301,7 +301,7 @@ class ClientRuntime:
 
     async def _work(self, work: ev.Work) -> None:
         try:
-            await self._put(await self._workshop.do(work))
+            await self._put(await self._worker.do(work))
         except PsycheError as error:
             self._fail(error)
 
@@ -310,7 +310,7 @@ class ClientRuntime:
         await self._put(ev.Reminded(action.tag))
 
     async def _store(self, action: ev.StoreModel) -> None:
-        await self._put(await self._workshop.store(action))
+        await self._put(await self._worker.store(action))
 
     async def _join(self) -> None:
         """Join once our model and data are open, however long the coordinator takes to answer; one request at a time."""
@@ -320,7 +320,7 @@ class ClientRuntime:
         self._joining = True
         try:
             try:
-                await self._workshop.prepare(self.state)
+                await self._worker.prepare(self.state)
             except PsycheError:
                 raise
             except Exception as error:
@@ -356,7 +356,7 @@ class ClientRuntime:
     async def _send(self, command: Command) -> None:
         """Send a command; a time-out is tried again twice, since a lost statement costs the whole round its speed."""
         if isinstance(command, Witness):
-            await self._workshop.sync()  # what we attest to outlasts us
+            await self._worker.sync()  # what we attest to outlasts us
         for _ in range(3):
             try:
                 await self._backend.send(command, timeout=COMMAND_TIMEOUT)
@@ -376,7 +376,7 @@ class ClientRuntime:
             return
 
     async def _fetch(self, action: ev.FetchPayload) -> None:
-        limit = self._workshop.bench.trainer.max_payload_bytes
+        limit = self._worker.bench.trainer.max_payload_bytes
         try:
             async with self._downloads.turn():
                 payload = await self._transport.fetch(
@@ -394,6 +394,6 @@ class ClientRuntime:
             await self._put(ev.PayloadMissing(action.payload_hash))
         else:
             try:
-                await self._put(await self._workshop.receive(action.payload_hash, payload, tag=action.tag))
+                await self._put(await self._worker.receive(action.payload_hash, payload, tag=action.tag))
             except PsycheError as error:  # ranks are lost
                 self._fail(error)

@@ -52,9 +52,9 @@ from psyche_core.client.machine.scheduler import starts_from_members
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
 from psyche_core.client.runtime.checkpointing import Checkpointer
-from psyche_core.client.runtime.payloads import PayloadShelf, check_own
+from psyche_core.client.runtime.payloads import PayloadStore, check_own
 from psyche_core.client.runtime.read_ahead import ReadAhead
-from psyche_core.client.runtime.resources import Bench, ModelStore, Start
+from psyche_core.client.runtime.resources import ModelStore, Resources, Start
 from psyche_core.config.run_config import ModelConfig
 from psyche_core.coordinator.state import NO_DIGEST, CoordinatorState
 from psyche_core.errors import (
@@ -86,7 +86,7 @@ def plainly(error: BaseException) -> str:
     return str(error) if isinstance(error, PsycheError) else brief(error)
 
 
-class Workshop:
+class Worker:
     """Does work for the machine.
 
     build: opens everything for a run, called for each Load, may take long; raises SourceMissing when nothing on this machine says
@@ -97,7 +97,7 @@ class Workshop:
 
     def __init__(
         self,
-        build: Callable[[Start], Awaitable[Bench]],
+        build: Callable[[Start], Awaitable[Resources]],
         *,
         transport: Transport,
         tell: Callable[[telemetry.Event], None],
@@ -115,18 +115,18 @@ class Workshop:
         self._model_store = store
         self._exchange = exchange or ModelExchange(transport, tell=tell)
         self._descriptions = descriptions or DescriptionExchange(transport)
-        self._bench: Bench | None = None
-        self._prepared: tuple[ModelConfig, Bench] | None = None
+        self._bench: Resources | None = None
+        self._prepared: tuple[ModelConfig, Resources] | None = None
         self._opening = anyio.Lock()
         self._run_id = ""
         self._sequence_length = 0
         self._generation = 0
-        self._payloads = PayloadShelf()
+        self._payloads = PayloadStore()
         self._checkpoints = Checkpointer(tell, explain=explain)
         self._reading = ReadAhead(explain=explain)
 
     @property
-    def bench(self) -> Bench:
+    def bench(self) -> Resources:
         """The open bench; the machine never asks for work before ModelReady."""
         if self._bench is None:
             message = "the model is not loaded yet"
@@ -192,7 +192,7 @@ class Workshop:
                 with contextlib.suppress(SourceMissing):
                     self._prepared = state.model, await self._open(Start(state))
 
-    def _take_prepared(self, state: CoordinatorState, *, keep: bool = False) -> Bench | None:
+    def _take_prepared(self, state: CoordinatorState, *, keep: bool = False) -> Resources | None:
         """What was opened before joining, if the run is still what it was opened for; otherwise it is let go."""
         if self._prepared is None:
             return None
@@ -206,7 +206,7 @@ class Workshop:
             self._prepared = None
         return bench
 
-    async def _open(self, start: Start) -> Bench:
+    async def _open(self, start: Start) -> Resources:
         started = perf_counter()
         self._tell(telemetry.ModelLoading(model_name(start.state.model.LLM)))
         bench = await self._build(start)

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from psyche_core.client.machine.epoch import masters_due
 from psyche_core.client.model_sync.description import DescriptionExchange
 from psyche_core.client.model_sync.exchange import ModelExchange
-from psyche_core.client.runtime.resources import Bench, ModelStore, Start
+from psyche_core.client.runtime.resources import ModelStore, Resources, Start
 from psyche_core.client.runtime.restoring import ReplayFailed, Restorer, signed_ends
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.client.setup.data_source import check_announced, data_source, first_samples, held_out_place
@@ -186,17 +186,17 @@ def _restorer(settings: ClientSettings, tell: EventBus, *, member: bytes | None 
 
 
 @dataclass(frozen=True, slots=True)
-class Benches:
+class ResourcesBuilder:
     """Opens what a client works on and with.
 
     build: model, optimizer, data and held-out data for a run's state. check: everything of that but the model, and what the
     options name on this machine, for who is about to join a run with this state.
     """
 
-    build: Callable[[Start], Awaitable[Bench]]
+    build: Callable[[Start], Awaitable[Resources]]
     check: Callable[[CoordinatorState], Awaitable[None]]
 
-    async def __call__(self, start: Start) -> Bench:
+    async def __call__(self, start: Start) -> Resources:
         """Open all of it."""
         return await self.build(start)
 
@@ -210,7 +210,7 @@ def bench_builder(
     latest: Callable[[], CoordinatorState],
     tell: EventBus,
     restorer: Restorer | None = None,
-) -> Benches:
+) -> ResourcesBuilder:
     """What opens model, optimizer, data and held-out data for a run's state.
 
     stack: closes them. latest: the newest state, asked for the epoch's cold start whenever a learning rate is needed.
@@ -370,11 +370,11 @@ def bench_builder(
 
         return await anyio.to_thread.run_sync(restorer.held, state)
 
-    async def build(start: Start) -> Bench:
+    async def build(start: Start) -> Resources:
         llm = start.state.model.LLM
         trainer, origin = await anyio.to_thread.run_sync(open_trainer, start)
         data = await provider(llm.data_location, llm)
-        return Bench(
+        return Resources(
             trainer,
             data,
             validation=await held_out(llm),
@@ -388,7 +388,7 @@ def bench_builder(
             data_name=registry.label("data", llm.data_location.name),
         )
 
-    return Benches(build, check)
+    return ResourcesBuilder(build, check)
 
 
 def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:

@@ -13,8 +13,8 @@ import anyio
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_backend import MemoryBackend, MemoryCoordinator
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
-from psyche_core.client.machine.machine import Patience
-from psyche_core.client.runtime.resources import Bench
+from psyche_core.client.machine.machine import Timeouts
+from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
@@ -119,7 +119,7 @@ class Party:
         self.network = MemoryNetwork()
         self.trainers = trainers
         self.backend = backend
-        self.patience = Patience(peers=2.0)
+        self.timeouts = Timeouts(peers=2.0)
         self.runtime = ClientRuntime
         self.events: list[list[telemetry.Event]] = [[] for _ in trainers]
         self.runtimes: dict[int, ClientRuntime] = {}
@@ -129,8 +129,8 @@ class Party:
     async def member(self, index: int) -> None:
         key = SecretKey(hashlib.sha256(b"party" + bytes((index,))).digest())
 
-        async def build(_: CoordinatorState) -> Bench:
-            return Bench(self.trainers[index], data)
+        async def build(_: CoordinatorState) -> Resources:
+            return Resources(self.trainers[index], data)
 
         async with (
             self.backend(self.coordinator, key) as backend,
@@ -145,7 +145,7 @@ class Party:
                 transport=transport,
                 build=build,
                 report=EventBus(self.events[index].append),
-                patience=self.patience,
+                timeouts=self.timeouts,
             )
             try:
                 await runtime.run()

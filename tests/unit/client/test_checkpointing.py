@@ -14,7 +14,7 @@ import pytest
 
 from psyche_core.client.machine.events import Apply, CloseEpoch, FetchModel
 from psyche_core.client.runtime.checkpointing import Checkpointer
-from psyche_core.client.runtime.resources import Bench
+from psyche_core.client.runtime.resources import Resources
 from psyche_core.client.runtime.worker import plainly
 from psyche_core.telemetry import events as telemetry
 from psyche_core.training.checkpoints.checkpoint import checkpoints, keep_last
@@ -66,7 +66,7 @@ class Member:
         trainer: Any = self.masters
         data: Any = None
         self.checkpointer.use(
-            Bench(trainer, data, checkpoints=folder, keep_checkpoints=self._keep_two, journal=self.journal), run_id=RUN_ID
+            Resources(trainer, data, checkpoints=folder, keep_checkpoints=self._keep_two, journal=self.journal), run_id=RUN_ID
         )
 
     def _keep_two(self, directory: Path) -> None:

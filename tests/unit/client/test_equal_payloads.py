@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from party import ChainTrainer, Done, Party, trainers
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.buffers import MAX_CHECKS, Inbox
+from psyche_core.client.machine.buffers import MAX_CHECKS, PayloadBuffer
 from psyche_core.interfaces.data import Samples
 from psyche_core.telemetry import events as telemetry
 from world import Member, World
@@ -113,7 +113,7 @@ async def test_the_bytes_stay_with_the_transport_for_who_asks_for_them_late() ->
 
 
 def test_payloads_that_were_lost_are_asked_for_again() -> None:
-    """A workshop that lost bytes in whatever way answers PayloadsLost: the round is applied when they are here again."""
+    """A worker that lost bytes in whatever way answers PayloadsLost: the round is applied when they are here again."""
     world = World(3)
     loser, lost = world.members[0], []
 
@@ -169,7 +169,7 @@ MOVES = st.lists(
 @given(MOVES)
 def test_what_the_inbox_holds_is_what_a_shelf_with_tags_holds(moves: Sequence[tuple[str, bytes, int]]) -> None:
     """Against a plain model of the bytes themselves: kept with the highest tag they came with, gone when it expires."""
-    inbox, shelf, expired = Inbox(), dict[bytes, int](), -1
+    inbox, shelf, expired = PayloadBuffer(), dict[bytes, int](), -1
     for move, payload_hash, tag in moves:
         match move:
             case "want":
@@ -196,7 +196,7 @@ def test_what_the_inbox_holds_is_what_a_shelf_with_tags_holds(moves: Sequence[tu
 
 
 def test_a_payload_that_expired_is_fetched_again() -> None:
-    inbox = Inbox()
+    inbox = PayloadBuffer()
     assert inbox.wants(HASHES[0], tag=1)
     inbox.checked(HASHES[0], valid=True, tag=1)
     assert not inbox.wants(HASHES[0], tag=1)
@@ -208,7 +208,7 @@ def test_a_payload_that_expired_is_fetched_again() -> None:
 
 
 def test_a_check_without_a_verdict_is_repeated_a_few_times_only() -> None:
-    inbox = Inbox()
+    inbox = PayloadBuffer()
     for _ in range(MAX_CHECKS):
         assert inbox.wants(HASHES[0], tag=1)
         inbox.check_failed(HASHES[0])

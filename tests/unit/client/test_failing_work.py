@@ -15,9 +15,9 @@ from party import ChainTrainer, Done, Party, trainers
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.machine import Patience
-from psyche_core.client.runtime.resources import Bench, Start
-from psyche_core.client.runtime.worker import ENDS_THE_CLIENT, Workshop
+from psyche_core.client.machine.machine import Timeouts
+from psyche_core.client.runtime.resources import Resources, Start
+from psyche_core.client.runtime.worker import ENDS_THE_CLIENT, Worker
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.errors import DataError, PayloadRejected, PluginFailed
@@ -27,7 +27,7 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, RunState
 from world import RUN, Member, World
 
-HASTY = Patience(payload=0.5, peers=2.0, offers=0.5, answer=1.0, leaving=2.0)
+HASTY = Timeouts(payload=0.5, peers=2.0, offers=0.5, answer=1.0, leaving=2.0)
 STEPS = 6
 
 
@@ -150,7 +150,7 @@ class Faulty(ChainTrainer):
 async def test_an_error_of_the_trainer_s_own_making_ends_nobody(method: str) -> None:
     faulty = Faulty("faulty", method)
     party = Party([*trainers(2), faulty], total_steps=STEPS, rounds_per_epoch=STEPS)
-    party.patience = HASTY
+    party.timeouts = HASTY
     await party.play()
 
     assert faulty.raised.is_set()
@@ -179,7 +179,7 @@ class ChecksBadly(ChainTrainer):
 async def test_a_check_that_fails_is_no_verdict() -> None:
     """It attests to nothing and leaves nothing out: what the others accept, it has from them."""
     party = Party([*trainers(2), ChecksBadly("badly")], total_steps=4, rounds_per_epoch=4)
-    party.patience = HASTY
+    party.timeouts = HASTY
     with anyio.fail_after(100):
         await party.play()
 
@@ -244,16 +244,16 @@ async def test_a_member_whose_own_result_is_invalid_stops_and_names_its_optimize
     assert party.ended(0) == telemetry.Ended(str(party.failures[0]), success=False)
 
 
-# ------------------------------------------------------------------------------------------------ the workshop alone
+# ------------------------------------------------------------------------------------------------ the worker alone
 
 
 class Shop:
-    """A workshop over a trainer and data of one's own, loaded."""
+    """A worker over a trainer and data of one's own, loaded."""
 
     def __init__(self, trainer: ChainTrainer, data: DataProvider, *, checkpoints: Path | None = None) -> None:
         self.told: list[telemetry.Event] = []
         self.transport = MemoryTransport(MemoryNetwork(), bytes(32))
-        bench = Bench(
+        bench = Resources(
             trainer,
             data,
             validation=Samples(bytes(32), 1, 16, 2),
@@ -261,17 +261,17 @@ class Shop:
             data_name="the data provider Short (short-data 2.0)",
         )
 
-        async def build(_: Start) -> Bench:
+        async def build(_: Start) -> Resources:
             return bench
 
-        self.workshop = Workshop(build, transport=self.transport, tell=self.told.append)
+        self.worker = Worker(build, transport=self.transport, tell=self.told.append)
 
-    async def load(self) -> Workshop:
+    async def load(self) -> Worker:
         run = parse_run_file(RUN.format(total_steps=9, min_clients=1, witness_nodes=0, rounds_per_epoch=3), source="world")
         state = new_state(run.run_id, run.config, run.model, instance=bytes(32))
-        ready = await self.workshop.do(ev.Load(replace(state, progress=replace(state.progress, step=2))))
+        ready = await self.worker.do(ev.Load(replace(state, progress=replace(state.progress, step=2))))
         assert isinstance(ready, ev.ModelReady)
-        return self.workshop
+        return self.worker
 
 
 class CannotSave(ChainTrainer):
@@ -331,10 +331,10 @@ def fails(_: Samples) -> Samples:
 )
 async def test_data_that_breaks_its_contract_is_not_trained_on(data: Wrapped, why: str, ahead: bool) -> None:
     shop = Shop(ChainTrainer("one"), data)
-    workshop, share = await shop.load(), (BatchId(0, 1),)
+    worker, share = await shop.load(), (BatchId(0, 1),)
     if ahead:
-        await workshop.prefetch(share)
-    failed = await workshop.do(ev.Train(1, 2, share, 1))
+        await worker.prefetch(share)
+    failed = await worker.do(ev.Train(1, 2, share, 1))
     assert isinstance(failed, ev.TrainFailed)
     assert failed.reason.startswith(f"step 2 was not trained: the data provider Short (short-data 2.0) {why}")
 
@@ -348,12 +348,12 @@ async def test_a_read_that_was_cancelled_is_told_as_that() -> None:
             return await anyio.sleep_forever()
 
     shop = Shop(ChainTrainer("one"), Endless(sequence_length=16))
-    workshop, share = await shop.load(), (BatchId(0, 1),)
+    worker, share = await shop.load(), (BatchId(0, 1),)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(workshop.prefetch, share)
+        tasks.start_soon(worker.prefetch, share)
         await started.wait()
         tasks.cancel_scope.cancel()
-    failed = await workshop.do(ev.Train(1, 2, share, 1))
+    failed = await worker.do(ev.Train(1, 2, share, 1))
     assert failed == ev.TrainFailed(1, "step 2 was not trained: reading samples was cancelled")
 
 
@@ -368,11 +368,11 @@ async def test_cancellation_is_no_failure_of_the_work() -> None:
             return super().train(step, samples)
 
     shop = Shop(Slow("one"), DummyData(sequence_length=16))
-    workshop = await shop.load()
+    worker = await shop.load()
     answers: list[ev.Event] = []
 
     async def train() -> None:
-        answers.append(await workshop.do(ev.Train(1, 2, (BatchId(0, 1),), 1)))
+        answers.append(await worker.do(ev.Train(1, 2, (BatchId(0, 1),), 1)))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(train)

@@ -10,7 +10,7 @@ import pytest
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.buffers import MAX_EARLY_PER_SENDER, MAX_EARLY_SENDERS, EarlyMessages
 from psyche_core.client.machine.round import MAX_CANDIDATES
-from psyche_core.client.machine.timeouts import Patience
+from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import Equivocation
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, ClientState, RunState
@@ -121,12 +121,12 @@ def test_proof_of_two_results_is_repeated_until_it_is_answered() -> None:
     first = hear(world, honest, liar, a_result(world, liar, payload_hash=b"a" * 32))
     (proof,) = proofs(first + hear(world, honest, liar, a_result(world, liar, payload_hash=b"b" * 32)))
 
-    patience = Patience().evidence
-    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + patience)) == []
-    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + patience + 0.1)) == [proof]
-    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + patience + 0.2)) == []
-    honest.machine.handle(ev.CommandAnswered(proof, "InvalidEvidence"), world.now + patience + 0.3)
-    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + 10 * patience)) == []
+    timeout = Timeouts().evidence
+    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + timeout)) == []
+    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + timeout + 0.1)) == [proof]
+    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + timeout + 0.2)) == []
+    honest.machine.handle(ev.CommandAnswered(proof, "InvalidEvidence"), world.now + timeout + 0.3)
+    assert proofs(honest.machine.handle(ev.TimePassed(), world.now + 10 * timeout)) == []
 
 
 @pytest.mark.parametrize("void", [True, False])
@@ -147,7 +147,7 @@ def test_proof_is_repeated_until_its_share_is_void_whatever_its_member_was_eject
     )
     state = replace(world.state, epoch=replace(world.state.epoch, clients=clients, rounds=rounds))
     honest.machine.handle(ev.StateSeen(state), world.now)
-    repeated = proofs(honest.machine.handle(ev.TimePassed(), world.now + 10 * Patience().evidence))
+    repeated = proofs(honest.machine.handle(ev.TimePassed(), world.now + 10 * Timeouts().evidence))
     assert repeated == ([] if void else [proof])
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine
-from psyche_core.client.machine.timeouts import Patience
+from psyche_core.client.machine.timeouts import Timeouts
 from psyche_core.coordinator.commands import ClientsExited, Command, HealthCheck, Witness
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, NodeIdentity, RunState
@@ -388,7 +388,7 @@ def test_who_starts_while_witnesses_speak_loads_once_the_round_is_decided() -> N
     world = World(4, total_steps=8, rounds_per_epoch=8, min_clients=2)
     world.run(until=lambda: world.state.progress.step == 4 and world.state.run_state is RunState.RoundTrain)
     key = world.members[0].key.public
-    anew = ClientMachine(NodeIdentity(key, key), world.state.run_id, sign=lambda _: bytes(64), patience=Patience())
+    anew = ClientMachine(NodeIdentity(key, key), world.state.run_id, sign=lambda _: bytes(64), timeouts=Timeouts())
     speaking = replace(world.state, run_state=RunState.RoundWitness)
     assert not [action for action in anew.handle(ev.StateSeen(speaking), 0.0) if isinstance(action, ev.Load)]
     loads = [action for action in anew.handle(ev.StateSeen(world.state), 0.1) if isinstance(action, ev.Load)]

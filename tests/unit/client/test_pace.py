@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.client.machine.finish_estimator import TURNS, Pace
+from psyche_core.client.machine.finish_estimator import TURNS, FinishEstimator
 from tests.unit.client.world import Member, World
 
 seconds = st.floats(min_value=0.001, max_value=1e4)
 
 
-def one_round(pace: Pace, tag: int, *, samples: int, training: float, turn: float, now: float = 0.0) -> float | None:
+def one_round(pace: FinishEstimator, tag: int, *, samples: int, training: float, turn: float, now: float = 0.0) -> float | None:
     """Play a round in which nothing is said ahead; what `begins` foresaw."""
     foreseen = pace.begins(tag, samples=samples, now=now)
     pace.trained(tag, now=now + training)
@@ -24,26 +24,26 @@ def one_round(pace: Pace, tag: int, *, samples: int, training: float, turn: floa
 
 
 def test_nothing_is_foreseen_before_one_training_and_one_turn() -> None:
-    pace = Pace()
+    pace = FinishEstimator()
     assert one_round(pace, 1, samples=2, training=4.0, turn=0.25) is None
     assert pace.begins(2, samples=2, now=10.0) == pytest.approx(3.75)
 
 
 def test_the_expectation_grows_with_the_share() -> None:
-    pace = Pace()
+    pace = FinishEstimator()
     one_round(pace, 1, samples=2, training=4.0, turn=0.25)
     assert pace.begins(2, samples=6, now=10.0) == pytest.approx(12.0 - 0.25)
 
 
 def test_waiting_for_slower_members_is_no_turn_as_long_as_one_round_had_none() -> None:
-    pace = Pace()
+    pace = FinishEstimator()
     one_round(pace, 1, samples=1, training=8.0, turn=0.25)
     one_round(pace, 2, samples=1, training=8.0, turn=3.0)
     assert pace.begins(3, samples=1, now=100.0) == pytest.approx(7.75)
 
 
 def test_an_old_turn_is_forgotten() -> None:
-    pace = Pace()
+    pace = FinishEstimator()
     one_round(pace, 1, samples=1, training=8.0, turn=0.25)
     for tag in range(2, 2 + TURNS):
         one_round(pace, tag, samples=1, training=8.0, turn=1.0)
@@ -51,7 +51,7 @@ def test_an_old_turn_is_forgotten() -> None:
 
 
 def test_a_round_that_was_missed_gives_no_turn() -> None:
-    pace = Pace()
+    pace = FinishEstimator()
     pace.begins(1, samples=1, now=0.0)
     pace.trained(1, now=4.0)
     pace.said_finished(1, now=4.0)
@@ -60,7 +60,7 @@ def test_a_round_that_was_missed_gives_no_turn() -> None:
 
 
 def test_only_the_training_that_began_last_is_measured() -> None:
-    pace = Pace()
+    pace = FinishEstimator()
     pace.begins(1, samples=1, now=0.0)
     pace.begins(2, samples=1, now=5.0)
     pace.trained(1, now=6.0)
@@ -71,7 +71,7 @@ def test_only_the_training_that_began_last_is_measured() -> None:
 def test_never_more_than_half_of_the_training_ahead_and_never_after_its_expected_end(
     rounds: list[tuple[float, float, int]],
 ) -> None:
-    pace, now = Pace(), 0.0
+    pace, now = FinishEstimator(), 0.0
     for tag, (training, turn, samples) in enumerate(rounds, start=1):
         expected = None if pace.seconds_per_sample is None else pace.seconds_per_sample * samples
         foreseen = one_round(pace, tag, samples=samples, training=training, turn=turn, now=now)

@@ -13,8 +13,8 @@ from psyche_core.builtin import hooks
 from psyche_core.builtin.dummy_data import DummyData
 from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine import events as ev
-from psyche_core.client.runtime.resources import Bench
-from psyche_core.client.runtime.worker import Workshop
+from psyche_core.client.runtime.resources import Resources
+from psyche_core.client.runtime.worker import Worker
 from psyche_core.client.setup.parallelism import parallelism_of
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.config.settings import TrainLocalSettings
@@ -128,9 +128,9 @@ class LostTrainer:
 
 async def test_lost_ranks_end_the_client_and_not_one_step_after_another() -> None:
     transport = MemoryTransport(MemoryNetwork(), bytes(32))
-    workshop = Workshop(lambda _: pytest.fail("not asked for"), transport=transport, tell=lambda _: None)
+    worker = Worker(lambda _: pytest.fail("not asked for"), transport=transport, tell=lambda _: None)
     data = DummyData(sequence_length=4)
-    workshop._bench = Bench(LostTrainer(), data)  # type: ignore[arg-type]
-    workshop._sequence_length = 4
+    worker._bench = Resources(LostTrainer(), data)  # type: ignore[arg-type]
+    worker._sequence_length = 4
     with anyio.fail_after(10), pytest.raises(RanksLost, match="rank 1"):
-        await workshop.do(ev.Train(height=1, step=1, share=(BatchId(0, 0),), tag=1))
+        await worker.do(ev.Train(height=1, step=1, share=(BatchId(0, 0),), tag=1))

@@ -1,5 +1,5 @@
 from psyche_core.client.machine.digests import DigestBook
-from psyche_core.client.machine.resync_state import Repair
+from psyche_core.client.machine.resync_state import Resync
 from psyche_core.wire.messages import ModelDigest, ModelOffer
 
 RIGHT, WRONG = b"r" * 32, b"w" * 32
@@ -10,7 +10,7 @@ def offer(manifest_hash):
 
 
 def asking(*, alike=frozenset(), unlike=frozenset()):
-    repair = Repair(alike=frozenset(alike), unlike=frozenset(unlike))
+    repair = Resync(alike=frozenset(alike), unlike=frozenset(unlike))
     repair.begin("changed by itself", astray=True)
     assert repair.asks(3, 0.0)
     return repair

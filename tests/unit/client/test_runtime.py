@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 from party import ChainTrainer, Party, trainers
 from psyche_core.builtin.memory_backend import MemoryBackend
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.machine import Patience
+from psyche_core.client.machine.machine import Timeouts
 from psyche_core.client.runtime import runtime as runtime_module
 from psyche_core.client.runtime.runtime import ClientRuntime
 from psyche_core.coordinator.commands import Command, Withdraw, Witness
@@ -278,7 +278,7 @@ class SlowToTakeIn(MemoryBackend):
 
 async def test_a_coordinator_that_does_not_answer_is_told_once_and_waited_for() -> None:
     party = Party(trainers(1), backend=SlowToTakeIn, min_clients=1, total_steps=2, rounds_per_epoch=2)
-    party.patience = Patience(peers=2.0, answer=0.3)
+    party.timeouts = Timeouts(peers=2.0, answer=0.3)
     await party.play()
 
     assert SlowToTakeIn.joins == 5

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import anyio
 
-from psyche_core.client.runtime.limiter import Turns
+from psyche_core.client.runtime.limiter import Limiter
 
 
 async def test_no_more_than_so_many_are_at_it_at_once_and_all_get_their_turn() -> None:
-    turns, running, most, done = Turns(3, seconds=60.0), 0, 0, 0
+    turns, running, most, done = Limiter(3, seconds=60.0), 0, 0, 0
 
     async def work() -> None:
         nonlocal running, most, done
@@ -29,7 +29,7 @@ async def test_no_more_than_so_many_are_at_it_at_once_and_all_get_their_turn() -
 
 async def test_those_that_never_end_hold_the_others_up_for_so_long_and_no_longer() -> None:
     """Members that announce results and give them to nobody must not keep us from everybody else's."""
-    turns = Turns(2, seconds=0.05)
+    turns = Limiter(2, seconds=0.05)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
 
@@ -46,7 +46,7 @@ async def test_those_that_never_end_hold_the_others_up_for_so_long_and_no_longer
 
 
 async def test_a_turn_that_was_cancelled_or_failed_is_free_again() -> None:
-    turns = Turns(1, seconds=60.0)
+    turns = Limiter(1, seconds=60.0)
     with anyio.fail_after(10):
         with anyio.CancelScope() as scope:
             async with turns.turn():

@@ -21,8 +21,8 @@ from psyche_core.builtin.memory_transport import MemoryNetwork, MemoryTransport
 from psyche_core.client.machine import events as ev
 from psyche_core.client.model_sync import exchange, multi_source
 from psyche_core.client.model_sync.exchange import ModelExchange
-from psyche_core.client.runtime.resources import Bench, Start
-from psyche_core.client.runtime.worker import Workshop
+from psyche_core.client.runtime.resources import Resources, Start
+from psyche_core.client.runtime.worker import Worker
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
@@ -58,7 +58,7 @@ def build_trainer(seed: int) -> Trainer:
 
 
 class Member:
-    """A workshop with a real trainer, and what it told."""
+    """A worker with a real trainer, and what it told."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class Member:
         self.told: list[telemetry.Event] = []
         self.scratch = Scratch(folder)
         self.exchange = ModelExchange(self.transport, tell=self.told.append, scratch=self.scratch)
-        self.workshop = Workshop(self._build, transport=self.transport, tell=self.told.append, exchange=self.exchange)
+        self.worker = Worker(self._build, transport=self.transport, tell=self.told.append, exchange=self.exchange)
         self.checkpoints: Path | None = None
 
-    async def _build(self, _: Start) -> Bench:
+    async def _build(self, _: Start) -> Resources:
         data = DummyData(sequence_length=16)
-        return Bench(self.trainer, data, validation=toy_samples(7), checkpoints=self.checkpoints)
+        return Resources(self.trainer, data, validation=toy_samples(7), checkpoints=self.checkpoints)
 
     @property
     def key(self) -> bytes:
@@ -91,13 +91,13 @@ class Member:
         return masters
 
     async def snapshot(self) -> ev.SnapshotTaken:
-        taken = await self.workshop.do(ev.TakeSnapshot(STEP, TAG))
+        taken = await self.worker.do(ev.TakeSnapshot(STEP, TAG))
         assert isinstance(taken, ev.SnapshotTaken)
         return taken
 
     async def fetch(self, taken: ev.SnapshotTaken, *sources: Member) -> ev.Event:
         keys = tuple(source.key for source in sources)
-        return await self.workshop.do(ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG))
+        return await self.worker.do(ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, keys, TAG))
 
     def progress(self) -> list[telemetry.ModelSync]:
         return [event for event in self.told if isinstance(event, telemetry.ModelSync)]
@@ -119,7 +119,7 @@ async def members(
             found.append(member)
         for member in found:
             await member.transport.set_peers({other.key: b"" for other in found})
-            await member.workshop.do(ev.Load(run_state()))
+            await member.worker.do(ev.Load(run_state()))
         yield found
 
 
@@ -136,21 +136,21 @@ async def test_who_joins_and_loads_at_once_opens_its_model_once() -> None:
     finish = anyio.Event()
 
     class Slow(Member):
-        async def _build(self, start: Start) -> Bench:
+        async def _build(self, start: Start) -> Resources:
             opened.append(start)
             await finish.wait()
             return await super()._build(start)
 
     member = Slow("one", MemoryNetwork(), seed=1)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(member.workshop.prepare, run_state())
+        tasks.start_soon(member.worker.prepare, run_state())
         await anyio.wait_all_tasks_blocked()
-        tasks.start_soon(member.workshop.do, ev.Load(run_state()))
+        tasks.start_soon(member.worker.do, ev.Load(run_state()))
         await anyio.wait_all_tasks_blocked()
         finish.set()
     assert len(opened) == 1
     assert [type(event) for event in member.told].count(telemetry.ModelLoaded) == 1
-    await member.workshop.prepare(run_state())
+    await member.worker.prepare(run_state())
     assert len(opened) == 1, "what is loaded is not opened again"
     member.scratch.close()
 
@@ -159,10 +159,10 @@ async def test_who_joins_and_loads_at_once_opens_its_model_once() -> None:
 async def test_what_was_opened_for_another_model_is_not_taken(changed: str) -> None:
     member = Member("one", MemoryNetwork(), seed=1)
     state = run_state()
-    await member.workshop.prepare(state)
+    await member.worker.prepare(state)
     llm = state.model.LLM.model_copy(update={"max_seq_len": 8} if changed == "model" else {})
     later = replace(state, model=state.model.model_copy(update={"LLM": llm}))
-    await member.workshop.do(ev.Load(later, fresh=changed == "fresh"))
+    await member.worker.do(ev.Load(later, fresh=changed == "fresh"))
     assert [type(event) for event in member.told].count(telemetry.ModelLoaded) == 2
     member.scratch.close()
 
@@ -225,16 +225,16 @@ async def test_what_was_read_and_received_before_stays_valid() -> None:
     """Samples read ahead and payloads of the rounds being played are used after a model was fetched."""
     share = (BatchId(3, 4),)
     async with members("maker", "taker") as (maker, taker):
-        await taker.workshop.prefetch(share)
+        await taker.worker.prefetch(share)
         payload = maker.trainer.train(1, toy_samples(1)).payload
         payload_hash = hashlib.sha256(payload).digest()
-        assert await taker.workshop.receive(payload_hash, payload, tag=1) == ev.PayloadChecked(payload_hash, True, 1)
+        assert await taker.worker.receive(payload_hash, payload, tag=1) == ev.PayloadChecked(payload_hash, True, 1)
         assert isinstance(await taker.fetch(await maker.snapshot(), maker), ev.ModelFetched)
         for member in (maker, taker):
-            await member.workshop.receive(payload_hash, payload, tag=1)
-            assert isinstance(await member.workshop.do(ev.Apply(1, 1, (payload_hash,), own_accepted=False)), ev.Applied)
+            await member.worker.receive(payload_hash, payload, tag=1)
+            assert isinstance(await member.worker.do(ev.Apply(1, 1, (payload_hash,), own_accepted=False)), ev.Applied)
         assert taker.trainer.full_digest() == maker.trainer.full_digest()
-        assert isinstance(await taker.workshop.do(ev.Train(2, 2, share, 2)), ev.Trained)
+        assert isinstance(await taker.worker.do(ev.Train(2, 2, share, 2)), ev.Trained)
 
 
 # ------------------------------------------------------------------------------------------------ sources that fail
@@ -365,19 +365,19 @@ async def test_masters_replaced_half_way_are_not_worked_with_until_they_are_whol
         assert isinstance(failed, ev.ModelFetchFailed)
         assert "replaced by that of step 4 in part only" in failed.reason
 
-        refused = await taker.workshop.do(ev.Train(2, 2, (BatchId(3, 4),), 2))
+        refused = await taker.worker.do(ev.Train(2, 2, (BatchId(3, 4),), 2))
         assert isinstance(refused, ev.TrainFailed)
         assert "in part only" in refused.reason
         for work in (ev.Apply(1, 1, (), own_accepted=False), ev.CloseEpoch(0, 3)):
-            broken = await taker.workshop.do(work)
+            broken = await taker.worker.do(work)
             assert isinstance(broken, ev.WorkFailed)
             assert "in part only" in broken.reason
-        assert isinstance(await taker.workshop.do(ev.TakeSnapshot(STEP, TAG)), ev.SnapshotFailed)
-        digests = [await member.workshop.do(ev.Digest(1)) for member in (maker, taker)]
+        assert isinstance(await taker.worker.do(ev.TakeSnapshot(STEP, TAG)), ev.SnapshotFailed)
+        digests = [await member.worker.do(ev.Digest(1)) for member in (maker, taker)]
         assert digests[0] != digests[1], "what others see is that they differ"
 
         assert await taker.fetch(taken, maker) == ev.ModelFetched(STEP, maker.trainer.full_digest())
-        assert isinstance(await taker.workshop.do(ev.Train(2, 2, (BatchId(3, 4),), 2)), ev.Trained)
+        assert isinstance(await taker.worker.do(ev.Train(2, 2, (BatchId(3, 4),), 2)), ev.Trained)
 
 
 # ------------------------------------------------------------------------------------------------ manifests that lie
@@ -451,10 +451,10 @@ async def test_old_snapshots_are_gone_from_disk_when_they_expire(tmp_path: Path)
         taken = await maker.snapshot()
         size = sum(4 * tensor.numel() for tensor in maker.masters.values())
         assert [file.stat().st_size for file in files(tmp_path)] == [size]
-        assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + 1, TAG + 1)), ev.SnapshotTaken)
+        assert isinstance(await maker.worker.do(ev.TakeSnapshot(STEP + 1, TAG + 1)), ev.SnapshotTaken)
         assert len(files(tmp_path)) == 2
 
-        await maker.workshop.expire(TAG + 1)
+        await maker.worker.expire(TAG + 1)
         await maker.transport.expire(TAG + 1)
         assert len(files(tmp_path)) == 1
         answer = await taker.fetch(taken, maker)
@@ -464,13 +464,13 @@ async def test_old_snapshots_are_gone_from_disk_when_they_expire(tmp_path: Path)
 async def test_nobody_fills_our_disk_by_asking_for_one_model_after_the_other(tmp_path: Path) -> None:
     async with members("maker", folder=tmp_path) as (maker,):
         for later in range(exchange.MOST_OFFERED):
-            assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + later, TAG + later)), ev.SnapshotTaken)
-        failed = await maker.workshop.do(ev.TakeSnapshot(STEP + 9, TAG + 9))
+            assert isinstance(await maker.worker.do(ev.TakeSnapshot(STEP + later, TAG + later)), ev.SnapshotTaken)
+        failed = await maker.worker.do(ev.TakeSnapshot(STEP + 9, TAG + 9))
         assert isinstance(failed, ev.SnapshotFailed)
         assert "4 are being offered already" in failed.reason
         assert len(files(tmp_path)) == exchange.MOST_OFFERED
-        await maker.workshop.expire(TAG + 1)
-        assert isinstance(await maker.workshop.do(ev.TakeSnapshot(STEP + 9, TAG + 9)), ev.SnapshotTaken)
+        await maker.worker.expire(TAG + 1)
+        assert isinstance(await maker.worker.do(ev.TakeSnapshot(STEP + 9, TAG + 9)), ev.SnapshotTaken)
 
 
 async def test_a_snapshot_is_of_the_masters_as_they_were_whatever_becomes_of_them() -> None:
@@ -492,7 +492,7 @@ class Full(MemoryTransport):
 
 async def test_a_transport_that_cannot_publish_is_told_and_survived(tmp_path: Path) -> None:
     async with members("maker", transports={"maker": Full}, folder=tmp_path) as (maker,):
-        failed = await maker.workshop.do(ev.TakeSnapshot(STEP, TAG))
+        failed = await maker.worker.do(ev.TakeSnapshot(STEP, TAG))
         assert failed == ev.SnapshotFailed(STEP, "the model after step 4 cannot be offered to others: the store is full")
         assert telemetry.Problem("warning", failed.reason) in maker.told
         assert not files(tmp_path)
@@ -505,7 +505,7 @@ async def test_the_model_is_validated_at_load_only_where_it_is_the_runs() -> Non
     async with members("one") as (one,):
         assert [event.step for event in one.told if isinstance(event, telemetry.Validated)] == [0]
         one.told.clear()
-        ready = await one.workshop.do(ev.Load(run_state(step=5)))
+        ready = await one.worker.do(ev.Load(run_state(step=5)))
         assert isinstance(ready, ev.ModelReady)
         assert ready.step is None
         assert not [event for event in one.told if isinstance(event, telemetry.Validated)]
@@ -519,8 +519,8 @@ async def test_a_run_id_never_leads_a_checkpoint_out_of_its_folder(tmp_path: Pat
     async with members("one") as (one,):
         one.checkpoints = tmp_path / "mine"
         one.trainer.save = save  # type: ignore[method-assign]  # the toy model has no checkpoint format
-        await one.workshop.do(ev.Load(run_state(run_id="../a run")))
-        closed = await one.workshop.do(ev.CloseEpoch(0, 3, 24))
+        await one.worker.do(ev.Load(run_state(run_id="../a run")))
+        closed = await one.worker.do(ev.CloseEpoch(0, 3, 24))
     assert isinstance(closed, ev.EpochClosed)
     assert closed.saved
     names = {path.name for path in (tmp_path / "mine").iterdir()}
@@ -542,7 +542,7 @@ async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path,
     async with members("one") as (one,):
         one.checkpoints = tmp_path
         one.trainer.save = save  # type: ignore[method-assign]  # the toy model has no checkpoint format
-        await one.workshop.do(ev.Load(run_state()))
+        await one.worker.do(ev.Load(run_state()))
         kept: list[Path] = []
 
         def keep(directory: Path) -> None:
@@ -550,11 +550,11 @@ async def test_a_checkpoint_that_is_saved_is_not_said_to_be_lost(tmp_path: Path,
             if part == "rotation":
                 raise ModelError("cannot delete the old checkpoint")
 
-        one.workshop._bench = replace(one.workshop.bench, keep_checkpoints=keep)
-        one.workshop._checkpoints.use(one.workshop.bench, run_id=run_state().run_id)
+        one.worker._bench = replace(one.worker.bench, keep_checkpoints=keep)
+        one.worker._checkpoints.use(one.worker.bench, run_id=run_state().run_id)
         if part == "private":
             private_path(tmp_path, run_state().run_id).mkdir()  # a file cannot take a folder's place
-        closed = await one.workshop.do(ev.CloseEpoch(0, 3, 24))
+        closed = await one.worker.do(ev.CloseEpoch(0, 3, 24))
     assert isinstance(closed, ev.EpochClosed)
     assert closed.saved
     (saved,) = [event for event in one.told if isinstance(event, telemetry.CheckpointSaved)]
@@ -569,7 +569,7 @@ class Newcomer(Member):
 
     folders: ClassVar[list[Path]]
 
-    async def _build(self, start: Start) -> Bench:
+    async def _build(self, start: Start) -> Resources:
         if start.folder is None:
             message = "this machine has no copy of the model"
             raise SourceMissing(message)
@@ -578,7 +578,7 @@ class Newcomer(Member):
         if (start.folder / "config.json").read_bytes() != b'{"toy": 1}':
             message = "this is no toy"
             raise ModelError(message)
-        return Bench(self.trainer, DummyData(sequence_length=16), checkpoints=self.checkpoints)
+        return Resources(self.trainer, DummyData(sequence_length=16), checkpoints=self.checkpoints)
 
 
 async def newcomer_and_sharer(stack: AsyncExitStack) -> tuple[Member, Newcomer]:
@@ -591,7 +591,7 @@ async def newcomer_and_sharer(stack: AsyncExitStack) -> tuple[Member, Newcomer]:
         await stack.enter_async_context(member.transport)
     for member, other in ((one, new), (new, one)):
         await member.transport.set_peers({other.key: b""})
-    await one.workshop.do(ev.Load(run_state()))
+    await one.worker.do(ev.Load(run_state()))
     return one, new
 
 
@@ -602,7 +602,7 @@ async def test_who_has_nothing_gets_how_the_model_is_built_and_the_model(
     """Checkpoints of the reference's joiners lack their config: here it comes with the model."""
     async with AsyncExitStack() as stack:
         one, new = await newcomer_and_sharer(stack)
-        missing = await new.workshop.do(ev.Load(run_state()))
+        missing = await new.worker.do(ev.Load(run_state()))
         assert isinstance(missing, ev.SourceMissing)
 
         files = {"config.json": b'{"toy": 1}', "tokenizer.json": b"{}"}
@@ -616,13 +616,13 @@ async def test_who_has_nothing_gets_how_the_model_is_built_and_the_model(
         work = ev.FetchModel(
             taken.step, taken.manifest_hash, taken.manifest_bytes, (one.key,), TAG, build=run_state(), descriptions=descriptions
         )
-        ready = await new.workshop.do(work)
+        ready = await new.worker.do(work)
         assert isinstance(ready, ev.ModelReady), ready
         assert ready.step == STEP
         assert all(torch.equal(tensor, one.masters[name]) for name, tensor in new.masters.items())
         assert len(new.folders) == 1 + false_first
         assert {path.name: path.read_bytes() for path in new.folders[-1].iterdir()} == files
-        await new.workshop.aclose()
+        await new.worker.aclose()
         assert not new.folders[-1].exists()
 
 
@@ -632,6 +632,6 @@ async def test_when_nobody_says_how_the_model_is_built_that_is_the_reason() -> N
         taken = await one.snapshot()
         assert (taken.description_hash, taken.description_bytes) == (bytes(32), 0), "the toy model cannot be described"
         work = ev.FetchModel(taken.step, taken.manifest_hash, taken.manifest_bytes, (one.key,), TAG, build=run_state())
-        failed = await new.workshop.do(work)
+        failed = await new.worker.do(work)
         assert isinstance(failed, ev.ModelFetchFailed)
         assert "no member says how the model is built" in failed.reason

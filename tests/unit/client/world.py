@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.epoch import EpochNotes
-from psyche_core.client.machine.machine import ClientMachine, Patience
+from psyche_core.client.machine.machine import ClientMachine, Timeouts
 from psyche_core.config.run_config import Choice, parse_run_file
 from psyche_core.coordinator import apply, new_state
 from psyche_core.coordinator.assignment import shares
@@ -161,7 +161,7 @@ class World:
             identity,
             "world",
             sign=lambda commitment: sign_commitment(key, INSTANCE, commitment),
-            patience=Patience(payload=20.0, peers=3.0),
+            timeouts=Timeouts(payload=20.0, peers=3.0),
             can_store=index in self.stores,
         )
         return Member(f"client-{index}", key, machine)
@@ -339,7 +339,7 @@ class World:
             if place is None or message.height - 1 not in notes.records:
                 continue
 
-            now = member.machine._me.now  # its own clock, which stands while it sleeps
+            now = member.machine._state.now  # its own clock, which stands while it sleeps
             waited_for = notes.delivering(notes.records[message.height], frozenset({place}), now=now)
             if waited_for and place in state.healthy_slots and place in shares(state, before):
                 published = other.own_by_round.get((message.epoch, message.height - 1))

@@ -15,7 +15,7 @@ import pytest
 
 from psyche_core.client.machine import coordinator_updates, digests, machine, results, resync
 from psyche_core.client.machine import events as ev
-from psyche_core.client.machine.buffers import Inbox
+from psyche_core.client.machine.buffers import PayloadBuffer
 from psyche_core.client.machine.digests import DigestBook
 from psyche_core.client.machine.epoch import EpochNotes
 from psyche_core.client.machine.round import RoundRecord
@@ -163,7 +163,7 @@ def late_payloads_are_skipped(patch: Patch) -> None:
     def apply(me, notes, record):
         results = [record.judged(slot) for slot in sorted(record.accepted)]
         hashes = [result.payload_hash for result in results if result not in (None, "void")]
-        held = tuple(payload_hash for payload_hash in hashes if payload_hash in notes.inbox.valid)
+        held = tuple(payload_hash for payload_hash in hashes if payload_hash in notes.payloads.valid)
         me.start(ev.Apply(record.height, record.round.step, held, notes.slot in record.accepted))
 
     patch.setattr(machine, "_apply", apply)
@@ -294,8 +294,8 @@ def steps_in_between_keep_later_samples(patch: Patch) -> None:
 def equal_payloads_expire_with_the_first(patch: Patch) -> None:
     """Bytes that are announced again are kept no longer for that."""
 
-    patch.setattr(Inbox, "holds", lambda inbox, payload_hash, *, tag: payload_hash in inbox.valid)
-    patch.setattr(Inbox, "expire", lambda *_: None)
+    patch.setattr(PayloadBuffer, "holds", lambda inbox, payload_hash, *, tag: payload_hash in inbox.valid)
+    patch.setattr(PayloadBuffer, "expire", lambda *_: None)
 
 
 @dataclass(frozen=True, slots=True)
