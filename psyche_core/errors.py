@@ -8,14 +8,18 @@
     ├── CoordinatorError          a command the coordinator refused; `.name` is the protocol's name for it
     ├── BackendError              the coordinator backend cannot be used
     │   ├── BackendClosed         the connection is gone for good (after its retries)
-    │   └── CommandRefused        the backend answered with a code and a sentence
+    │   ├── CommandRefused        the backend answered with a code and a sentence
+    │   │   └── AccessRefused     and it is the address, the run or the key that was given: a UserError, too
+    │   └── UnknownHost           the host in an address does not exist: a UserError, too
     ├── TransportError            a peer or blob cannot be reached
     │   ├── BlobNotFound          nobody asked had it before the deadline
     │   └── BlobRejected          it was too large or did not match its hash
     ├── WireError                 bytes from outside do not follow the wire rules
     ├── PayloadRejected           a peer's training result does not fit our own parameter table
     ├── DataError                 training data cannot be read
+    │   └── InputError            texts, a tokenizer or a folder that a command was given will not do: a UserError, too
     ├── ModelError                a model cannot be built, loaded or saved
+    │   ├── NoSuchDevice          this machine has no such device, or there is none: a UserError, too
     │   ├── RanksLost             processes that compute a part of the model are gone: nothing can go on
     │   └── ModelHalfReplaced     some parameters are the new ones, others still the old: unusable until replaced again
     ├── StoreError                a model cannot be put into a store, or had from one
@@ -80,6 +84,14 @@ class CommandRefused(BackendError):
         self.message = message
 
 
+class AccessRefused(CommandRefused, UserError):
+    """We are not let in with what the user gave: a wrong address, key or run, or a release that does not match."""
+
+
+class UnknownHost(BackendError, UserError):
+    """The host in a coordinator's address has no address of its own: a wrong name, which waiting does not mend."""
+
+
 class TransportError(PsycheError):
     """A peer or blob cannot be reached."""
 
@@ -104,8 +116,16 @@ class DataError(PsycheError):
     """Training data cannot be read."""
 
 
+class InputError(DataError, UserError):
+    """What a command was given to read or to write to is not there, or cannot be what it was given for."""
+
+
 class ModelError(PsycheError):
     """A model cannot be built, loaded or saved."""
+
+
+class NoSuchDevice(ModelError, UserError):
+    """The device that was asked for is none, or is not on this machine."""
 
 
 class RanksLost(ModelError):

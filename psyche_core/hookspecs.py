@@ -47,7 +47,8 @@ class BackendContext:
     """What a client's backend is built from.
 
     address: as the user gave it (`host:port#KEY`); empty for a backend that needs none. key: of our transport, and our identity
-    where the backend has no other. settings: validated options of the backend's own. retry_seconds: give up after.
+    where the backend has no other. settings: validated options of the backend's own. retry_seconds: how long a coordinator that
+    cannot be reached is tried for, at the start and when it was lost, before the backend gives up.
     """
 
     run_id: str

@@ -91,7 +91,10 @@ class ClientSettings(_ProgramSettings):
         default=300.0,
         ge=0,
         json_schema_extra=_SECONDS,
-        description="Seconds to try to come back when the coordinator is lost, before giving up.",
+        description=(
+            "Seconds to try to reach the coordinator before giving up: at the start, when its server is not up yet, and each "
+            "time it is lost."
+        ),
     )
     transport: str = Field(default="quic", description="Transport between clients, by plugin name.")
     bind_p2p_interface: str = Field(

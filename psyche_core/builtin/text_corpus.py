@@ -25,7 +25,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
 from typing import IO, Any
@@ -60,13 +60,14 @@ class TextProgress:
 
 @dataclass(frozen=True, slots=True)
 class PreparedText:
-    """Token files that are ready. Counts are in tokens; written: whether this call made them."""
+    """Token files that are ready. Counts are in tokens; written: whether this call made them, of so many texts."""
 
     training: Path
     validation: Path
     training_tokens: int
     validation_tokens: int
     written: bool
+    texts: int = 0
 
 
 def prepare_text(
@@ -79,9 +80,9 @@ def prepare_text(
     """Make the token files that `data.toml` asks for with `[text]`, unless they are there. Blocking: call it in a worker thread.
 
     data_file: the parsed data.toml. folder: where its relative paths start (default: the working directory, which suits a file
-    whose paths are resolved already). progress: called in the same thread after each document. timeout: seconds to wait for
-    another process that is writing. Returns None when there is nothing to make: no `[text]`, or the folder holds the user's
-    own token files. Raises DataError, TimeoutError.
+    whose paths are resolved already). progress: called in the same thread before the first document and after each. timeout:
+    seconds to wait for another process that is writing. Returns None when there is nothing to make: no `[text]`, or the folder
+    holds the user's own token files. Raises DataError, TimeoutError.
     """
     data_file = data_file.resolved(folder or Path())
     if data_file.text is None or _users_own(data_file.dir):
@@ -245,6 +246,8 @@ def _write(folder: Path, source: _Source, text: TextSource, progress: Callable[[
     tokenizer = _tokenizer(text, source)
     texts = package_texts(text.package)
     training, validation = (array(_TOKEN_CODES[source.token_size]) for _ in range(2))
+    if progress is not None:
+        progress(TextProgress(0, len(texts), 0))
     for number, document in enumerate(texts.values(), start=1):
         for part, tokens in zip(split_document(document, text.held_out), (training, validation), strict=True):
             if part:
@@ -252,7 +255,7 @@ def _write(folder: Path, source: _Source, text: TextSource, progress: Callable[[
         if progress is not None:
             progress(TextProgress(number, len(texts), len(training) + len(validation)))
 
-    ready = _prepared(folder, len(training), len(validation), written=True)
+    ready = replace(_prepared(folder, len(training), len(validation), written=True), texts=len(texts))
     manifest = {
         "format": MANIFEST_FORMAT,
         "complete": True,

@@ -80,7 +80,8 @@ def _port(address: str) -> int:
     """The port of the `host:port` that clients will ask for training data; the server must listen just there."""
     port = address.partition("#")[0].rpartition(":")[2] if ":" in address else ""
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        message = f'model.LLM.data_location.Server = "{address}": must be host:port, for instance 127.0.0.1:20001'
+        rule = "must be host:port with a port from 1 to 65535, for instance 127.0.0.1:20001"
+        message = f'model.LLM.data_location.Server = "{address}": {rule}'
         raise ConfigError(message)
 
     return int(port)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import signal
@@ -54,14 +55,42 @@ async def _until_signal(program: Callable[[], Awaitable[_Result]]) -> _Result:
 
 
 def log_to_stderr() -> None:
-    """Show warnings of every room on stderr, one line each; after `psyche --debug` also our rooms' details and tracebacks."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    """Show warnings of every room on stderr, one line each, as the displays write theirs.
+
+    After `psyche --debug` also our rooms' details and tracebacks.
+    """
     context = click.get_current_context(silent=True)
-    switches = None if context is None else context.find_root().obj
-    if getattr(switches, "debug", False):
+    debug = bool(getattr(None if context is None else context.find_root().obj, "debug", False))
+    handler = logging.StreamHandler(_Stderr())
+    handler.setFormatter(_LogLine(named=debug))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    if debug:
         logging.getLogger("psyche").setLevel(logging.DEBUG)
+
+
+class _Stderr(io.TextIOBase):
+    """What sys.stderr is at the moment: a live panel puts itself there, so that lines come to stand above it and not in it."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+class _LogLine(PrintableFormatter):
+    """`HH:MM:SS warning: message`, as `ui.console` writes events. The logger's name stands before the message of other people's
+    libraries, and before all messages where `named`.
+    """
+
+    def __init__(self, *, named: bool) -> None:
+        super().__init__("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+        self._named = named
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        name = f"{record.name}: " if self._named or record.name.partition(".")[0] != "psyche" else ""
+        record.message = f"{record.levelname.lower()}: {name}{record.message}"
+        return super().formatMessage(record)
 
 
 def _without_waiting(path: str, flags: int) -> int:

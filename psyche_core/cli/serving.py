@@ -9,20 +9,17 @@ from __future__ import annotations
 import contextlib
 import secrets
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import anyio
 import anyio.to_thread
 
 from psyche_core.builtin.local_data import LocalData
-from psyche_core.builtin.text_corpus import TextProgress, prepare_text
 from psyche_core.cli.run_files import load_run
 from psyche_core.client import report as told
-from psyche_core.client.report import Ended, PhaseChanged, Problem, Report, RewardPaid, Started
+from psyche_core.client.report import Ended, PhaseChanged, Problem, Report, RewardPaid, Started, Stopping
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import (
     ClientsExited,
@@ -40,10 +37,11 @@ from psyche_core.errors import BackendError, ConfigError, CoordinatorError, User
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces import BackendServer
 from psyche_core.plugins import PluginRegistry
-from psyche_core.run_config import CoordinatorConfig, DataFile, RunFile, check_config
+from psyche_core.run_config import CoordinatorConfig, RunFile, check_config
 from psyche_core.settings import ServerSettings
 from psyche_core.training.scratch import default_folder
 from psyche_core.types import RunState
+from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
 KEY_FILE = "server.key"
@@ -61,7 +59,10 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
     key = await anyio.to_thread.run_sync(server_key, settings)
     config = first_config(files.run, settings)
     cache = settings.save_state_dir or default_folder()
-    data = await _open_data(files.data, cache) if files.data is not None else None
+    data = None
+    if files.data is not None:
+        await prepare_tokens(files.data, report)
+        data = LocalData.from_data_file(files.data, cache=cache)
     progress = files.run.progress
     state = new_state(
         files.run.run_id,
@@ -100,7 +101,12 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
         async with anyio.create_task_group() as tasks:
             if isinstance(server, OwnersDoor):
                 tasks.start_soon(_pause_on_signal, server, report)
-            await server.serve()
+            try:
+                await server.serve()
+            except anyio.get_cancelled_exc_class():
+                folder = settings.save_state_dir
+                report(Stopping(server.state.progress.step, None if folder is None else str(folder)))
+                raise
             tasks.cancel_scope.cancel()
         if server.state.run_state is not RunState.Finished:
             message = f"the server stopped in {server.state.run_state.name}, before the run was finished"
@@ -212,34 +218,3 @@ def phase_reporter(report: Report) -> Callable[[CoordinatorState, tuple[Event, .
 
 def _member(state: CoordinatorState, slot: int) -> str:
     return state.epoch.clients[slot].id.short
-
-
-async def _open_data(data_file: DataFile, cache: Path) -> LocalData:
-    """The provider a data file describes, its token files made first if they have to be. Entered by the caller."""
-    with _progress_bar(f"preparing {data_file.dir}") as progress:
-        try:
-            await anyio.to_thread.run_sync(lambda: prepare_text(data_file, progress=progress))
-        except TimeoutError as error:
-            raise UserError(str(error)) from error
-
-    return LocalData.from_data_file(data_file, cache=cache)
-
-
-@contextlib.contextmanager
-def _progress_bar(title: str) -> Iterator[Callable[[TextProgress], None]]:
-    """A progress bar on stderr while text is tokenised; shows nothing where nothing has to be made."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    bar = Bar(console=Console(file=sys.stderr), transient=True)
-    task = bar.add_task(title, total=None)
-
-    def advance(done: TextProgress) -> None:
-        bar.start()
-        bar.update(task, total=done.total, completed=done.documents)
-
-    try:
-        yield advance
-    finally:
-        if bar.live.is_started:
-            bar.stop()

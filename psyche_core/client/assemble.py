@@ -26,6 +26,7 @@ from psyche_core.client.data_source import check_announced, data_source, first_s
 from psyche_core.client.description_exchange import DescriptionExchange
 from psyche_core.client.epoch import masters_due
 from psyche_core.client.model_exchange import ModelExchange
+from psyche_core.client.own_checks import expect_device, expect_held_out
 from psyche_core.client.parallelism import parallelism_of
 from psyche_core.client.restoring import ReplayFailed, Restorer, signed_ends
 from psyche_core.client.runtime import ClientRuntime
@@ -67,6 +68,7 @@ async def train_client(
     address = _address_for(backend_kind, settings)
     await anyio.to_thread.run_sync(_check_own, settings)
     key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
+    lasting = settings.identity_secret_key_path is not None or backend_kind.transport_key is not None
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
     async def take_part() -> tuple[report.Ended, bool]:
@@ -74,7 +76,7 @@ async def train_client(
         async with AsyncExitStack() as stack:
             scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
             stack.callback(scratch.close)
-            restorer = _restorer(settings, tell)
+            restorer = _restorer(settings, tell, member=key.public, lasting=lasting)
             if restorer is not None:
                 stack.callback(restorer.close)
                 await anyio.to_thread.run_sync(restorer.claim, settings.run_id)
@@ -132,7 +134,7 @@ async def train_client(
 
 
 def _check_own(settings: ClientSettings) -> None:
-    """What would end the client once it has joined is told before. Raises ConfigError."""
+    """What would end the client once it has joined is told before. Raises ConfigError, NoSuchDevice."""
     if not settings.base.is_dir():
         message = f"--base {settings.base} is no folder; give the one that the run's relative paths start at"
         raise ConfigError(message)
@@ -142,6 +144,9 @@ def _check_own(settings: ClientSettings) -> None:
     if folder is not None and folder.exists() and not folder.is_dir():
         message = f"--checkpoint-dir {folder} is a file; give a folder, which is made when there is none"
         raise ConfigError(message)
+
+    expect_held_out(settings)
+    expect_device(settings)
 
 
 def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
@@ -166,15 +171,17 @@ def _transport_key(backend: BackendRegistration, settings: ClientSettings, backe
     return SecretKey.generate()
 
 
-def _restorer(settings: ClientSettings, tell: report.Report) -> Restorer | None:
-    """Checkpoints and journal of this client, where it keeps any; to be closed."""
+def _restorer(
+    settings: ClientSettings, tell: report.Report, *, member: bytes | None = None, lasting: bool = True
+) -> Restorer | None:
+    """Checkpoints and journal of this client, where it keeps any; to be closed. member, lasting: see Restorer."""
     if settings.checkpoint_dir is None:
         return None
 
     def warn(sentence: str) -> None:
         anyio.from_thread.run_sync(tell, report.Problem("warning", sentence))
 
-    return Restorer(settings.checkpoint_dir, settings.journal_size, warn)
+    return Restorer(settings.checkpoint_dir, settings.journal_size, warn, member, lasting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,16 +277,10 @@ def bench_builder(
 
     def look_around(state: CoordinatorState) -> None:
         """What could be wrong on this machine, without opening the model."""
-        from psyche_core.builtin.hf.model_types import MODEL_TYPES
-
-        llm = state.model.LLM
-        expect_plugins(llm)
+        expect_plugins(state.model.LLM)
+        expect_device(settings)
         if restorer is not None:
             restorer.claim(state.run_id)
-        if llm.architecture in MODEL_TYPES and parallelism is None:
-            from psyche_core.builtin.hf.devices import pick_devices  # heavy: torch
-
-            pick_devices(settings.device)
 
     def open_trainer(start: Start, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
         import torch  # heavy: in the worker thread, and not with the command line

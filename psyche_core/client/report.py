@@ -20,12 +20,49 @@ logger = logging.getLogger("psyche.report")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The program is up. role: `client` or `server`; id: signer in hex; address: where it listens or which server it uses."""
+    """The program is up. role: `client` or `server`; id: signer in hex; address: where it listens or which server it uses.
+
+    A client is no member yet then: see Joined.
+    """
 
     role: str
     id: str
     run_id: str
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The coordinator took our request to take part, which a client makes once what it needs is there; told once."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFiles:
+    """Token files are made from text, once: told before the first text, now and then, and when they are ready.
+
+    texts: those done, of so many in all; tokens: made so far; seconds: since it began.
+    """
+
+    folder: str
+    texts: int
+    of: int
+    tokens: int
+    seconds: float
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """A signal ends the server before the run is finished.
+
+    step: next to train; folder: where the state lies that the run goes on from when the server is started again, None where there
+    is none.
+    """
+
+    step: int
+    folder: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +74,13 @@ class PhaseChanged:
     step: int
     clients: int
     height: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoading:
+    """The model begins to be built and loaded; ModelLoaded says when it is there. model: what the run calls it."""
+
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +283,11 @@ class Ended:
 
 Event = (
     Started
+    | TokenFiles
+    | Stopping
+    | Joined
     | PhaseChanged
+    | ModelLoading
     | ModelLoaded
     | Resumed
     | MicroBatchFound

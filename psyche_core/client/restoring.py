@@ -19,6 +19,7 @@ from psyche_core.coordinator.history import signed_digests
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import ModelError
 from psyche_core.training.checkpoint import remove_leftovers
+from psyche_core.training.folder_member import last_member, note_member
 from psyche_core.training.journal import LEAST_LIMIT, Journal, Recovered, claim, default_limit
 from psyche_core.training.journal_records import AppliedRound
 from psyche_core.training.journal_replay import replay
@@ -41,11 +42,17 @@ class ReplayFailed(ModelError):
 
 @dataclass(slots=True)
 class Restorer:
-    """One client's checkpoints and journal. folder: of both. journal_size: limit in bytes, None for one that fits the model."""
+    """One client's checkpoints and journal. folder: of both. journal_size: limit in bytes, None for one that fits the model.
+
+    member: our public key, to tell a folder of another member by; None looks at nobody's. lasting: whether the next start has the
+    same key.
+    """
 
     folder: Path
     journal_size: int | None
     tell: Callable[[str], None]
+    member: bytes | None = None
+    lasting: bool = True
     journal: Journal | None = None
     _guard: io.FileIO | None = None
 
@@ -62,6 +69,20 @@ class Restorer:
         if self._guard is None and self.journal is None:
             self._guard = claim(self.folder, run_id)
             remove_leftovers(self.folder, run_id)
+            if self.member is not None:
+                self._look_whose(run_id, self.member)
+
+    def _look_whose(self, run_id: str, ours: bytes) -> None:
+        before = last_member(self.folder, run_id)
+        if before is not None and before != ours:
+            self.tell(
+                f"{self.folder} was last used by member {before.hex()[:16]}, and we are {ours.hex()[:16]}. Its checkpoints and "
+                "journal are used all the same, and so is the optimizer's own state: the model is the same whoever saved it. "
+                "That member's place in the run is not ours: the run knows us by our key. If this is a mistake, stop, and give "
+                "that member's key (-i) or another --checkpoint-dir"
+            )
+        if self.lasting and before != ours:
+            note_member(self.folder, run_id, ours)
 
     def restore(self, trainer: Trainer, state: CoordinatorState, *, step: int | None, use_journal: bool) -> int | None:
         """Bring the masters up to date from the journal; the last step in them then, None where that is unknown.

@@ -109,6 +109,7 @@ class ClientRuntime:
         self._leave_asked = False
         self._left = False
         self._joining = False
+        self._joined = False
         self._silent = False
         self._withdrawn: anyio.Event | None = None
 
@@ -330,6 +331,9 @@ class ClientRuntime:
                     self._note_silence()
                 else:
                     self._silent = False
+                    if not self._joined:
+                        self._joined = True
+                        self._report(report.Joined(self._run_id))
                     return
         except CommandRefused as refusal:
             if refusal.code not in PASSING_REFUSALS:

@@ -20,6 +20,7 @@ import anyio.to_thread
 
 from psyche_core.client import report
 from psyche_core.client.data_source import data_source, first_samples, held_out_place, read_samples
+from psyche_core.client.own_checks import expect_device, expect_held_out, expect_tokens
 from psyche_core.client.parallelism import parallelism_of
 from psyche_core.coordinator.schedule import batch_size
 from psyche_core.errors import ConfigError, UserError
@@ -42,6 +43,8 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
     """Train to the last step. Raises UserError for what the user can mend, DataError, ModelError and NonFiniteError."""
     run = await anyio.to_thread.run_sync(load_run_file, settings.state)
     location = _data_location(settings, run)
+    expect_held_out(settings)
+    await anyio.to_thread.run_sync(expect_device, settings)
     from psyche_core.training.local_run import LocalRun
 
     parallelism = parallelism_of(settings)
@@ -98,6 +101,7 @@ async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, te
 
 def _data_location(settings: TrainLocalSettings, run: RunFile) -> Choice:
     if settings.data is not None:
+        expect_tokens(settings.data, option="--data")
         return held_out_place(settings.data, settings.token_size)
 
     location = run.model.LLM.data_location
@@ -118,15 +122,17 @@ def _trainers(
     parallelism: Parallelism | None,
     tell: Callable[[report.Event], None],
 ) -> list[Trainer]:
+    from psyche_core.training import sources
+
+    started = perf_counter()
+    anyio.from_thread.run_sync(tell, report.ModelLoading(sources.model_name(run.model.LLM)))
     import torch  # heavy: in the worker thread, and not with the command line
 
-    from psyche_core.training import sources
     from psyche_core.training.build import Compute, build_trainer
 
     def warn(sentence: str) -> None:
         anyio.from_thread.run_sync(tell, report.Problem("warning", sentence))
 
-    started = perf_counter()
     if settings.torch_threads is not None:
         torch.set_num_threads(settings.torch_threads)
     folder = sources.find(run.model.LLM.checkpoint, base=settings.run_base, cache=cache, tell=warn)

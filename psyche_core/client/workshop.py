@@ -72,6 +72,7 @@ from psyche_core.plugin_faults import brief
 from psyche_core.run_config import ModelConfig
 from psyche_core.training.checkpoint import checkpoint_path
 from psyche_core.training.origin import SourceMissing
+from psyche_core.training.sources import model_name
 from psyche_core.types import BatchId
 
 logger = logging.getLogger("psyche.client")
@@ -207,6 +208,7 @@ class Workshop:
 
     async def _open(self, start: Start) -> Bench:
         started = perf_counter()
+        self._tell(report.ModelLoading(model_name(start.state.model.LLM)))
         bench = await self._build(start)
         step = bench.stored_step if bench.step is None else bench.step
         self._tell(report.ModelLoaded(bench.trainer.parameter_count, perf_counter() - started, step))

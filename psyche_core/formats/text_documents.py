@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from psyche_core.errors import DataError
+from psyche_core.errors import DataError, InputError
 
 TEXT_ENDINGS = (".md", ".txt")
 LINES_ENDING = ".jsonl"
@@ -41,7 +41,7 @@ class Piece:
 
 
 def text_paths(sources: Iterable[Path]) -> list[Path]:
-    """The files that `sources` mean, in order, none twice. Raises DataError when one cannot be looked at or has no texts."""
+    """The files that `sources` mean, in order, none twice. Raises InputError when one cannot be looked at or has no texts."""
     found: dict[Path, None] = {}
     for source in sources:
         try:
@@ -49,13 +49,13 @@ def text_paths(sources: Iterable[Path]) -> list[Path]:
                 below = sorted(_texts_below(source))
                 if not below:
                     message = f"{source} has no texts; expected files named *{', *'.join((*TEXT_ENDINGS, LINES_ENDING))}"
-                    raise DataError(message)
+                    raise InputError(message)
             else:
                 source.stat()
                 below = [source]
         except OSError as error:
             message = f"cannot look for texts in {error.filename or source}: {error.strerror}"
-            raise DataError(message) from error
+            raise InputError(message) from error
 
         found |= dict.fromkeys(below)
 
@@ -114,7 +114,7 @@ def _line_documents(stream: BinaryIO, path: Path, text_key: str, held_out: float
         if not isinstance(text, str):
             has = ", ".join(list(record)[:8]) if isinstance(record, dict) else f"a {type(record).__name__}"
             message = f"line {number} of {path} has no text under {text_key!r} (it has {has}); name the key with --text-key"
-            raise DataError(message)
+            raise InputError(message)
 
         aside = int((before + 1) * held_out) > int(before * held_out)
         before += 1

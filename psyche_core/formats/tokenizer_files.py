@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from psyche_core.errors import DataError
+from psyche_core.errors import DataError, InputError
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -30,11 +30,11 @@ COMMON_ENDS = (
 
 
 def tokenizer_path(place: Path) -> Path:
-    """The tokenizer.json that `place` means: itself, or the one in that folder. Raises DataError."""
+    """The tokenizer.json that `place` means: itself, or the one in that folder. Raises InputError."""
     path = place / TOKENIZER_FILE if place.is_dir() else place
     if not path.is_file():
         message = f"there is no tokenizer at {path}; expected a {TOKENIZER_FILE} or a folder with one"
-        raise DataError(message)
+        raise InputError(message)
 
     return path
 
@@ -66,7 +66,7 @@ def vocabulary_size(tokenizer: Any) -> int:
 def end_token(tokenizer: Any, path: Path, wanted: str = "auto") -> tuple[str, int] | None:
     """Name and id of the token that ends a text, None for none.
 
-    path: the tokenizer.json. wanted: "auto" to look for it, "none", a token or its id (digits are an id). Raises DataError when
+    path: the tokenizer.json. wanted: "auto" to look for it, "none", a token or its id (digits are an id). Raises InputError when
     that is no token.
     """
     if wanted == "none":
@@ -76,7 +76,7 @@ def end_token(tokenizer: Any, path: Path, wanted: str = "auto") -> tuple[str, in
         number = int(wanted) if wanted.isdecimal() else tokenizer.token_to_id(wanted)
         if number is None or (name := tokenizer.id_to_token(number)) is None:
             message = f"{path} has no token {wanted!r}; name one of its tokens or ids, auto or none"
-            raise DataError(message)
+            raise InputError(message)
         return name, number
 
     for name in (_configured_end(path), *COMMON_ENDS):

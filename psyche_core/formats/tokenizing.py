@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from psyche_core.errors import DataError
+from psyche_core.errors import DataError, InputError
 from psyche_core.formats.text_documents import Piece, pieces
 from psyche_core.formats.tokenizer_files import TOKENIZER_FILE, end_token, load_tokenizer, tokenizer_path, vocabulary_size
 
@@ -119,7 +119,7 @@ def tokenize_texts(
         )
         if not made.training_tokens:
             message = f"the {len(paths)} files have no text to train on; give texts, or hold out less"
-            raise DataError(message)
+            raise InputError(message)
 
         shutil.copyfile(source, partial / TOKENIZER_FILE)
         _write_description(partial / DESCRIPTION, made, source)
@@ -152,17 +152,17 @@ def _check_target(folder: Path, *, overwrite: bool) -> None:
 
     if described(folder) is None:
         message = f"{folder} is there already and was not made by this command; choose another folder"
-        raise DataError(message)
+        raise InputError(message)
     if not overwrite:
         message = f"{folder} is there already; choose another folder, or replace it with --overwrite"
-        raise DataError(message)
+        raise InputError(message)
 
 
 def _fitting(token_size: int | None, vocabulary: int, source: Path) -> int:
     needed = 2 if vocabulary <= 2**16 else 4
     if token_size is not None and token_size < needed:
         message = f"{source} has {vocabulary} ids, too many for {token_size} bytes a token; use 4"
-        raise DataError(message)
+        raise InputError(message)
 
     return needed if token_size is None else token_size
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from psyche_core.errors import ModelError, StoreError
-from psyche_core.run_config import Choice
+from psyche_core.run_config import Choice, LLMConfig
 from psyche_core.sentences import printable
 from psyche_core.training.checkpoint_manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest, verify
 from psyche_core.training.folders import resumed_folder, whole_folder
@@ -56,6 +56,13 @@ def find(checkpoint: Choice, *, base: Path, cache: Path, weights: bool = True, t
 
 def _silence(sentence: str) -> None:
     """Nobody listens."""
+
+
+def model_name(llm: LLMConfig) -> str:
+    """What people call the model a run begins with: where it is stored, and its architecture."""
+    settings = llm.checkpoint.settings or {}
+    place = settings.get("repo_id") or "/".join(filter(None, (settings.get("bucket"), settings.get("prefix"))))
+    return f"{place!r} ({llm.architecture})" if place else llm.architecture
 
 
 def is_hub_name(text: str) -> bool:

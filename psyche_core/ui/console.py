@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 from psyche_core.client.report import (
@@ -12,8 +13,10 @@ from psyche_core.client.report import (
     EpochDigest,
     EpochSigned,
     Event,
+    Joined,
     MicroBatchFound,
     ModelLoaded,
+    ModelLoading,
     ModelLost,
     ModelSync,
     NetworkTotals,
@@ -28,12 +31,17 @@ from psyche_core.client.report import (
     StatementVoided,
     StepApplied,
     StepTrained,
+    Stopping,
+    TokenFiles,
     Validated,
     WentBack,
     WitnessSent,
 )
 from psyche_core.sentences import printable
 from psyche_core.ui.figures import bytes_text, count_text
+
+TOTALS_SECONDS = 60.0
+"""From one line about the network's totals to the next."""
 
 
 def describe(event: Event) -> str:
@@ -46,10 +54,23 @@ def _sentence(event: Event) -> str:
         case Started(role="server"):
             return f"serving run {event.run_id} at {event.address}"
         case Started():
-            return f"{event.role} {event.id[:16]} takes part in run {event.run_id} at {event.address}"
+            return f"{event.role} {event.id[:16]} has reached run {event.run_id} at {event.address}"
+        case Joined():
+            return f"takes part in run {event.run_id}"
+        case TokenFiles():
+            return _token_files(event)
+        case Stopping(folder=None):
+            return f"stopping before step {event.step}; without --save-state-dir the run's state is lost"
+        case Stopping():
+            return (
+                f"stopping before step {event.step}: the run's state is saved in {event.folder}, and goes on when the server is "
+                "started again with it"
+            )
         case PhaseChanged():
             height = "" if event.height is None else f", round {event.height}"
             return f"{event.phase}: epoch {event.epoch}, step {event.step}{height}, {event.clients} clients"
+        case ModelLoading():
+            return f"loading the model {event.model} ..."
         case ModelLoaded():
             return f"model of {count_text(event.parameters)} parameters ready after {event.seconds:.1f} s"
         case Resumed():
@@ -113,6 +134,17 @@ def _sentence(event: Event) -> str:
             return event.reason
 
 
+def _token_files(event: TokenFiles) -> str:
+    if event.ready:
+        return (
+            f"token files in {event.folder} ready: {count_text(event.tokens)} tokens of {event.of} texts in {event.seconds:.1f} s"
+        )
+    if event.texts == 0:
+        return f"making token files of {event.of} texts in {event.folder}, which is done once ..."
+
+    return f"making token files: {event.texts} of {event.of} texts, {count_text(event.tokens)} tokens in {event.seconds:.0f} s"
+
+
 def _resumed(event: Resumed) -> str:
     """From what a client goes on, and where the rest comes from."""
     if event.step is None:
@@ -135,11 +167,51 @@ def _resumed(event: Resumed) -> str:
     return f"{begun}; the run is at step {event.due}, so the other members are asked for what came since"
 
 
-def console_lines(stream: TextIO) -> Sink:
-    """A sink that writes `HH:MM:SS sentence` per event and flushes it."""
+def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Sink:
+    """A sink that writes `HH:MM:SS sentence` per event and flushes it; of the network's totals one a minute, with rates.
+
+    clock: seconds, for tests.
+    """
+    meter = _Meter(clock)
 
     def write(event: Event) -> None:
-        stream.write(f"{time.strftime('%H:%M:%S')} {describe(event)}\n")
-        stream.flush()
+        if isinstance(event, NetworkTotals):
+            sentence = meter.read(event)
+        elif isinstance(event, Ended) and (last := meter.last()) is not None:
+            sentence = f"{last}\n{stamp()} {describe(event)}"
+        else:
+            sentence = describe(event)
+        if sentence is not None:
+            stream.write(f"{stamp()} {sentence}\n")
+            stream.flush()
+
+    def stamp() -> str:
+        return time.strftime("%H:%M:%S")
 
     return write
+
+
+class _Meter:
+    """The totals come every second, for the panel; in a log they would drown the rest."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._told_at = clock()
+        self._told = self._newest = NetworkTotals(0, 0, 0)
+
+    def read(self, totals: NetworkTotals) -> str | None:
+        """A sentence when it is time for one."""
+        self._newest = totals
+        return self._sentence() if self._clock() - self._told_at >= TOTALS_SECONDS else None
+
+    def last(self) -> str | None:
+        """What was not told yet."""
+        return self._sentence() if self._newest != self._told else None
+
+    def _sentence(self) -> str:
+        now, before, newest = self._clock(), self._told, self._newest
+        seconds = max(now - self._told_at, 1e-9)
+        sent, received = newest.bytes_sent - before.bytes_sent, newest.bytes_received - before.bytes_received
+        self._told_at, self._told = now, newest
+        rates = f"{bytes_text(sent / seconds)}/s out and {bytes_text(received / seconds)}/s in"
+        return f"{describe(newest)}; {rates} for {seconds:.0f} s"

@@ -33,6 +33,8 @@ from psyche_core.client.report import (
     RewardPaid,
     Started,
     StatementVoided,
+    Stopping,
+    TokenFiles,
     Validated,
     WentBack,
 )
@@ -46,7 +48,9 @@ PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
 _COMPLAINTS = (Problem, ReplicasDiffer, WentBack, ModelLost, StatementVoided)
 _WORTH_A_LINE = (
+    TokenFiles,
     Started,
+    Stopping,
     Resumed,
     EpochDigest,
     EpochSigned,
@@ -107,9 +111,10 @@ class LiveDisplay(Display):
         self._live.stop()
 
     def show(self, source: str, event: Event | None = None) -> None:
-        """Redraw, a few times a second at most; complaints are printed above the panel, where they stay."""
-        if isinstance(event, _COMPLAINTS):
-            self._live.console.print(Text(f"{source}: {describe(event)}", style="yellow"))
+        """Redraw, a few times a second at most; complaints, and why nothing moves yet, are printed above it, where they stay."""
+        if isinstance(event, (*_COMPLAINTS, TokenFiles)):
+            style = "" if isinstance(event, TokenFiles) else "yellow"
+            self._live.console.print(Text(f"{source}: {describe(event)}", style=style))
         if self._due(PANEL_SECONDS):
             self._live.update(self._draw(), refresh=True)
 

@@ -22,20 +22,23 @@ from typing import Protocol
 import anyio
 import anyio.to_thread
 from rich.console import Console
+from rich.text import Text
 
 from psyche_core.__about__ import __version__
-from psyche_core.builtin.text_corpus import VALIDATION_FOLDER, prepare_text
-from psyche_core.client.report import Problem, Started
+from psyche_core.builtin.text_corpus import VALIDATION_FOLDER
+from psyche_core.client.report import Event, Problem, Started
 from psyche_core.coordinator import witness
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext
 from psyche_core.run_config import DataFile, RunFile
 from psyche_core.sentences import printable_lines
 from psyche_core.settings import TestnetSettings
+from psyche_core.ui.console import describe
 from psyche_core.ui.kills import RandomKills
 from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.live import Display, LineDisplay, LiveDisplay, SilentDisplay
 from psyche_core.ui.plot import plot_losses
+from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.ui.processes import Child, Children, child_environment
 from psyche_core.ui.run_report import make_report, unmet, write_report
 from psyche_core.ui.summary import summary
@@ -101,7 +104,12 @@ async def run_testnet(
     ledger = RunLedger(run_id=run.run_id, total_steps=run.config.total_steps)
     console = Console()
     if data is not None and files.data_port is None:
-        await anyio.to_thread.run_sync(prepare_text, data)
+
+        def tell(event: Event) -> None:
+            if settings.logs != "none":
+                console.print(Text(describe(event)), soft_wrap=True)
+
+        await prepare_tokens(data, tell)
     started = time.monotonic()
     with _display(settings.logs, ledger, console) as display:
         testnet = _Testnet(

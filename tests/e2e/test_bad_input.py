@@ -102,7 +102,7 @@ def test_a_data_port_in_use_is_the_testnet_s_sentence_too(start, local_testnet, 
 
 
 def test_a_wrong_run_id(client, server_address: str) -> None:
-    sentence = the_sentence(client(server_addr=server_address, run_id="another-run"), code=1)
+    sentence = the_sentence(client(server_addr=server_address, run_id="another-run"), code=2)
     assert "another-run" in sentence or "local-testnet" in sentence
 
 
@@ -189,4 +189,4 @@ def test_a_garbage_peer_does_not_disturb_the_server(start, server_address: str, 
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(4096):
                 continue
-    assert "WrongRun" in the_sentence(client(server_addr=server_address, run_id="another-run"), code=1)
+    assert "WrongRun" in the_sentence(client(server_addr=server_address, run_id="another-run"), code=2)

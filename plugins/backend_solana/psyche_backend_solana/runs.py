@@ -20,7 +20,7 @@ from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.failures import RpcError
 from psyche_backend_solana.where import Programs
-from psyche_core.errors import BackendError, CommandRefused, WireError
+from psyche_core.errors import AccessRefused, BackendError, CommandRefused, WireError
 
 CALL_SECONDS = 20.0
 
@@ -36,7 +36,7 @@ class RunFound:
 async def find_run(rpc: Rpc, run_id: str, *, programs: Programs, timeout: float = CALL_SECONDS) -> RunFound:
     """The run of a name, of whatever owner: see `treasurers.check_owner`.
 
-    Raises CommandRefused (`WrongRun`) when there is none, BackendError for what is no run, ConfigError (see `cluster`).
+    Raises AccessRefused (`WrongRun`) when there is none, BackendError for what is no run, ConfigError (see `cluster`).
     """
     await checked_ids(rpc, programs, "coordinator", timeout=timeout)
     address, _ = instance_address(run_id, program=programs.coordinator)
@@ -46,7 +46,7 @@ async def find_run(rpc: Rpc, run_id: str, *, programs: Programs, timeout: float 
             f"there is no run {run_id!r} at {rpc.current.name} (coordinator program {programs.coordinator}); "
             "check the name with `psyche run-manager list-runs`, or make it with `psyche run-manager create-run`"
         )
-        raise CommandRefused("WrongRun", message)
+        raise AccessRefused("WrongRun", message)
 
     instance = read_instance(read, program=programs.coordinator)
     return RunFound(Run(address, instance.account, programs.coordinator), instance)

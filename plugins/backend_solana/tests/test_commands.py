@@ -166,7 +166,7 @@ def test_names_of_others_cannot_write_to_the_terminal(shell: Shell) -> None:
     (line,) = [line for line in listed.splitlines() if "\\x1b[2J" in line]
     assert line.isprintable()
     assert line.count("\\u202elist") == 2
-    said = shell("can-join", "-r", "no\x1b[2J", "--address", EVERYBODY, code=1)
+    said = shell("can-join", "-r", "no\x1b[2J", "--address", EVERYBODY, code=2)
     assert said.isprintable()
     assert shell.json("list-runs", "--all")["runs"], "JSON escapes by itself"
 
@@ -194,7 +194,7 @@ def test_a_runs_life(shell: Shell) -> None:
     assert "nothing is due; 'life' is in WaitingForMembers" in twice
     assert "is now Paused" in shell("set-paused", "-r", "life", wallet="owner")
     assert shell("close-run", "-r", "life", wallet="owner") == "the run 'life' is closed\n"
-    assert "there is no run 'life'" in shell("json-dump-run", "-r", "life", code=1)
+    assert "there is no run 'life'" in shell("json-dump-run", "-r", "life", code=2)
 
 
 def test_only_the_owner_owns(shell: Shell, run: str) -> None:
@@ -240,7 +240,7 @@ def test_no_client_has_that_version_so_it_is_refused_before_anything_is_sent(she
         for text in ("latest", "v1"):
             said = shell(*words, "--client-version", text, wallet="owner", code=2)
             assert f"--client-version: got '{text}'" in said
-    assert "there is no run 'another'" in shell("json-dump-run", "-r", "another", code=1)
+    assert "there is no run 'another'" in shell("json-dump-run", "-r", "another", code=2)
     assert shell.json("json-dump-run", "-r", run)["client_version"] == "0.1.0"
     shell("update-config", "-r", run, "--client-version", "v1", "--allow-later-version", wallet="owner")
 
@@ -455,7 +455,7 @@ def test_a_run_that_is_paid_for_by_a_treasurer(shell: Shell) -> None:
     shell.pass_time(1)
     shell("close-run", "-r", "paid", wallet="owner")
     assert units(shell, "owner", mint) == 10_000_000 - 2_500_000
-    assert "there is no run" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=1)
+    assert "there is no run" in shell("treasurer-claim-rewards", "-r", "paid", wallet="member", code=2)
 
 
 def a_paid_run(shell: Shell, name: str, mint: str, vault: str) -> None:
@@ -618,7 +618,7 @@ def test_a_run_of_the_other_implementation_can_be_looked_at(shell: Shell) -> Non
         shell.portal.call(shell.chain.set_account, str(key), Account(10**9, data, reference.PROGRAM_ID))
     dump = shell.json("json-dump-run", "-r", "consilience-40b", "--program", "reference")
     assert (dump["nonce"], dump["run_state"], dump["account"]) == (777, "RoundTrain", str(big))
-    assert "has no run 'other'" in shell("json-dump-run", "-r", "other", "--program", "reference", code=1)
+    assert "has no run 'other'" in shell("json-dump-run", "-r", "other", "--program", "reference", code=2)
 
 
 def test_a_members_address_is_deleted_for_its_rent(shell: Shell, run: str) -> None:

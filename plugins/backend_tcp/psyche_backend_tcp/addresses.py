@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from psyche_core.errors import UserError
 
 INSECURE = "insecure"
+MOST_DIGITS = 20
+"""Of a port that is read as a number at all; int() refuses some thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,11 @@ def parse_address(text: str) -> ServerAddress:
         host = host[1:-1]
     elif ":" in host:
         host = ""
-    if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 2**16:
+    numeric = port.isascii() and port.isdigit()
+    if colon and host and numeric and (len(port) > MOST_DIGITS or not 0 < int(port) < 2**16):
+        message = f"the port of a server address is a number from 1 to 65535, got {port[:20]} in {text[:120]!r}"
+        raise UserError(message)
+    if not colon or not host or not numeric:
         message = f"expected a server address like 127.0.0.1:20000#KEY or [::1]:20000#KEY, got {text!r}"
         raise UserError(message)
 

@@ -4,9 +4,10 @@ Decided here: one background task owns the socket and alone reads and writes it;
 answered and are sent again, under the same number, on a new connection (the server remembers its answers, so nothing happens
 twice); a join is repeated after a loss, and the server is told which state we still have, so that it sends only what changed.
 Between tries it waits for longer and longer, and for a random part of that, so that the members of a restarted server do not come
-all at once. The task is a plain asyncio task and not an anyio task group, because a group's scope
-would have to be left by the task and in the order it was entered in, while `aclose` may be called from anywhere. Refuses to fight
-for a key: when it logs in elsewhere, this connection ends.
+all at once. A server that is not up yet, or full, is waited for as long as a lost one; what the user can mend ends it at once.
+The task is a plain asyncio task and not an anyio task group, because a group's scope would have to be left by the task and in the
+order it was entered in, while `aclose` may be called from anywhere. Refuses to fight for a key: when it logs in elsewhere, this
+connection ends.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import itertools
 import logging
 import random
 import secrets
+import ssl
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Self
@@ -31,7 +34,7 @@ from psyche_backend_tcp.login import COORDINATOR
 from psyche_backend_tcp.protocol import Answer, CommandRequest, JoinRequest, encode_client, encode_command
 from psyche_backend_tcp.session import Received, Session
 from psyche_core.coordinator.commands import Command, Withdraw
-from psyche_core.errors import BackendClosed, BackendError, CommandRefused, WireError
+from psyche_core.errors import AccessRefused, BackendClosed, BackendError, CommandRefused, UnknownHost, WireError
 from psyche_core.hookspecs import BackendContext
 from psyche_core.interfaces.backend import Backend, StateUpdate, check_client_command
 from psyche_core.sentences import printable
@@ -41,7 +44,6 @@ from psyche_core.wire.messages import sign_join
 logger = logging.getLogger("psyche.backend.tcp")
 
 CONNECT_SECONDS = 10.0
-FIRST_TRIES = 3
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 5.0
 """Longest wait between two tries; a server that was restarted waits longer than this for its members."""
@@ -55,6 +57,11 @@ _FINAL = frozenset(
 
 _LATER = frozenset({"Busy", "RateLimited"})
 """Refusals after which trying again is all there is to do."""
+
+_MENDABLE = frozenset({"WrongServer", "WrongRun", "WrongService", "VersionMismatch", "NotAllowed", "NotPsyche"})
+"""Refusals of an address, a key, a run or a release that the user chose."""
+
+_CHECK = "check that the server runs, that host and port are right, and that no firewall is in the way"
 
 
 @dataclass(slots=True)
@@ -100,7 +107,11 @@ class TcpBackend(Backend):
         return cls(context)
 
     async def __aenter__(self) -> Self:
-        """Connect. Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (WrongServer, WrongRun, …)."""
+        """Connect, for as long as the context says.
+
+        Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (Busy, …); AccessRefused (WrongServer,
+        WrongRun, …) and UnknownHost at once.
+        """
         self._link = link = await self._first_dial()
         self._task = asyncio.create_task(self._run(link), name=f"tcp backend {self._identity}")
         return self
@@ -214,17 +225,45 @@ class TcpBackend(Backend):
         )
 
     async def _first_dial(self) -> Link:
-        """The first connection: a busy server is tried again a few times, everything else is for the user to hear at once."""
-        for trial in range(1, FIRST_TRIES):
+        """The first connection: a server that is not up yet, or full, is waited for; what the user can mend is told at once."""
+        pause, seconds, told = RETRY_SECONDS, self._context.retry_seconds, False
+        deadline = anyio.current_time() + seconds
+        while True:
             try:
                 return await self._dial(CONNECT_SECONDS)
             except CommandRefused as error:
+                if error.code in _MENDABLE:
+                    raise AccessRefused(error.code, error.message) from error
                 if error.code not in _LATER:
                     raise
-                logger.info("%s; trying again", error)
-                await anyio.sleep(self._jitter.uniform(0.5, 1.0) * trial)
+                why: BackendError = error
+            except BackendError as error:
+                if isinstance(error, UnknownHost):
+                    raise
+                if isinstance(error.__cause__, ssl.SSLError):
+                    message = f"what answers at {self._address} is no Psyche server ({error}); check host and port"
+                    raise AccessRefused("NotPsyche", message) from error
+                why = error
 
-        return await self._dial(CONNECT_SECONDS)
+            left = deadline - anyio.current_time()
+            if left <= 0:
+                raise self._not_there(why)
+            if not told:
+                told = True
+                until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+                excuse = "" if isinstance(why, CommandRefused) else "; the server may not be up yet"
+                logger.warning("%s%s: trying again until %s (--reconnect-seconds %g)", why, excuse, until, seconds)
+            await anyio.sleep(min(self._jitter.uniform(pause / 2, pause), left))
+            pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    def _not_there(self, why: BackendError) -> BackendError:
+        """What to say of a server that was waited for in vain."""
+        seconds = self._context.retry_seconds
+        tried = f"tried for {seconds:g} s; " if seconds else ""
+        if isinstance(why, CommandRefused):
+            return CommandRefused(why.code, f"{why.message}; {tried}the server has no place for us now, come back later")
+
+        return BackendError(f"{why}; {tried}{_CHECK}")
 
     async def _run(self, link: Link) -> None:
         server = str(self._address)

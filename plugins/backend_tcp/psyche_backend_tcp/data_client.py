@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from psyche_backend_tcp.addresses import parse_address, reason
 from psyche_backend_tcp.data_body import join
 from psyche_backend_tcp.data_link import Errand, SharedLink
-from psyche_backend_tcp.data_protocol import DATA_VERSION, MAX_INTERVALS, RequestRefused
+from psyche_backend_tcp.data_protocol import DATA_VERSION, MAX_INTERVALS, NOT_IN_EPOCH, RequestRefused
 from psyche_backend_tcp.dialer import dial
 from psyche_backend_tcp.listener import CONNECTION_LOST
 from psyche_backend_tcp.login import DATA
@@ -105,7 +105,7 @@ class ServerData(DataProvider):
                         break
                     except (*CONNECTION_LOST, WireError, BackendError, RequestRefused) as error:
                         if _is_final(error):
-                            raise DataError(f"the data server at {self._location} refuses us: {error}") from error
+                            raise DataError(f"the data server at {self._location} {_in_words(error)}") from error
                         lost = error
                         await anyio.sleep(pause)
                         pause = min(2 * pause or RETRY_SECONDS, MAX_RETRY_SECONDS)
@@ -208,6 +208,17 @@ class ServerData(DataProvider):
         sample_bytes = length * size
         self._piece_samples = min(samples, max(1, PIECE_BYTES // sample_bytes))
         return min(requests, max(1, WINDOW_BYTES // (self._piece_samples * sample_bytes)))
+
+
+def _in_words(error: BaseException) -> str:
+    """What a refusal means for a member, as the rest of a sentence."""
+    if isinstance(error, RequestRefused) and error.code == NOT_IN_EPOCH:
+        return (
+            f"has nothing for us now ({error.code}): the coordinator does not count us among the healthy members of this epoch, "
+            "as after a connection that was lost for too long. Nothing has to be done: these samples are trained by others, and "
+            "we ask again with our next share, in this epoch or the next"
+        )
+    return f"refuses us: {error}"
 
 
 def _is_final(error: BaseException) -> bool:

@@ -35,6 +35,9 @@ MAX_INTERVALS = 1024
 CONTROL_BYTES = 4 * 1024
 """Most bytes of a server's message that carries no samples."""
 
+NOT_IN_EPOCH = "NotInEpoch"
+"""The refusal of who is no healthy member just now: it passes by itself."""
+
 _CHUNK = b"\x00"  # no CBOR array begins with it
 _CHUNK_HEAD = 9
 
@@ -220,7 +223,7 @@ def check_request(state: CoordinatorState, identity: NodeIdentity, batches: Sequ
     """Raise RequestRefused unless `identity` may read `batches` now. at_most: samples of one request."""
     slot = state.slot_of(identity)
     if slot is None or state.epoch.clients[slot].state is not ClientState.Healthy:
-        raise RequestRefused("NotInEpoch", "only healthy members of the current epoch are given samples")
+        raise RequestRefused(NOT_IN_EPOCH, "only healthy members of the current epoch are given samples")
 
     total = sum(len(batch) for batch in batches)
     if total > at_most:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import socket
 import ssl
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from psyche_backend_tcp.opening import Challenged, Watched
 from psyche_backend_tcp.protocol import Bye, Welcome, decode_server
 from psyche_backend_tcp.puzzle import encode_proof, prove
 from psyche_backend_tcp.tls import WrongServer, open_tls
-from psyche_core.errors import BackendError, CommandRefused, WireError
+from psyche_core.errors import BackendError, CommandRefused, UnknownHost, WireError
 from psyche_core.sentences import printable
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
@@ -33,6 +34,11 @@ MOST_TRIES = 4
 
 PAUSE_SECONDS = 0.2
 """Longest wait after a connection that ended before its login."""
+
+_NO_SUCH_HOST = frozenset(
+    getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY") if hasattr(socket, name)
+)
+"""What a look-up says of a name that does not exist. EAI_AGAIN is not among them: nobody could be asked just now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +57,8 @@ async def dial(
     """Connect and log in.
 
     run_id: the run we take part in; None takes the one the server names. known: hash of the document we still have.
-    Raises BackendError (`cannot connect to …`), CommandRefused when the server, or we, refuse (WrongServer, WrongRun,
-    WrongService, VersionMismatch, NotAllowed, RateLimited, NotPsyche, Busy, …).
+    Raises BackendError (`cannot connect to …`; UnknownHost where there is no such host), CommandRefused when the server, or we,
+    refuse (WrongServer, WrongRun, WrongService, VersionMismatch, NotAllowed, RateLimited, NotPsyche, Busy, …).
     """
     jitter = random.SystemRandom()
     proof, lost = b"", Exception()
@@ -90,6 +96,9 @@ async def dial(
         raise CommandRefused("WrongServer", str(error)) from error
     except (*CONNECTION_LOST, WireError, TimeoutError, BaseExceptionGroup) as error:
         message = f"cannot connect to {address}: {reason(error)}"
+        if isinstance(error, socket.gaierror) and error.errno in _NO_SUCH_HOST:
+            message = f"{message}; check the host in the server's address"
+            raise UnknownHost(message) from error
         raise BackendError(message) from error
 
 

@@ -196,6 +196,23 @@ async def test_b16_refusals_and_failing_reads_do_not_stop_the_server(serving: An
             assert (await data.read(mine, timeout=TIMEOUT)).count == total_samples(mine)
 
 
+async def test_who_is_no_member_now_is_told_that_it_passes(serving: Any, keys: list[SecretKey]) -> None:
+    """Withdrawn after a lost connection, say. It is given samples again as soon as the coordinator takes it back."""
+    state = playing(keys, samples=12)
+    mine = own(state, 0)
+    lost = replace(state.epoch.clients[0], state=ClientState.Withdrawn)
+    out = replace(state, epoch=replace(state.epoch, clients=(lost, *state.epoch.clients[1:])))
+    async with serving(state=out, data=Numbers()) as server, data_of(server, keys[0]) as data:
+        with pytest.raises(DataError) as refused:
+            await data.read(mine, timeout=TIMEOUT)
+        said = str(refused.value)
+        assert "has nothing for us now (NotInEpoch): the coordinator does not count us among the healthy members" in said
+        assert "Nothing has to be done: these samples are trained by others, and we ask again" in said
+        assert server._data is not None
+        server._data._state = lambda: state
+        assert (await data.read(mine, timeout=TIMEOUT)).count == total_samples(mine)
+
+
 async def test_b16_inverted_and_malformed_requests_cost_only_their_connection(
     serving: Any, raw: Any, login: Any, keys: list[SecretKey]
 ) -> None:

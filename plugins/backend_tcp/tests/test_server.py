@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +18,22 @@ from anyio import EndOfStream
 from blockbuster import blockbuster_ctx
 
 from psyche_backend_tcp.addresses import parse_address
+from psyche_backend_tcp.client import TcpBackend
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, Limits
 from psyche_backend_tcp.login import COORDINATOR, Login, decode_hello, encode_login
 from psyche_backend_tcp.protocol import Bye, JoinRequest, WholeRequest, decode_server, encode_client
 from psyche_backend_tcp.server import TcpServer
 from psyche_core.coordinator.commands import Event, Pause, RunFinished, WarmupWitness, Withdraw
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendClosed, BackendError, CommandRefused, CoordinatorError, UserError
+from psyche_core.errors import (
+    AccessRefused,
+    BackendClosed,
+    BackendError,
+    CommandRefused,
+    CoordinatorError,
+    UnknownHost,
+    UserError,
+)
 from psyche_core.hookspecs import BackendContext, ServerContext
 from psyche_core.testing.backend import small_state, until
 from psyche_core.types import NodeIdentity, RunState
@@ -133,8 +145,8 @@ async def test_half_open_connection_is_closed_in_time(serving: Any, raw: Any) ->
 
 async def test_connections_beyond_the_limit_are_told(serving: Any, client: Any, keys: list[SecretKey]) -> None:
     async with serving(limits=Limits(max_connections=1)) as server, client(server, keys[0]):
-        with pytest.raises(CommandRefused, match="Busy"):
-            async with client(server, keys[1]):
+        with pytest.raises(CommandRefused, match=r"Busy.*come back later"):
+            async with client(server, keys[1], retry_seconds=0):
                 pass
 
 
@@ -199,12 +211,105 @@ async def test_gone_server_ends_the_backend_after_its_retries(client: Any, clock
                     await backend.next_state()
 
 
-async def test_nobody_listening_is_one_clear_sentence(client: Any, keys: list[SecretKey]) -> None:
+def at(address: str, key: SecretKey, *, retry_seconds: float) -> TcpBackend:
+    return TcpBackend(BackendContext(run_id="conformance", address=address, key=key, retry_seconds=retry_seconds))
+
+
+@pytest.mark.parametrize(("seconds", "tried"), [(0, ""), (0.3, r"tried for 0\.3 s; ")])
+async def test_nobody_listening_is_one_clear_sentence(keys: list[SecretKey], seconds: float, tried: str) -> None:
     async with TcpServer(ServerContext(state=small_state())) as server:
         address = server.address
-    with pytest.raises(BackendError, match=f"^cannot connect to {parse_address(address)}: Connection refused$"):
-        async with client(server, keys[0]):
+    said = f"^cannot connect to {parse_address(address)}: Connection refused; {tried}check that the server runs"
+    with pytest.raises(BackendError, match=said) as failed:
+        async with at(address, keys[0], retry_seconds=seconds):
             pass
+    assert not isinstance(failed.value, UserError), "the server may come up later"
+
+
+async def test_a_server_that_comes_up_later_is_waited_for(clock: Any, keys: list[SecretKey], caplog: Any) -> None:
+    async with TcpServer(ServerContext(state=small_state(), key=keys[2])) as server:
+        address = server.address
+    port = parse_address(address).port
+
+    async def enter() -> None:
+        async with at(address, keys[0], retry_seconds=60) as backend:
+            await until(backend, lambda _: True)
+            group.cancel_scope.cancel()
+
+    with anyio.fail_after(TIMEOUT):
+        async with anyio.create_task_group() as group:
+            group.start_soon(enter)
+            while not caplog.messages:
+                await anyio.sleep(0.01)
+            late = TcpServer(ServerContext(state=small_state(), port=port, key=keys[2]), clock=clock)
+            async with late:
+                await late.serve()
+    (told,) = caplog.messages
+    assert told.startswith(f"cannot connect to 127.0.0.1:{port}: Connection refused; the server may not be up yet: trying again ")
+    assert re.search(r"until \d\d:\d\d:\d\d \(--reconnect-seconds 60\)$", told)
+
+
+async def test_a_full_server_is_waited_for(serving: Any, client: Any, keys: list[SecretKey], caplog: Any) -> None:
+    async with serving(limits=Limits(max_connections=1)) as server, AsyncExitStack() as first:
+        await first.enter_async_context(client(server, keys[0]))
+        async with anyio.create_task_group() as group:
+
+            async def leave_when_the_other_waits() -> None:
+                while not any("Busy" in message for message in caplog.messages):
+                    await anyio.sleep(0.01)
+                await first.aclose()
+
+            group.start_soon(leave_when_the_other_waits)
+            with anyio.fail_after(TIMEOUT):
+                async with client(server, keys[1], retry_seconds=60):
+                    group.cancel_scope.cancel()
+    assert "may not be up" not in caplog.text
+
+
+async def test_what_the_user_can_mend_is_not_waited_for(serving: Any, keys: list[SecretKey], caplog: Any) -> None:
+    async with serving() as server:
+        place = str(parse_address(server.address))
+        for address, run_id, code in (
+            (place + "#" + keys[2].public.hex(), "conformance", "WrongServer"),
+            (server.address, "elsewhere", "WrongRun"),
+        ):
+            context = BackendContext(run_id=run_id, address=address, key=keys[0], retry_seconds=1000)
+            with anyio.fail_after(TIMEOUT), pytest.raises(AccessRefused) as refused:
+                async with TcpBackend(context):
+                    pass
+            assert refused.value.code == code
+            assert isinstance(refused.value, UserError)
+
+    with anyio.fail_after(TIMEOUT), pytest.raises(UnknownHost, match=r"^cannot connect to no-such\.\.host:1: .*; check the host"):
+        async with at("no-such..host:1#insecure", keys[0], retry_seconds=1000):  # no name server needs to be asked
+            pass
+    assert not caplog.messages
+
+
+async def test_a_member_whose_server_s_name_is_gone_for_a_while_comes_back(
+    serving: Any, client: Any, keys: list[SecretKey], monkeypatch: Any
+) -> None:
+    """Once it was known, it is no slip of the user's."""
+    looked_up = socket.getaddrinfo
+    asked = 0
+
+    def forgotten(*args: Any, **kwargs: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked <= 2:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return looked_up(*args, **kwargs)
+
+    async with serving() as server, client(server, keys[0], retry_seconds=60) as backend:
+        await until(backend, lambda _: True)
+        monkeypatch.setattr(socket, "getaddrinfo", forgotten)
+        backend._address = replace(backend._address, host="localhost")  # looked up, as 127.0.0.1 is not
+        assert backend._link is not None
+        await backend._link.frames.aclose()
+        with anyio.fail_after(TIMEOUT):
+            await backend.join(b"here", timeout=TIMEOUT)
+    assert backend.reconnects >= 1
+    assert asked > 2
 
 
 async def test_port_in_use_and_bad_host_are_one_clear_sentence() -> None:

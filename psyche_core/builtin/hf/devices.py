@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import torch
 
-from psyche_core.errors import ModelError
+from psyche_core.errors import NoSuchDevice
 
 
 def pick_devices(name: str) -> tuple[torch.device, ...]:
-    """`auto`, `cpu`, `mps`, `cuda`, `cuda:N` or `cuda:X,Y,…` as devices that exist here. Raises ModelError."""
+    """`auto`, `cpu`, `mps`, `cuda`, `cuda:N` or `cuda:X,Y,…` as devices that exist here. Raises NoSuchDevice."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     kind, colon, listed = name.partition(":")
     numbers = listed.split(",") if colon else []
     if kind not in ("cpu", "mps", "cuda") or (colon and (kind != "cuda" or not all(map(str.isdecimal, numbers)))):
         message = f"a device is auto, cpu, mps, cuda, cuda:N or cuda:X,Y, got {name!r}"
-        raise ModelError(message)
+        raise NoSuchDevice(message)
 
     if kind == "cuda":
         return _cuda_devices(name, [int(number) for number in numbers])
     if kind == "mps" and not torch.backends.mps.is_available():
         message = f"device mps was asked for, but torch {torch.__version__} finds no Apple GPU; use cpu or auto"
-        raise ModelError(message)
+        raise NoSuchDevice(message)
     return (torch.device(name),)
 
 
@@ -32,9 +32,9 @@ def _cuda_devices(name: str, numbers: list[int]) -> tuple[torch.device, ...]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if max(numbers, default=0) >= count:
         message = f"device {name} was asked for, but torch {torch.__version__} sees {count} CUDA devices; use cpu or auto"
-        raise ModelError(message)
+        raise NoSuchDevice(message)
     if len(set(numbers)) < len(numbers):
         message = f"device {name} names a CUDA device twice; name each once"
-        raise ModelError(message)
+        raise NoSuchDevice(message)
 
     return tuple(torch.device("cuda", number) for number in numbers) or (torch.device("cuda"),)

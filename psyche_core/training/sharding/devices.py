@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 from psyche_core.builtin.hf.devices import pick_devices
-from psyche_core.errors import ModelError
+from psyche_core.errors import NoSuchDevice
 
 
 def rank_device(name: str, number: int) -> torch.device:
-    """The device of the `number`-th rank of this machine, by the name the user gave. Raises ModelError."""
+    """The device of the `number`-th rank of this machine, by the name the user gave. Raises NoSuchDevice."""
     if name in ("auto", "cuda"):
         name = "cpu" if name == "auto" and not torch.cuda.is_available() else f"cuda:{number}"
         return pick_devices(name)[0]
@@ -21,10 +21,10 @@ def rank_device(name: str, number: int) -> torch.device:
     devices = pick_devices(name)
     if devices[0].type == "mps":
         message = "device mps cannot be used by several processes together; use cpu"
-        raise ModelError(message)
+        raise NoSuchDevice(message)
     if devices[0].type == "cpu":
         return devices[0]
     if number >= len(devices):
         message = f"device {name} names {len(devices)} devices, but this machine has a rank {number}; name one for each"
-        raise ModelError(message)
+        raise NoSuchDevice(message)
     return devices[number]

@@ -75,7 +75,8 @@ def test_training_and_held_out_parts_are_the_text(tmp_path, package):
     assert len(validation[1]) == pytest.approx(len(POEM) / 4, abs=30)
     assert validation[1].startswith("line ")
     assert ready.written
-    assert seen[0].documents == 1
+    assert [progress.documents for progress in seen] == [0, 1, 2], "who waits hears of it before the first text, too"
+    assert ready.texts == 2
     assert seen[-1] == TextProgress(2, 2, ready.training_tokens + ready.validation_tokens)
 
 

@@ -142,7 +142,7 @@ def test_four_bytes_can_be_asked_for_and_two_refused(psyche, tmp_path, texts, mo
 
     large = save_tokenizer(tmp_path / "large", more=70_000)
     result = psyche("data", "tokenize", texts, "--tokenizer", large, "--out", tmp_path / "two", "--token-size", 2)
-    assert (result.code, "70258 ids, too many for 2 bytes a token; use 4" in result.err) == (1, True)
+    assert (result.code, "70258 ids, too many for 2 bytes a token; use 4" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,16 @@ def test_the_end_of_a_text_can_be_chosen(psyche, tmp_path, texts, eos, config, e
 def test_a_failure_leaves_nothing_behind(psyche, tmp_path, texts, model, arguments, sentence):
     result = psyche("data", "tokenize", texts, "--tokenizer", model, "--out", tmp_path / "out", *arguments)
 
-    assert (result.code, sentence in result.err) == (1, True), result.err
+    assert (result.code, sentence in result.err) == (2, True), result.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "texts"]
+
+
+@pytest.mark.parametrize(("place", "said"), [("nobooks", "No such file"), ("empty", "has no texts; expected files named")])
+def test_a_place_without_texts_is_the_user_s_to_mend(psyche, tmp_path, model, place, said):
+    (tmp_path / "empty").mkdir()
+    result = psyche("data", "tokenize", tmp_path / place, "--tokenizer", model, "--out", tmp_path / "out")
+
+    assert (result.code, said in result.err, len(result.err.splitlines())) == (2, True, 1), result.err
 
 
 def test_a_full_disk_leaves_nothing_behind(psyche, tmp_path, texts, model, monkeypatch):
@@ -207,7 +215,7 @@ def test_only_our_own_folder_is_replaced(psyche, tmp_path, texts, model):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("not to be lost")
     result = psyche(*command[:-1], tmp_path / "mine", "--overwrite")
-    assert (result.code, "was not made by this command" in result.err) == (1, True)
+    assert (result.code, "was not made by this command" in result.err) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model", "out", "texts"]
 
 
@@ -215,7 +223,7 @@ def test_no_text_is_a_sentence(psyche, tmp_path, model):
     (tmp_path / "empty.txt").write_text("")
     result = psyche("data", "tokenize", tmp_path / "empty.txt", "--tokenizer", model, "--out", tmp_path / "out")
 
-    assert (result.code, "the 1 files have no text to train on" in result.err) == (1, True)
+    assert (result.code, "the 1 files have no text to train on" in result.err) == (2, True)
 
 
 def inspected(psyche, *arguments: object) -> tuple[dict, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -12,13 +13,17 @@ from psyche_core import __version__
 from psyche_core.cli import cli
 from psyche_core.cli.failures import Interrupted, describe_failure
 from psyche_core.errors import (
+    AccessRefused,
     BackendClosed,
     BackendError,
     CommandRefused,
     ConfigError,
     DataError,
     IdentityError,
+    InputError,
+    NoSuchDevice,
     PluginError,
+    UnknownHost,
     UserError,
 )
 
@@ -111,6 +116,11 @@ def test_an_unknown_command_is_a_usage_error(psyche) -> None:
         (BackendError("gone"), ("gone", 1)),
         (BackendClosed("gone for good"), ("gone for good", 1)),
         (DataError("unreadable"), ("unreadable", 1)),
+        (CommandRefused("Busy", "full"), ("Busy: full", 1)),
+        (AccessRefused("WrongRun", "another"), ("WrongRun: another", 2)),
+        (UnknownHost("no such host"), ("no such host", 2)),
+        (InputError("no texts"), ("no texts", 2)),
+        (NoSuchDevice("no GPU"), ("no GPU", 2)),
         (Interrupted(2), ("", 130)),
         (Interrupted(15), ("", 143)),
         (BrokenPipeError(), ("", 1)),
@@ -156,11 +166,26 @@ def test_a_failure_s_words_are_shown_and_not_obeyed(psyche, monkeypatch) -> None
 def test_a_log_line_is_one_line_whoever_s_words_are_in_it() -> None:
     script = (
         "import logging; from psyche_core.cli.running import log_to_stderr; log_to_stderr()\n"
-        "logging.getLogger('psyche.x').warning('the peer said %s', 'a\\x1b[2J\\nb\\u202e')"
+        "logging.getLogger('psyche.x').warning('the peer said %s', 'a\\x1b[2J\\nb\\u202e')\n"
+        "logging.getLogger('asyncio').error('somebody else')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr.rstrip("\n").isprintable()
-    assert "WARNING psyche.x: the peer said a\\x1b[2J\\nb\\u202e" in done.stderr
+    ours, theirs = done.stderr.splitlines()
+    assert ours.isprintable()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d warning: the peer said a\\x1b\[2J\\nb\\u202e", ours), "as a display's lines are"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d error: asyncio: somebody else", theirs)
+
+
+def test_a_log_line_goes_where_standard_error_is_now() -> None:
+    """A live panel takes its place while it is shown, and puts the lines above itself; otherwise it would be drawn over them."""
+    script = (
+        "import logging, sys; from psyche_core.cli.running import log_to_stderr; log_to_stderr()\n"
+        "sys.stderr = sys.stdout\n"
+        "logging.getLogger('psyche.x').warning('shown')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.endswith("warning: shown\n")
+    assert done.stderr == ""
 
 
 def test_ctrl_c_is_130_without_a_traceback(psyche, monkeypatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import itertools
 import os
 import signal
 from dataclasses import replace
@@ -14,15 +17,19 @@ import pytest
 from psyche_backend_tcp.documents import Documents
 from psyche_backend_tcp.hub import Unsaved
 from psyche_backend_tcp.store import Store
+from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.run_files import load_run
+from psyche_core.cli.running import _until_signal
 from psyche_core.cli.serving import KEY_FILE, first_config, serve_run, server_key
-from psyche_core.client.report import Event, ModelLost, PhaseChanged, Report, Started, WentBack
+from psyche_core.client.report import Event, ModelLost, PhaseChanged, Report, Started, Stopping, TokenFiles, WentBack
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
+from psyche_core.run_config import load_data_file
 from psyche_core.settings import ServerSettings, load_settings
 from psyche_core.types import RunState
+from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
 
@@ -100,6 +107,47 @@ async def test_sigusr1_pauses_and_lets_go_on(local_testnet: Any, tmp_path: Path)
                 while seen != wanted:
                     await changed.wait()
             group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_sigterm_is_answered_with_where_the_state_is(local_testnet: Any, tmp_path: Path, keeps: bool) -> None:
+    """The command's own way to run a server, with its signals."""
+    folder = local_testnet()
+    saved = tmp_path / "saved"
+    told: list[Event] = []
+
+    def sink(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, Started):
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+
+    given = {"state": folder / "state.toml", "data_config": folder / "data.toml"} | ({"save_state_dir": saved} if keeps else {})
+    program = functools.partial(serve_run, load_settings(ServerSettings, given), PluginRegistry.discover(), Report(sink))
+    with anyio.fail_after(60), pytest.raises(Interrupted) as interrupted:
+        await _until_signal(program)
+    assert interrupted.value.signal_number == signal.SIGTERM
+    assert told[-1] == Stopping(1, str(saved) if keeps else None)
+
+
+@pytest.mark.anyio
+async def test_making_token_files_is_told_before_and_after(local_testnet: Any, tmp_path: Path) -> None:
+    """Nothing else happens meanwhile. The folder is new, so they are made; the second time there is nothing to say."""
+    folder = local_testnet()
+    data = load_data_file(folder / "data.toml").model_copy(update={"dir": tmp_path / "new"})
+    told: list[Event] = []
+    ticks = itertools.count(step=4.0)
+    assert await prepare_tokens(data, told.append, clock=lambda: next(ticks)) is not None
+    first, *between, last = [event for event in told if isinstance(event, TokenFiles)]
+    assert (first.texts, first.tokens, first.ready) == (0, 0, False)
+    assert first.of > 10
+    assert [event.texts for event in between] == list(range(3, first.of, 3)), "every ten seconds or so"
+    assert [event.tokens for event in between] == sorted(event.tokens for event in between)
+    assert (last.texts, last.of, last.ready) == (first.of, first.of, True)
+
+    told.clear()
+    assert await prepare_tokens(data, told.append) is not None
+    assert told == []
 
 
 async def saved_run(folder: Path, saved: Path, *, model_lost: bool, events: list[Event], **options: Any) -> None:

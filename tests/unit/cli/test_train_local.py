@@ -38,7 +38,7 @@ def arguments(base: Path, *more: str) -> list[str]:
 
 def told(out: str, kind: str) -> list[dict[str, object]]:
     events = [json.loads(line) for line in out.splitlines()]
-    return [event for event in events if event["event"] == kind]
+    return [event for event in events if str(event["event"]).startswith(kind)]
 
 
 @pytest.mark.parametrize("optimizer", [ADAMW, DISTRO], ids=["AdamW", "DisTrO"])
@@ -48,6 +48,7 @@ def test_a_model_learns_and_is_saved(psyche, base: Path, optimizer: str) -> None
     result = psyche(*arguments(base, *held_out, "--checkpoint-dir", str(base / "saved")))
     assert result.code == 0, result.err
     assert [event["step"] for event in told(result.out, "step_trained")] == list(range(1, 13))
+    assert [event["event"] for event in told(result.out, "model_")][:2] == ["model_loading", "model_loaded"]
     losses = {int(str(event["step"])): float(str(event["loss"])) for event in told(result.out, "validated")}
     assert list(losses) == [0, 3, 8, 12], "what is not applied yet is not measured"
     assert losses[12] < losses[0] - 0.5
@@ -70,6 +71,19 @@ def test_data_of_a_server_is_asked_for_otherwise(psyche, base: Path) -> None:
     refused = psyche(*arguments(base))
     assert (refused.code, "--data" in refused.err) == (2, True)
     assert psyche(*arguments(base, "--data", str(base / "tokens"), "--steps", "1")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--data", "nowhere"), "--data 'nowhere': No such file"),
+        (("--validation-data", "nowhere"), "--validation-data 'nowhere': No such file"),
+        (("--device", "cuda:77"), "device cuda:77 was asked for, but torch "),
+    ],
+)
+def test_what_is_not_on_this_machine_is_the_user_s_to_mend(psyche, base: Path, options: tuple[str, ...], said: str) -> None:
+    refused = psyche(*arguments(base, *options))
+    assert (refused.code, said in refused.err, refused.out) == (2, True, ""), refused.err
 
 
 def test_more_members_than_samples_are_refused(psyche, base: Path) -> None:

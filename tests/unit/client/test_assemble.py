@@ -28,7 +28,7 @@ from psyche_core.client.bench import Start
 from psyche_core.client.runtime import ClientRuntime
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import ConfigError
+from psyche_core.errors import BackendError, ConfigError, UserError
 from psyche_core.hookspecs import GROUP
 from psyche_core.plugins import PluginRegistry
 from psyche_core.run_config import parse_run_file
@@ -36,6 +36,7 @@ from psyche_core.settings import ClientSettings, load_settings
 from psyche_core.testing.tiny_models import LLAMA
 from psyche_core.training.checkpoint import checkpoint_path, save_checkpoint
 from psyche_core.training.checkpoint_manifest import Facts
+from psyche_core.training.folder_member import last_member, member_file, note_member
 from psyche_core.training.journal import claim, journal_path
 from psyche_core.training.stores import FolderStore, HubStore
 from psyche_core.wire.signing import SecretKey
@@ -78,6 +79,25 @@ async def test_folders_that_are_none_are_told_before_anything_is_joined(tmp_path
         await train_client(settings, PluginRegistry.discover(), report.Report(lambda _: None))
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"device": "cuda:77"}, "device cuda:77 was asked for, but torch .* CUDA devices"),
+        ({"device": "gpu"}, "a device is auto, cpu, mps, cuda, .* got 'gpu'"),
+        ({"validation_data": Path("nowhere")}, "--validation-data 'nowhere': No such file"),
+    ],
+)
+async def test_what_this_machine_lacks_is_told_once_and_before_anybody_is_connected_to(
+    tmp_path: Path, option: dict[str, Any], said: str
+) -> None:
+    """Nothing listens at that address, and a client would wait there. Told are events; the command's one line is the error."""
+    settings = ClientSettings(run_id="world", server_addr="127.0.0.1:9", base=tmp_path, **option)
+    told: list[report.Event] = []
+    with pytest.raises(UserError, match=said):
+        await train_client(settings, PluginRegistry.discover(), report.Report(told.append))
+    assert told == []
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("what", "said"), [("use", "another process keeps the journal"), ("pipe", "is a named pipe, expected")])
 async def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_connected_to(tmp_path: Path, what: str, said: str) -> None:
@@ -90,6 +110,59 @@ async def test_a_folder_that_cannot_be_used_is_told_before_anybody_is_connected_
     with claim(saved, "world") if what == "use" else contextlib.nullcontext(), pytest.raises(ConfigError, match=said):
         await train_client(settings, PluginRegistry.discover(), report.Report(told.append))
     assert told == [], "it was never started"
+
+
+async def test_a_folder_of_another_member_is_used_and_said_so(tmp_path: Path) -> None:
+    """Nobody listens at that address: the client ends there, after it has looked at its folder."""
+    saved = tmp_path / "saved"
+    names = []
+    for name in ("one", "other"):
+        key = SecretKey.generate()
+        key.save(tmp_path / f"{name}.key")
+        names.append(key.public.hex()[:16])
+
+    async def start(name: str | None) -> list[str]:
+        key = None if name is None else tmp_path / f"{name}.key"
+        settings = ClientSettings(
+            run_id="world",
+            server_addr="127.0.0.1:9",
+            base=tmp_path,
+            checkpoint_dir=saved,
+            identity_secret_key_path=key,
+            reconnect_seconds=0,
+        )
+        told: list[report.Event] = []
+        with pytest.raises(BackendError, match="cannot connect"):
+            await train_client(settings, PluginRegistry.discover(), report.Report(told.append))
+        return [event.message for event in told if isinstance(event, report.Problem)]
+
+    assert await start(None) == [], "somebody new each time, who can be nobody's owner"
+    assert await start("one") == []
+    (saved / "world-step3").mkdir()
+    (saved / "world-step3" / "model.safetensors").write_bytes(b"weights")
+    before = {path.name: path.read_bytes() for path in saved.rglob("*") if path.is_file() and not path.name.endswith("-member")}
+    assert await start("one") == []
+    (said,) = await start("other")
+    assert said.startswith(
+        f"{saved} was last used by member {names[0]}, and we are {names[1]}. Its checkpoints and journal are used"
+    )
+    assert await start("other") == [], "told once"
+    assert len(await start(None)) == 1
+    assert await start("other") == [], "who has no key of its own leaves no name"
+    after = {path.name: path.read_bytes() for path in saved.rglob("*") if path.is_file() and not path.name.endswith("-member")}
+    assert after == before, "nothing is lost"
+
+
+@pytest.mark.parametrize("damage", [b"", b"zz" * 32, b"ab" * 31, None], ids=["empty", "no-hex", "short", "folder"])
+def test_a_note_of_the_member_that_cannot_be_read_is_none(tmp_path: Path, damage: bytes | None) -> None:
+    path = member_file(tmp_path, "world")
+    if damage is None:
+        path.mkdir()
+    else:
+        path.write_bytes(damage)
+    assert last_member(tmp_path, "world") is None
+    note_member(tmp_path, "world", bytes(32))
+    assert last_member(tmp_path, "world") == (None if damage is None else bytes(32))
 
 
 class Client:
@@ -350,6 +423,9 @@ async def test_the_model_that_was_opened_before_joining_is_the_one_that_is_train
     with anyio.fail_after(120):
         assert (await client.run()).success
     assert [type(event) for event in client.told].count(report.ModelLoaded) == 1
+    first = [event for event in client.told if isinstance(event, report.ModelLoading | report.ModelLoaded | report.Joined)]
+    assert [type(event) for event in first] == [report.ModelLoading, report.ModelLoaded, report.Joined], "who waits is told why"
+    assert first[0] == report.ModelLoading("'model' (HfAuto)")
     assert [event.step for event in client.told if isinstance(event, report.StepTrained)] == [1, 2, 3, 4]
 
 

@@ -13,9 +13,22 @@ from psyche_core.ui.console import console_lines, describe
 
 EVENTS: list[tuple[report.Event, str]] = [
     (report.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),
-    (report.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab takes part in run r at h:1"),
+    (report.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab has reached run r at h:1"),
+    (report.Joined("r"), "takes part in run r"),
+    (report.ModelLoading("'model' (HfLlama)"), "loading the model 'model' (HfLlama) ..."),
     (report.PhaseChanged("RoundTrain", 1, 42, 3, 7), "RoundTrain: epoch 1, step 42, round 7, 3 clients"),
     (report.PhaseChanged("Warmup", 1, 42, 3), "Warmup: epoch 1, step 42, 3 clients"),
+    (report.TokenFiles("data", 0, 38, 0, 0.0), "making token files of 38 texts in data, which is done once ..."),
+    (report.TokenFiles("data", 10, 38, 484_823, 10.2), "making token files: 10 of 38 texts, 484.8 k tokens in 10 s"),
+    (
+        report.TokenFiles("data", 38, 38, 1_900_000, 40.5, ready=True),
+        "token files in data ready: 1.90 M tokens of 38 texts in 40.5 s",
+    ),
+    (
+        report.Stopping(8, "saved"),
+        "stopping before step 8: the run's state is saved in saved, and goes on when the server is started again with it",
+    ),
+    (report.Stopping(8, None), "stopping before step 8; without --save-state-dir the run's state is lost"),
     (report.ModelLoaded(1_060_000, 0.25), "model of 1.06 M parameters ready after 0.2 s"),
     (report.MicroBatchFound(16), "micro-batch 16 found to fit"),
     (
@@ -110,3 +123,22 @@ def test_lines_carry_the_time() -> None:
     stream = io.StringIO()
     console_lines(stream)(report.Validated(1, 2.0))
     assert re.fullmatch(r"\d\d:\d\d:\d\d validation after step 1: loss 2\.0000\n", stream.getvalue())
+
+
+def test_the_network_s_totals_are_one_line_a_minute_with_rates() -> None:
+    """They come every second, and every one of them stays in the JSON."""
+    stream, now = io.StringIO(), 1000.0
+    write = console_lines(stream, clock=lambda: now)
+    for second in range(1, 131):
+        now += 1
+        write(report.NetworkTotals(second * 2000, second * 50, 3))
+    assert [line.partition(" ")[2] for line in stream.getvalue().splitlines()] == [
+        "sent 120.0 kB, received 3.0 kB, 3 peers; 2.0 kB/s out and 50 B/s in for 60 s",
+        "sent 240.0 kB, received 6.0 kB, 3 peers; 2.0 kB/s out and 50 B/s in for 60 s",
+    ]
+
+    write(report.Ended("the run finished", success=True))
+    assert [line.partition(" ")[2] for line in stream.getvalue().splitlines()[2:]] == [
+        "sent 260.0 kB, received 6.5 kB, 3 peers; 2.0 kB/s out and 50 B/s in for 10 s",
+        "the run finished",
+    ]

@@ -30,7 +30,7 @@ from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account, find_authorization, read_coordinator, read_instance
 from psyche_backend_solana.settings import ChainSettings
 from psyche_core.coordinator.state import CoordinatorState
-from psyche_core.errors import BackendError, CommandRefused, WireError
+from psyche_core.errors import AccessRefused, BackendError, CommandRefused, WireError
 from psyche_core.run_config import to_plain
 from psyche_core.sentences import printable
 from psyche_core.types import RunState
@@ -137,14 +137,14 @@ def _as_json(facts: dict[str, Any]) -> Outcome:
 
 
 async def reference_run(desk: Desk, run_id: str) -> dict[str, Any]:
-    """A run of the other implementation. Raises CommandRefused (WrongRun), BackendError."""
+    """A run of the other implementation. Raises AccessRefused (WrongRun), BackendError."""
     program = reference.PROGRAM_ID if desk.programs.coordinator == COORDINATOR else desk.programs.coordinator
     address = Pubkey.find_program_address([b"coordinator", run_id.encode()[:64]], program)[0]
     try:
         read = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
         if read is None or read.owner != program:
             message = f"the program {program} has no run {run_id!r} at {desk.rpc.current.name}"
-            raise CommandRefused("WrongRun", message)
+            raise AccessRefused("WrongRun", message)
 
         instance = reference.parse_instance(read.data)
         kept = await methods.account(desk.rpc, instance["account"], timeout=CALL_SECONDS)

@@ -1,0 +1,36 @@
+"""What a program's options name on this machine, looked at before anything is connected to or built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from psyche_core.errors import ConfigError
+from psyche_core.settings import ClientSettings, TrainLocalSettings
+
+_ALWAYS_THERE = ("auto", "cpu")
+
+
+def expect_device(settings: ClientSettings | TrainLocalSettings) -> None:
+    """See that the device exists. Raises NoSuchDevice. May load torch, so not for the event loop."""
+    if settings.device in _ALWAYS_THERE:
+        return  # torch takes seconds, and there is nothing to look for
+
+    from psyche_core.builtin.hf.devices import pick_devices
+
+    pick_devices(settings.device)
+
+
+def expect_held_out(settings: ClientSettings | TrainLocalSettings) -> None:
+    """See that there is something at --validation-data. Raises ConfigError."""
+    if settings.validation_data is not None:
+        expect_tokens(settings.validation_data, option="--validation-data")
+
+
+def expect_tokens(place: Path, *, option: str) -> None:
+    """See that an option's path leads to something. Raises ConfigError."""
+    try:
+        place.stat()
+    except (OSError, ValueError) as error:  # the second: a NUL character
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        message = f"{option} {str(place)!r}: {reason}; give a token file or a folder of them"
+        raise ConfigError(message) from error

@@ -1,0 +1,47 @@
+"""Token files made at first use, and people told about it: it takes a minute and nothing else happens meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import anyio.from_thread
+import anyio.to_thread
+
+from psyche_core.builtin.text_corpus import PreparedText, TextProgress, prepare_text
+from psyche_core.client.report import Event, TokenFiles
+from psyche_core.errors import UserError
+from psyche_core.run_config import DataFile
+
+PROGRESS_SECONDS = 10.0
+"""From one word about the progress to the next."""
+
+
+async def prepare_tokens(
+    data_file: DataFile, tell: Callable[[Event], None], *, clock: Callable[[], float] = time.monotonic
+) -> PreparedText | None:
+    """Make the token files of a data file unless they are there, see `prepare_text`; says nothing where they are.
+
+    clock: seconds, for tests. Raises DataError, and UserError when another process has been making them for too long.
+    """
+    folder, started = str(data_file.dir), clock()
+    told = started - PROGRESS_SECONDS
+
+    def advance(done: TextProgress) -> None:
+        nonlocal told
+        now = clock()
+        if done.documents < done.total and now - told >= PROGRESS_SECONDS:
+            told = now
+            anyio.from_thread.run_sync(tell, TokenFiles(folder, done.documents, done.total, done.tokens, now - started))
+
+    def prepare() -> PreparedText | None:
+        try:
+            return prepare_text(data_file, progress=advance)
+        except TimeoutError as error:
+            raise UserError(str(error)) from error
+
+    ready = await anyio.to_thread.run_sync(prepare)
+    if ready is not None and ready.written:
+        tokens = ready.training_tokens + ready.validation_tokens
+        tell(TokenFiles(folder, ready.texts, ready.texts, tokens, clock() - started, ready=True))
+    return ready
