@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import signal
@@ -60,11 +61,21 @@ def log_to_stderr() -> None:
     """
     context = click.get_current_context(silent=True)
     debug = bool(getattr(None if context is None else context.find_root().obj, "debug", False))
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(_Stderr())
     handler.setFormatter(_LogLine(named=debug))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if debug:
         logging.getLogger("psyche").setLevel(logging.DEBUG)
+
+
+class _Stderr(io.TextIOBase):
+    """What sys.stderr is at the moment: a live panel puts itself there, so that lines come to stand above it and not in it."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 class _LogLine(PrintableFormatter):

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.text import Text
 
-from psyche_core.telemetry.events import Event
+from psyche_core.telemetry.events import Event, ModelLoaded, ModelLoading
 from psyche_core.telemetry.sinks import Sink, json_lines
-from psyche_core.ui.console import console_lines
+from psyche_core.ui.console import console_lines, describe
 from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.live import LiveDisplay
 
@@ -33,8 +34,12 @@ def open_display(logs: str, *, title: str) -> Iterator[Sink]:
 
 
 def _into(display: LiveDisplay) -> Sink:
+    """A sink that feeds the panel of one process, and says above it what that is waiting for: the panel knows steps only."""
+
     def show(event: Event) -> None:
         display.ledger.handle("here", time.time(), event)
+        if isinstance(event, ModelLoading | ModelLoaded):
+            display.console.print(Text(describe(event)))
         display.show("here", event)
 
     return show

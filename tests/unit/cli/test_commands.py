@@ -312,3 +312,19 @@ def test_the_server_program_never_imports_torch(local_testnet) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("no-such..host:20000#insecure", "cannot connect to no-such..host:20000: "),
+        ("127.0.0.1:70000", "the port of a server address is a number from 1 to 65535, got 70000 in '127.0.0.1:70000'"),
+        ("127.0.0.1:20000#8f40", "after the # of a server address comes the server's key"),
+    ],
+)
+def test_an_address_that_cannot_be_meant_ends_a_client_at_once(psyche, address: str, said: str) -> None:
+    """The name asks no name server: it has an empty part."""
+    result = psyche("client", "train", "--run-id", "r", "--server-addr", address, "--logs", "console")
+    assert (result.code, said in result.err) == (2, True), result.err
+    assert len(result.err.splitlines()) == 1, result.err
+    assert result.out == ""

@@ -176,6 +176,18 @@ def test_a_log_line_is_one_line_whoever_s_words_are_in_it() -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\d error: asyncio: somebody else", theirs)
 
 
+def test_a_log_line_goes_where_standard_error_is_now() -> None:
+    """A live panel takes its place while it is shown, and puts the lines above itself; otherwise it would be drawn over them."""
+    script = (
+        "import logging, sys; from psyche_core.cli.running import log_to_stderr; log_to_stderr()\n"
+        "sys.stderr = sys.stdout\n"
+        "logging.getLogger('psyche.x').warning('shown')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.endswith("warning: shown\n")
+    assert done.stderr == ""
+
+
 def test_ctrl_c_is_130_without_a_traceback(psyche, monkeypatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

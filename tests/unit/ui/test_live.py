@@ -8,6 +8,8 @@ from rich.console import Console
 
 from psyche_core.telemetry.events import (
     EpochDigest,
+    ModelLoaded,
+    ModelLoading,
     ModelSync,
     NetworkTotals,
     PhaseChanged,
@@ -18,6 +20,7 @@ from psyche_core.telemetry.events import (
     StepTrained,
     Validated,
 )
+from psyche_core.ui.display import open_display
 from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.live import LINE_SECONDS, LineDisplay, LiveDisplay, dashboard, figures_line
 
@@ -119,3 +122,11 @@ def test_the_live_panel_prints_complaints_above_itself_and_ends_complete() -> No
     text = stream.getvalue()
     assert "client-2: warning: a peer is slow" in text
     assert text.rstrip().endswith("\x1b[?25h") or "╯" in text[-40:]
+
+
+def test_a_client_s_panel_has_above_it_what_it_waits_for(capsys) -> None:
+    with open_display("live", title="r") as sink:
+        sink(ModelLoading("'model' (HfLlama)"))
+        sink(ModelLoaded(1_060_000, 40.0))
+    shown = capsys.readouterr().out
+    assert "loading the model 'model' (HfLlama) ...\nmodel of 1.06 M parameters ready after 40.0 s\n" in shown
