@@ -126,7 +126,11 @@ class ClientSettings(_ProgramSettings):
             "model when not given."
         ),
     )
-    keep_steps: int = Field(default=3, ge=1, description="Newest checkpoints to keep in that folder.")
+    keep_steps: int = Field(
+        default=3,
+        ge=1,
+        description="Newest checkpoints of epochs' ends to keep in that folder; one saved in mid-epoch does not count.",
+    )
     hub_repo: str | None = Field(
         default=None,
         description=(

@@ -155,6 +155,7 @@ def fetch(
         epoch=state.progress.epoch,
         data_index=state.progress.data_index,
         generation=state.generation,
+        epoch_end=choice.step in {end.step for end in state.ends},
     )
 
 

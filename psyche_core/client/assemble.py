@@ -119,7 +119,9 @@ async def train_client(
             )
             tell(report.Started("client", backend.identity.signer.hex(), settings.run_id, route))
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_leave_on_signal, runtime)
+                tasks.start_soon(
+                    _leave_on_signal, runtime, lambda number: tell(report.Leaving(number.name, restorer is not None))
+                )
                 ended = await runtime.run()
                 tasks.cancel_scope.cancel()
             return ended, runtime.begins_anew
@@ -474,14 +476,15 @@ def _interface_towards(address: str) -> str:
         return "127.0.0.1"
 
 
-async def _leave_on_signal(runtime: ClientRuntime) -> None:
-    """Leave in order at the first SIGINT or SIGTERM.
+async def _leave_on_signal(runtime: ClientRuntime, told: Callable[[signal.Signals], None]) -> None:
+    """Leave in order at the first SIGINT or SIGTERM, which is told once a second one would be the last.
 
-    The second one ends the process at once, by the system's own hand: a KeyboardInterrupt would wait for the thread that trains.
+    That one ends the process at once, by the system's own hand: a KeyboardInterrupt would wait for the thread that trains.
     """
     with contextlib.suppress(NotImplementedError), anyio.open_signal_receiver(*_LEAVING) as signals:  # not on Windows
-        async for _ in signals:
+        async for received in signals:
             runtime.leave()
             for number in _LEAVING:
                 signal.signal(number, signal.SIG_DFL)
+            told(received)
             await anyio.sleep_forever()

@@ -38,6 +38,7 @@ LEAVING_SECONDS = 60.0
 
 _POLL_SECONDS = 0.02
 _Result = TypeVar("_Result")
+_Made = Apply | CloseEpoch | FetchModel
 
 
 class Checkpointer:
@@ -50,7 +51,7 @@ class Checkpointer:
         self._run_id = ""
         self._lock = anyio.Lock()
         self._complained = False
-        self._newest: Apply | CloseEpoch | FetchModel | None = None  # what made the masters what they are; None: not known
+        self._newest: _Made | None = None  # what made the masters what they are; None: not known
         self._saved: int | None = None  # step of the last checkpoint that we saved
 
     def use(self, bench: Bench, *, run_id: str) -> None:
@@ -131,7 +132,7 @@ class Checkpointer:
 
     async def _early(self, work: Apply, why: str) -> None:
         logger.debug("saving a checkpoint after step %d: %s", work.step, why)
-        await self.save(work.step, epoch=work.epoch, data_index=work.data_index, generation=work.generation)
+        await self.save(work)
 
     def _journal(self) -> Journal | None:
         return None if self._bench is None else self._bench.journal
@@ -154,24 +155,28 @@ class Checkpointer:
 
     async def close_epoch(self, work: CloseEpoch, digest: bytes) -> bool:
         """Save the checkpoint of an epoch's end; whether it is whole. digest: full digest of the masters."""
-        return await self.save(work.step, epoch=work.epoch, data_index=work.data_index, generation=work.generation, digest=digest)
+        self._newest = work
+        return await self.save(work, digest=digest)
 
     async def fetched(self, work: FetchModel) -> None:
         """Masters came from other members: the journal goes on from them."""
         self._newest = work
         if self._journal() is not None:
-            await self.save(work.step, epoch=work.epoch, data_index=work.data_index, generation=work.generation)
+            await self.save(work)
 
-    async def save(self, step: int, *, epoch: int, data_index: int, generation: int, digest: bytes | None = None) -> bool:
-        """Save a checkpoint, and what only our optimizer has, and begin the journal anew with it. Raises RanksLost."""
-        bench = self._bench
+    async def save(self, work: _Made, *, digest: bytes | None = None) -> bool:
+        """Save a checkpoint, and what only our optimizer has, and begin the journal anew with it. Raises RanksLost.
+
+        work: what made the masters what they are.
+        """
+        bench, step = self._bench, work.step
         if bench is None or bench.checkpoints is None:
             return False
 
         directory = checkpoint_path(bench.checkpoints, self._run_id, step)
         if digest is None:
             digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
-        facts = Facts(run_id=self._run_id, step=step, epoch=epoch, data_index=data_index, digest=digest, generation=generation)
+        facts = self._facts(work, digest)
         if not await self._attempt(
             lambda: save_checkpoint(directory, facts, write=bench.trainer.save), f"the checkpoint of step {step} was not saved"
         ):
@@ -184,7 +189,7 @@ class Checkpointer:
             partial(bench.trainer.save_private, private),
             f"the checkpoint of step {step} is saved, but not the optimizer's own state",
         )
-        if bench.journal is None or await self._write(partial(bench.journal.begin, step, digest, generation)):
+        if bench.journal is None or await self._write(partial(bench.journal.begin, step, digest, work.generation)):
             await self._tidy(bench, step)
         return True
 
@@ -199,11 +204,10 @@ class Checkpointer:
             return
 
         await self.sync()
-        facts = (work.step, work.epoch, work.data_index, work.generation)
         missing = f"no checkpoint of step {work.step} was saved on leaving"
         kept = "" if bench.journal is None else "; the next start replays the journal instead"
         try:
-            directory = await _within(seconds, partial(self._save_last, bench, *facts))
+            directory = await _within(seconds, partial(self._save_last, bench, work))
         except TimeoutError:
             self._tell(report.Problem("warning", f"{missing}: it takes longer than {seconds:g} s{kept}"))
         except Exception as error:
@@ -213,12 +217,12 @@ class Checkpointer:
             self._saved = work.step
             self._tell(report.CheckpointSaved(work.step, str(directory)))
 
-    def _save_last(self, bench: Bench, step: int, epoch: int, data_index: int, generation: int) -> Path:
+    def _save_last(self, bench: Bench, work: _Made) -> Path:
         assert bench.checkpoints is not None
+        step, generation = work.step, work.generation
         journal, digest = bench.journal, bench.trainer.full_digest()
         directory = checkpoint_path(bench.checkpoints, self._run_id, step)
-        facts = Facts(run_id=self._run_id, step=step, epoch=epoch, data_index=data_index, digest=digest, generation=generation)
-        save_checkpoint(directory, facts, write=bench.trainer.save)
+        save_checkpoint(directory, self._facts(work, digest), write=bench.trainer.save)
         bench.trainer.save_private(private_path(bench.checkpoints, self._run_id))
         header = None if journal is None else journal.header
         if journal is None:
@@ -229,6 +233,18 @@ class Checkpointer:
         else:  # an earlier leaving's checkpoint is of no use any more
             remove_between(bench.checkpoints, self._run_id, after=header.base_step, before=step)
         return directory
+
+    def _facts(self, work: _Made, digest: bytes) -> Facts:
+        at_end = isinstance(work, CloseEpoch) or (isinstance(work, FetchModel) and work.epoch_end)
+        return Facts(
+            run_id=self._run_id,
+            step=work.step,
+            epoch=work.epoch,
+            data_index=work.data_index,
+            digest=digest,
+            generation=work.generation,
+            mid_epoch=not at_end,
+        )
 
     async def _tidy(self, bench: Bench, step: int) -> None:
         """Old checkpoints go; those of a history that the run has left are set aside, never deleted."""

@@ -447,7 +447,8 @@ class FetchModel:
 
     sources: p2p keys that serve it. build: the state to build model, optimizer and data for first, None when that is done.
     descriptions: hash and length of what the model is built like, as the sources say, likeliest first; needed with `build` only.
-    epoch, data_index, generation: of the run now, for the checkpoint that the journal goes on from.
+    epoch, data_index, generation: of the run now, for the checkpoint that the journal goes on from. epoch_end: whether the run
+    knows the end of an epoch after this step.
     Answered by ModelFetched, or with `build` by ModelReady, or by ModelFetchFailed.
     """
 
@@ -461,6 +462,7 @@ class FetchModel:
     epoch: int = 0
     data_index: int = 0
     generation: int = 0
+    epoch_end: bool = False
 
 
 Work = Load | Train | Apply | Digest | CloseEpoch | TakeSnapshot | FetchModel

@@ -266,6 +266,14 @@ class StatementVoided:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """A signal asked the client to leave in order, which it does now. saves: whether it keeps checkpoints, and saves one last."""
+
+    signal: str
+    saves: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something people should know; the run goes on. level: `warning` or `error`."""
 
@@ -307,6 +315,7 @@ Event = (
     | WentBack
     | ModelLost
     | StatementVoided
+    | Leaving
     | Problem
     | Ended
 )

@@ -1,5 +1,7 @@
 """Where checkpoints lie: `{run_id}-step{step}` in one folder, of which the newest few are kept, each with its manifest.
 
+Decided here: what is kept is counted in epochs' ends, for a run that goes back goes back to one of these. A checkpoint saved in
+mid-epoch is good for nothing but the next start, pushes none of them out, and goes when a newer one is there.
 What belongs to a history that the run has left gets a longer name, and is then neither counted nor deleted.
 """
 
@@ -32,12 +34,17 @@ def checkpoints(folder: Path, run_id: str) -> list[Path]:
 
 
 def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
-    """Delete this run's checkpoints but the `count` newest; the deleted ones, oldest first. Raises ModelError."""
+    """Delete this run's checkpoints but the `count` newest of epochs' ends, and one in mid-epoch if that is the newest of all.
+
+    Returns the deleted ones, oldest first. Raises ModelError.
+    """
     if count < 1:
         message = f"at least one checkpoint must be kept, got {count}"
         raise ValueError(message)
 
-    old = checkpoints(folder, run_id)[:-count]
+    found = checkpoints(folder, run_id)
+    kept = {*[path for path in found if not _in_mid_epoch(path)][-count:], *found[-1:]}
+    old = [path for path in found if path not in kept]
     for path in old:
         try:
             shutil.rmtree(path)
@@ -48,9 +55,9 @@ def keep_last(folder: Path, run_id: str, count: int) -> list[Path]:
 
 
 def remove_between(folder: Path, run_id: str, *, after: int, before: int) -> None:
-    """Delete this run's checkpoints of later steps than `after` and earlier ones than `before`. Raises OSError."""
+    """Delete this run's checkpoints in mid-epoch of later steps than `after` and earlier ones than `before`. Raises OSError."""
     for path in checkpoints(folder, run_id):
-        if after < _step(path, run_id) < before:
+        if after < _step(path, run_id) < before and _in_mid_epoch(path):
             shutil.rmtree(path)
 
 
@@ -97,6 +104,14 @@ def _is_trusted(path: Path, trusted: Callable[[CheckpointManifest], bool]) -> bo
     except ModelError:
         return True  # damaged: nothing says that it is of another history
     return manifest is None or trusted(manifest)
+
+
+def _in_mid_epoch(path: Path) -> bool:
+    try:
+        manifest = read_manifest(path)
+    except ModelError:
+        return False  # damaged: what nobody can tell is not thrown away early
+    return manifest is not None and manifest.mid_epoch
 
 
 def _step(path: Path, run_id: str) -> int:

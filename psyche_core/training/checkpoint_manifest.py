@@ -35,10 +35,10 @@ _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Whose model it is. step: the last one applied; epoch: that ended with it; data_index: first sample never yet assigned.
+    """Whose model it is. step: the last one applied; epoch: of that step; data_index: first sample never yet assigned.
 
     digest: full digest of the masters (32 bytes, see `digest.full_digest`), empty where it is not known. generation: how often
-    the run had gone back, which tells apart two sets of masters of one step.
+    the run had gone back, which tells apart two sets of masters of one step. mid_epoch: whether the epoch went on after it.
     """
 
     run_id: str
@@ -47,6 +47,7 @@ class Facts:
     data_index: int
     digest: bytes = b""
     generation: int = 0
+    mid_epoch: bool = False
 
 
 class _Table(BaseModel):
@@ -70,15 +71,20 @@ class FileEntry(_Table):
 
 
 class CheckpointManifest(_Table):
-    """The content of `psyche.json`. Version 1 had neither digest nor generation, and is still read."""
+    """The content of `psyche.json`.
 
-    version: Literal[1, 2]
+    Version 1 had neither digest nor generation, and is still read. Version 3 is written for what only its owner reads: a
+    checkpoint in mid-epoch.
+    """
+
+    version: Literal[1, 2, 3]
     run_id: Annotated[str, Field(min_length=1, max_length=64)]
     step: Annotated[int, Field(ge=0, lt=2**32)]
     epoch: Annotated[int, Field(ge=0, lt=2**32)]
     data_index: Annotated[int, Field(ge=0, lt=2**63)]
     digest: _Digest | None = None
     generation: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    mid_epoch: bool = False
     tensors: dict[str, TensorEntry]
     files: dict[_FileName, FileEntry]
 
@@ -102,8 +108,9 @@ def write_manifest(directory: Path, facts: Facts) -> CheckpointManifest:
         elif path.name != MANIFEST_FILE:
             files[path.name] = FileEntry(bytes=path.stat().st_size, sha256=_digest_of(path, 0, path.stat().st_size))
     told = {**asdict(facts), "digest": facts.digest.hex() or None}
-    manifest = CheckpointManifest(version=2, **told, tensors=tensors, files=files)
-    (directory / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    manifest = CheckpointManifest(version=3 if facts.mid_epoch else 2, **told, tensors=tensors, files=files)
+    unsaid = set() if facts.mid_epoch else {"mid_epoch"}
+    (directory / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1, exclude=unsaid) + "\n", encoding="utf-8")
     return manifest
 
 

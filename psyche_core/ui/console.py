@@ -14,6 +14,7 @@ from psyche_core.client.report import (
     EpochSigned,
     Event,
     Joined,
+    Leaving,
     MicroBatchFound,
     ModelLoaded,
     ModelLoading,
@@ -128,6 +129,9 @@ def _sentence(event: Event) -> str:
             )
         case StatementVoided():
             return f"epoch {event.epoch}, round {event.height}: the statement of {event.member} claims results that nobody owed"
+        case Leaving():
+            last = ", a checkpoint last" if event.saves else ""
+            return f"{event.signal}: leaving in order{last}; the same once more ends this process at once"
         case Problem():
             return f"{event.level}: {event.message}"
         case Ended():

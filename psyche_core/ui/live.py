@@ -25,6 +25,7 @@ from psyche_core.client.report import (
     EpochDigest,
     EpochSigned,
     Event,
+    Leaving,
     ModelLost,
     ModelSync,
     Problem,
@@ -58,6 +59,7 @@ _WORTH_A_LINE = (
     CheckpointSaved,
     CheckpointStored,
     RewardPaid,
+    Leaving,
     *_COMPLAINTS,
     Ended,
 )

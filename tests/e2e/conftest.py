@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from live_run import live_run, pace
+
+__all__ = ["live_run", "pace"]  # fixtures
+
 Started = Callable[..., "subprocess.Popen[str]"]
 
 SHORT = {"total_steps": 12, "rounds_per_epoch": 4, "warmup_steps": 2, "global_batch_size_start": 6, "global_batch_size_end": 6}
@@ -21,6 +25,12 @@ SHORT = {"total_steps": 12, "rounds_per_epoch": 4, "warmup_steps": 2, "global_ba
 def short_run(local_testnet) -> Path:
     """Folder of a run like the demo, but short."""
     return local_testnet(**SHORT)
+
+
+@pytest.fixture
+def run_of_two(local_testnet) -> Path:
+    """Folder of one for two members."""
+    return local_testnet(**SHORT, init_min_clients=2)
 
 
 @pytest.fixture

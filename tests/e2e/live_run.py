@@ -3,10 +3,14 @@
 Every member writes its events to `NAME.jsonl` and everything else to `NAME.log`. What is done to members is noted with its time,
 so that the ledger, which is filled afterwards from all files in the order of time, knows who was killed, disturbed or asked to
 leave, and holds everybody to the rest.
+
+The fixture `live_run` makes such runs; conftest.py of each folder whose tests use it imports it, with `pace` beside it, which
+a module overrides to have its own lengths of epochs.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -14,12 +18,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from safetensors.torch import load_file
 
 from psyche_core.client.report import Event, PhaseChanged, Started, StepTrained, WitnessSent, from_json
@@ -32,6 +37,18 @@ RUN_ID = "local-testnet"
 THREE = ("client-1", "client-2", "client-3")
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 """Keys of a model's config.json that make it small."""
+
+PACE: Mapping[str, object] = {
+    "init_min_clients": 3,
+    "min_clients": 2,
+    "rounds_per_epoch": 8,
+    "warmup_steps": 2,
+    "global_batch_size_start": 6,
+    "global_batch_size_end": 6,
+    "max_round_train_time": 5,
+    "cooldown_time": 1,
+}
+"""Short epochs of short rounds. The next epoch begins when three clients are there and ready, so whoever died is waited for."""
 
 WAIT_SECONDS = 240.0
 POLL_SECONDS = 0.05
@@ -246,3 +263,46 @@ class LiveRun:
         strays = [name for name, process in self.processes.items() if process.poll() is None]
         assert strays == []
         return ledger
+
+
+# ---------------------------------------------------------------------------------------------------------------- fixtures
+
+StartRun = Callable[..., LiveRun]
+
+
+@pytest.fixture
+def pace() -> Mapping[str, object]:
+    """Keys of state.toml that every run of a module has changed."""
+    return PACE
+
+
+@pytest.fixture
+def live_run(local_testnet: Callable[..., Path], free_port: Callable[[], int], pace: Mapping[str, object]) -> Iterator[StartRun]:
+    """A function that makes a small run with keys of its state.toml changed and starts its server; all is killed at the end.
+
+    server: options of the server. inside: a command that runs it. host: address it listens on. optimizer: instead of DisTrO.
+    """
+    runs: list[LiveRun] = []
+
+    def make(
+        *,
+        server: Sequence[object] = (),
+        inside: Sequence[object] = (),
+        host: str = "127.0.0.1",
+        optimizer: str = "Distro",
+        **changes: object,
+    ) -> LiveRun:
+        config = local_testnet(**{**pace, **changes})
+        model = config / "model" / "config.json"
+        model.write_text(json.dumps(json.loads(model.read_text()) | TINY))
+        state = config / "state.toml"
+        text = state.read_text().replace('Server = "127.0.0.1:', f'Server = "{host}:')
+        state.write_text(text.replace("[model.LLM.optimizer.Distro]", f"[model.LLM.optimizer.{optimizer}]"))
+        run = LiveRun(config, port=free_port(), host=host)
+        runs.append(run)
+        run.start_server(*server, inside=inside)
+        return run
+
+    yield make
+    for run in runs:
+        run.close()

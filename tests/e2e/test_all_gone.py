@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from live_run import RUN_ID, THREE, TINY, LiveRun
+from live_run import PACE, RUN_ID, THREE, LiveRun, StartRun
 from psyche_backend_tcp.store import Store, state_file
 from psyche_core.client.report import (
     CheckpointSaved,
@@ -33,41 +32,33 @@ from psyche_core.types import RunState
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(600)]
 
 TOTAL = 16
-PACE = {
-    "init_min_clients": 3,
-    "min_clients": 2,
-    "rounds_per_epoch": 10,
-    "total_steps": TOTAL,
-    "warmup_steps": 2,
-    "global_batch_size_start": 6,
-    "global_batch_size_end": 6,
-    "warmup_time": 20,
-    "max_round_train_time": 5,
-    "cooldown_time": 2,
-}
-
-StartRun = Callable[..., LiveRun]
+BATCH = 6
 
 
 @pytest.fixture
-def live_run(local_testnet: Callable[..., Path], free_port: Callable[[], int]) -> Iterator[StartRun]:
-    """A function that makes a small run whose server keeps its state, and starts the server; all is killed at the end."""
-    runs: list[LiveRun] = []
+def pace() -> Mapping[str, object]:
+    return {
+        **PACE,
+        "rounds_per_epoch": 10,
+        "total_steps": TOTAL,
+        "global_batch_size_start": BATCH,
+        "global_batch_size_end": BATCH,
+        "warmup_time": 20,
+        "cooldown_time": 2,
+    }
 
-    def make(*, clients: Sequence[object] = (), **changes: object) -> LiveRun:
-        config = local_testnet(**PACE | changes)
-        model = config / "model" / "config.json"
-        model.write_text(json.dumps(json.loads(model.read_text()) | TINY))
-        run = LiveRun(config, port=free_port())
-        runs.append(run)
-        run.start_server("--save-state-dir", run.folder / "saved", "--reconnect-seconds", 1)
+
+@pytest.fixture
+def live_run(live_run: StartRun) -> StartRun:
+    """The same with a server that keeps its state, and with three clients."""
+
+    def make(**changes: object) -> LiveRun:
+        run = live_run(server=("--save-state-dir", "saved", "--reconnect-seconds", 1), **changes)
         for name in THREE:
-            run.start_client(name, *clients)
+            run.start_client(name)
         return run
 
-    yield make
-    for run in runs:
-        run.close()
+    return make
 
 
 def saved_state(run: LiveRun) -> CoordinatorState:
@@ -114,10 +105,9 @@ def assert_nothing_was_lost(run: LiveRun, *, after: float, last: int, steps: int
     assert {step: where for step, where in epochs.items() if len(where) > 1} == {}, "steps that were trained twice"
     state = saved_state(run)
     assert state.lost_samples == 0
-    batch = int(PACE["global_batch_size_start"])
     queued = sum(interval.last - interval.first + 1 for interval in state.requeue)
     used = state.progress.data_index - queued
-    assert batch * len(epochs) <= used <= batch * steps, (
+    assert BATCH * len(epochs) <= used <= BATCH * steps, (
         "no sample was trained twice: a step that nothing was accepted of has none"
     )
     assert_identical(run, steps=steps)

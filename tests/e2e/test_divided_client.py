@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from live_run import THREE, TINY, LiveRun
+from live_run import THREE, LiveRun, StartRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
@@ -32,17 +31,12 @@ def sidecars(run: LiveRun) -> list[int]:
 
 
 @pytest.fixture
-def run(local_testnet, free_port) -> Iterator[LiveRun]:
-    config = local_testnet(**QUICK)
-    model = config / "model" / "config.json"
-    model.write_text(json.dumps(json.loads(model.read_text()) | TINY))
-    run = LiveRun(config, port=free_port())
-    run.start_server()
-    yield run
-    run.close()
+def pace() -> Mapping[str, object]:
+    return QUICK
 
 
-def test_a_divided_client_trains_with_undivided_ones(run: LiveRun) -> None:
+def test_a_divided_client_trains_with_undivided_ones(live_run: StartRun) -> None:
+    run = live_run()
     for name in THREE:
         divided = ("--tensor-parallelism", 2) if name == "client-2" else ()
         run.start_client(name, *divided)
@@ -55,7 +49,8 @@ def test_a_divided_client_trains_with_undivided_ones(run: LiveRun) -> None:
 
 
 @pytest.mark.soak
-def test_a_client_that_loses_a_process_ends_with_one_sentence(run: LiveRun) -> None:
+def test_a_client_that_loses_a_process_ends_with_one_sentence(live_run: StartRun) -> None:
+    run = live_run()
     for name in THREE:
         run.start_client(name, *(("--data-parallelism", 2) if name == "client-2" else ()))
     run.wait_for_steps("client-2", 1)

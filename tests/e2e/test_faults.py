@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cuttable_links import SERVER, LinksUnavailable, cuttable_links
-from live_run import THREE, TINY, LiveRun
+from live_run import THREE, StartRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
-
-PACE = {
-    "init_min_clients": 3,
-    "min_clients": 2,
-    "rounds_per_epoch": 8,
-    "warmup_steps": 2,
-    "global_batch_size_start": 6,
-    "global_batch_size_end": 6,
-    "max_round_train_time": 5,
-    "cooldown_time": 1,
-}
-"""Short epochs of short rounds. The next epoch begins when three clients are there and ready, so whoever died is waited for."""
-
-StartRun = Callable[..., LiveRun]
-
-
-@pytest.fixture
-def live_run(local_testnet: Callable[..., Path], free_port: Callable[[], int]) -> Iterator[StartRun]:
-    """A function that makes a small run with keys of its state.toml changed and starts its server; all is killed at the end."""
-    runs: list[LiveRun] = []
-
-    def make(*, server: tuple[object, ...] = (), host: str = "127.0.0.1", **changes: object) -> LiveRun:
-        config = local_testnet(**PACE | changes)
-        model = config / "model" / "config.json"
-        model.write_text(json.dumps(json.loads(model.read_text()) | TINY))
-        state = config / "state.toml"
-        state.write_text(state.read_text().replace('Server = "127.0.0.1:', f'Server = "{host}:'))
-        run = LiveRun(config, port=free_port(), host=host)
-        runs.append(run)
-        run.start_server(*server)
-        return run
-
-    yield make
-    for run in runs:
-        run.close()
 
 
 def test_each_client_is_killed_in_turn_witness_or_not(live_run: StartRun) -> None:

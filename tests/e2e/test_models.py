@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from live_run import RUN_ID, THREE, TINY, LiveRun
+from live_run import PACE, RUN_ID, THREE, StartRun
 from psyche_core.client.report import CheckpointStored, EpochDigest, ModelLoaded, PhaseChanged, Problem, Resynced, StepTrained
 from psyche_core.training.checkpoint import checkpoints
 from psyche_core.training.checkpoint_manifest import read_manifest, verify
@@ -18,40 +17,10 @@ from psyche_core.training.private_state import private_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
-PACE = {
-    "init_min_clients": 3,
-    "min_clients": 2,
-    "rounds_per_epoch": 6,
-    "warmup_steps": 2,
-    "global_batch_size_start": 6,
-    "global_batch_size_end": 6,
-    "max_round_train_time": 5,
-    "cooldown_time": 2,
-}
-
-StartRun = Callable[..., LiveRun]
-
 
 @pytest.fixture
-def live_run(local_testnet: Callable[..., Path], free_port: Callable[[], int]) -> Iterator[StartRun]:
-    """A function that makes a small run with keys of its state.toml changed and starts its server; all is killed at the end."""
-    runs: list[LiveRun] = []
-
-    def make(*, server: tuple[object, ...] = (), optimizer: str | None = None, **changes: object) -> LiveRun:
-        config = local_testnet(**PACE | changes)
-        model = config / "model" / "config.json"
-        model.write_text(json.dumps(json.loads(model.read_text()) | TINY))
-        if optimizer is not None:
-            state = config / "state.toml"
-            state.write_text(state.read_text().replace("[model.LLM.optimizer.Distro]", f"[model.LLM.optimizer.{optimizer}]"))
-        run = LiveRun(config, port=free_port())
-        runs.append(run)
-        run.start_server(*server)
-        return run
-
-    yield make
-    for run in runs:
-        run.close()
+def pace() -> Mapping[str, object]:
+    return {**PACE, "rounds_per_epoch": 6, "cooldown_time": 2}
 
 
 def test_a_joiner_without_the_model_gets_all_of_it_from_the_others_and_saves_whole_checkpoints(

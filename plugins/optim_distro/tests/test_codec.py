@@ -64,11 +64,11 @@ def random_selection(layout: Layout, generator: np.random.Generator, *, fill: fl
     """About `fill` of the coefficients each chunk may send, at uniform places."""
     parts = []
     for entry in layout.classes:
-        for chunk in entry.chunks:
-            count = int(generator.binomial(entry.keep, fill))
-            indices = np.sort(generator.permutation(entry.size)[:count])
-            values = generator.standard_normal(count).astype(np.float32)
-            parts.append(Selection(np.full(count, chunk), indices, np.where(values == 0, np.float32(1), values)))
+        counts = generator.binomial(entry.keep, fill, len(entry.chunks))
+        shuffled = np.argsort(generator.random((len(entry.chunks), entry.size)), axis=1)
+        rows, indices = np.nonzero(shuffled < counts[:, None])
+        values = generator.standard_normal(len(rows)).astype(np.float32)
+        parts.append(Selection(entry.chunks[rows], indices, np.where(values == 0, np.float32(1), values)))
 
     return concatenate(parts)
 

@@ -46,10 +46,12 @@ def payload(layout: Layout, generator: np.random.Generator, *, fill: float = 1.0
     """A chunk sends all it may, or with a chance of 1 - fill fewer."""
     chunks, indices = [], []
     for entry in layout.classes:
-        for chunk in entry.chunks.tolist():
-            count = entry.keep if generator.random() < fill else int(generator.integers(0, entry.keep + 1))
-            indices.append(np.sort(generator.permutation(entry.size)[:count]))
-            chunks.append(np.full(count, chunk))
+        all_it_may = generator.random(len(entry.chunks)) < fill
+        counts = np.where(all_it_may, entry.keep, generator.integers(0, entry.keep + 1, len(entry.chunks)))
+        shuffled = np.argsort(generator.random((len(entry.chunks), entry.size)), axis=1)
+        rows, places = np.nonzero(shuffled < counts[:, None])
+        indices.append(places)
+        chunks.append(entry.chunks[rows])
     values = np.where(generator.random(sum(part.size for part in indices)) < 0.5, -1, 1).astype(np.float32)
     selection = Selection(
         np.concatenate([np.zeros(0, np.int64), *chunks]), np.concatenate([np.zeros(0, np.int64), *indices]), values

@@ -218,9 +218,15 @@ def test_lookahead_is_masters_minus_the_sign_of_delta() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one_bit", "compiled"), [(True, True), (True, False), pytest.param(False, False, marks=pytest.mark.soak)]
+    ("one_bit", "compiled", "rounds"),
+    [
+        (True, True, 500),
+        (True, False, 120),  # the plain code gives the compiled code's bits, which test_compiled.py sees to
+        pytest.param(True, False, 500, marks=pytest.mark.soak),
+        pytest.param(False, False, 500, marks=pytest.mark.soak),
+    ],
 )
-def test_500_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool, compiled: bool) -> None:
+def test_hundreds_of_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool, compiled: bool, rounds: int) -> None:
     shapes = {"embed": (64, 48), "norm": (48,), "odd": (29, 6)}
     replicas = []
     for _ in range(4):
@@ -230,12 +236,12 @@ def test_500_rounds_of_four_replicas_end_with_equal_digests(one_bit: bool, compi
     digests: list[set[str]] = []
     play_rounds(
         replicas,
-        rounds=500,
+        rounds=rounds,
         learning_rate=0.003,
         after_round=lambda: digests.append({digest(replica.optimizer.masters) for replica in replicas}),
     )
-    assert [len(distinct) for distinct in digests] == [1] * 502
-    assert len(set.union(*digests)) > 480
+    assert [len(distinct) for distinct in digests] == [1] * (rounds + 2)
+    assert len(set.union(*digests)) > 0.96 * rounds
 
 
 @pytest.mark.parametrize("one_bit", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -24,6 +25,9 @@ from psyche_core.run_config import parse_run_file
 from psyche_core.wire.manifest import Manifest, Piece, Table, parameter_table
 from psyche_core.wire.signing import SecretKey
 from world import INSTANCE, RUN
+
+QUICK = RUN.replace("cooldown_time = 2", "cooldown_time = 1").replace("extra_time = 2", "extra_time = 1")
+"""These seconds are real ones here."""
 
 TABLE = {"total_steps": 6, "clients": 3, "min_clients": 2, "witness_nodes": 0, "rounds_per_epoch": 3}
 
@@ -109,7 +113,7 @@ class Party:
     """Three runtimes over memory parts, on the real clock."""
 
     def __init__(self, trainers: list[ChainTrainer], *, backend: type[MemoryBackend] = MemoryBackend, **config: int) -> None:
-        run = parse_run_file(RUN.format(**{**TABLE, "clients": len(trainers), **config}), source="world")
+        run = parse_run_file(QUICK.format(**{**TABLE, "clients": len(trainers), **config}), source="world")
         self.coordinator = MemoryCoordinator(new_state(run.run_id, run.config, run.model, instance=INSTANCE))
         self.network = MemoryNetwork()
         self.trainers = trainers
@@ -149,7 +153,7 @@ class Party:
 
     async def play(self) -> None:
         async with anyio.create_task_group() as clock:
-            clock.start_soon(self.coordinator.run)
+            clock.start_soon(partial(self.coordinator.run, tick_seconds=0.05))
             async with anyio.create_task_group() as members:
                 for index in range(len(self.trainers)):
                     members.start_soon(self.member, index)

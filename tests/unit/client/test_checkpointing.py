@@ -15,9 +15,9 @@ import pytest
 from psyche_core.client import report
 from psyche_core.client.bench import Bench
 from psyche_core.client.checkpointing import Checkpointer
-from psyche_core.client.events import Apply, CloseEpoch
+from psyche_core.client.events import Apply, CloseEpoch, FetchModel
 from psyche_core.client.workshop import plainly
-from psyche_core.training.checkpoint import checkpoints
+from psyche_core.training.checkpoint import checkpoints, keep_last
 from psyche_core.training.checkpoint_manifest import read_manifest, verify
 from psyche_core.training.journal import LEAST_LIMIT, Journal
 
@@ -65,13 +65,22 @@ class Member:
         self.checkpointer = Checkpointer(self.told.append, explain=plainly)
         trainer: Any = self.masters
         data: Any = None
-        self.checkpointer.use(Bench(trainer, data, checkpoints=folder, journal=self.journal), run_id=RUN_ID)
+        self.checkpointer.use(
+            Bench(trainer, data, checkpoints=folder, keep_checkpoints=self._keep_two, journal=self.journal), run_id=RUN_ID
+        )
+
+    def _keep_two(self, directory: Path) -> None:
+        keep_last(directory.parent, RUN_ID, 2)
 
     async def apply(self, *steps: int) -> None:
         for step in steps:
             self.checkpointer.masters_change()
             self.masters.step = step
             await self.checkpointer.applied(Apply(step + 7, step, (), False, epoch=1, data_index=12 * step), learning_rate=0.1)
+
+    async def end_epoch(self) -> None:
+        step = self.masters.step
+        await self.checkpointer.close_epoch(CloseEpoch(0, step, 12 * step), digest_of(step))
 
     def steps(self) -> list[int]:
         """Of the checkpoints in the folder, each whole."""
@@ -118,7 +127,7 @@ async def test_the_journal_still_leads_to_every_step_before(member: Member) -> N
 
 async def test_checkpoints_of_earlier_leavings_make_room_and_those_of_epochs_stay(member: Member) -> None:
     await member.apply(1, 2)
-    await member.checkpointer.close_epoch(CloseEpoch(0, 2, 24), digest_of(2))
+    await member.end_epoch()
     await member.apply(3)
     await member.checkpointer.leave()
     await member.apply(4, 5)
@@ -126,10 +135,53 @@ async def test_checkpoints_of_earlier_leavings_make_room_and_those_of_epochs_sta
     assert member.steps() == [2, 5]
 
 
+async def test_a_journal_that_is_always_full_pushes_no_epochs_end_out(member: Member) -> None:
+    for end in (2, 4):
+        await member.apply(end - 1, end)
+        await member.end_epoch()
+    member.journal.set_limit(1)
+    await member.apply(5, 6, 7)
+    assert member.steps() == [2, 4, 7], "an early one after each step, of which the last is left"
+    await member.apply(8)
+    assert member.steps() == [2, 4, 8]
+    await member.end_epoch()
+    assert member.steps() == [4, 8], "of an epoch's end now"
+    member.journal.set_limit(LEAST_LIMIT)
+    await member.apply(9)
+    await member.checkpointer.leave()
+    await member.apply(10)
+    await member.end_epoch()
+    assert member.steps() == [8, 10]
+
+
+@pytest.mark.parametrize("epoch_end", [True, False])
+async def test_masters_of_others_count_where_the_run_knows_them_as_an_epochs_end(member: Member, epoch_end: bool) -> None:
+    for step in (3, 6):
+        member.masters.step = step
+        await member.checkpointer.fetched(FetchModel(step, bytes(32), 1, (), 0, epoch=1, epoch_end=epoch_end))
+    assert member.steps() == ([3, 6] if epoch_end else [6])
+    await member.apply(7)
+    await member.checkpointer.leave()
+    member.journal.set_limit(1)
+    await member.apply(8)
+    assert member.steps() == ([3, 6, 8] if epoch_end else [8])
+
+
+async def test_an_epochs_end_that_could_only_be_saved_on_leaving_counts_as_one(member: Member) -> None:
+    await member.apply(1)
+    member.masters.refuse = True
+    await member.end_epoch()
+    member.masters.refuse = False
+    await member.checkpointer.leave()
+    member.journal.set_limit(1)
+    await member.apply(2)
+    assert member.steps() == [1, 2]
+
+
 async def test_where_nothing_is_newer_than_the_last_checkpoint_nothing_is_saved(member: Member) -> None:
     await member.checkpointer.leave()
     await member.apply(1, 2)
-    await member.checkpointer.close_epoch(CloseEpoch(0, 2, 24), digest_of(2))
+    await member.end_epoch()
     member.told.clear()
     await member.checkpointer.leave()
     assert (member.masters.saved, member.told) == ([2], [])

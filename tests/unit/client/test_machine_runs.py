@@ -164,6 +164,18 @@ def resynced(member: Member) -> list[int]:
     return [event.step for event in member.told if isinstance(event, report.Resynced)]
 
 
+def fetches(world: World) -> list[ev.FetchModel]:
+    """Filled with what members order from now on."""
+    seen: list[ev.FetchModel] = []
+
+    def look(member: Member, work: ev.Work) -> None:
+        if isinstance(work, ev.FetchModel):
+            seen.append(work)
+
+    world.breaks = look
+    return seen
+
+
 def test_31_an_accepted_payload_nobody_gives_makes_the_client_resync_not_die() -> None:
     """Reference client 9.3-31: a laggard that missed one consensus payload terminated."""
     world = World(4, total_steps=16, rounds_per_epoch=16, min_clients=2)
@@ -220,9 +232,11 @@ def test_a_replica_that_drifts_during_an_epoch_is_repaired_in_the_same_epoch() -
     odd = world.members[2]
     world.run(until=lambda: world.state.progress.step == 5)
     odd.weights = b"\x02" * 32
+    seen = fetches(world)
     world.run()
 
     assert len(resynced(odd)) == 1
+    assert not seen[-1].epoch_end
     assert odd.trained[-1][1] > resynced(odd)[0]
     assert {epoch for epoch, _, _ in odd.trained} == {0}
     assert all(member.stop is not None and member.stop.success for member in world.members)
@@ -283,11 +297,13 @@ def test_7_a_late_joiner_gets_the_model_from_the_members_at_the_next_epoch() -> 
     world = World(3, total_steps=12, rounds_per_epoch=6)
     world.run(until=lambda: world.state.progress.step == 3)
     late = world.add_member()
+    seen = fetches(world)
     world.run()
 
     assert late.stop is not None
     assert late.stop.success
     assert resynced(late) == [6]
+    assert [(work.step, work.epoch_end) for work in seen] == [(6, True)], "which is kept as long as other ends"
     assert late.trained
     assert_all_equal(world)
 

@@ -96,7 +96,7 @@ def test_whatever_sources_do_a_joiner_has_the_model_or_what_it_had(
         kinds = [type("Source", (Faulty,), {"faults": table}) for table in faults]
         kinds += [MemoryTransport] * honest
         if not honest:  # nobody will come back: there is no use in waiting for it
-            patch.setattr(gathering, "patience", lambda _: 1.0)
+            patch.setattr(gathering, "patience", lambda _: 0.3)
         async with party(tmp_path_factory.mktemp("party"), *kinds, MemoryTransport) as (*sources, joiner):
             offers = {await source.offer() for source in sources}
             before = joiner.holder.full_digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from psyche_core.types import MAX_SAMPLES, BatchId
 
 INSTANCE = bytes(range(32))
 DIGEST = b"d" * 32
+LIMIT = 2**20
 
 _hashes = st.binary(min_size=32, max_size=32)
 _u32 = st.integers(0, 2**32 - 1)
@@ -116,3 +118,15 @@ def is_beginning(found: Recovered, written: list[StoredResult | AppliedRound]) -
                 for each in ((record.payload_hash,) if isinstance(record, StoredResult) else record.payload_hashes)
             )
     return False
+
+
+def open_journal(folder: Path, told: list[str] | None = None, *, instance: bytes = INSTANCE, limit: int = LIMIT) -> Journal:
+    return Journal.open(
+        folder, "a run", instance=instance, limit_bytes=limit, tell=(lambda _: None) if told is None else told.append
+    )
+
+
+def read(folder: Path, told: list[str] | None = None, *, generation: int | None = None) -> Recovered | None:
+    """What a process that starts now finds."""
+    with open_journal(folder, told) as journal:
+        return journal.read(generation=generation)

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from psyche_core.errors import ModelError
-from psyche_core.training.checkpoint import checkpoint_path, checkpoints, keep_last, remove_leftovers, set_aside
+from psyche_core.training.checkpoint import (
+    checkpoint_path,
+    checkpoints,
+    keep_last,
+    remove_between,
+    remove_leftovers,
+    set_aside,
+)
 from psyche_core.training.checkpoint_manifest import Facts, write_manifest
 from psyche_core.training.origin import belongs
 
@@ -17,10 +24,38 @@ def make(folder: Path, run_id: str, *steps: int) -> None:
         (path / "config.json").write_text("{}")
 
 
+def make_in_mid_epoch(folder: Path, *steps: int) -> None:
+    make(folder, "run", *steps)
+    for step in steps:
+        write_manifest(folder / f"run-step{step}", Facts(run_id="run", step=step, epoch=0, data_index=0, mid_epoch=True))
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [int(path.name.removeprefix("run-step")) for path in checkpoints(folder, "run")]
+
+
 def test_oldest_are_deleted_by_step_and_not_by_name(tmp_path: Path) -> None:
     make(tmp_path, "run", 9, 100, 20)
     assert keep_last(tmp_path, "run", 2) == [tmp_path / "run-step9"]
     assert checkpoints(tmp_path, "run") == [tmp_path / "run-step20", tmp_path / "run-step100"]
+
+
+def test_what_was_saved_in_mid_epoch_pushes_no_epochs_end_out_and_goes_with_the_next(tmp_path: Path) -> None:
+    make(tmp_path, "run", 10, 20, 30)
+    make_in_mid_epoch(tmp_path, 25, 32, 34, 36)
+    assert [path.name for path in keep_last(tmp_path, "run", 2)] == ["run-step10", "run-step25", "run-step32", "run-step34"]
+    assert steps_in(tmp_path) == [20, 30, 36]
+    make(tmp_path, "run", 40)
+    keep_last(tmp_path, "run", 2)
+    assert steps_in(tmp_path) == [30, 40]
+
+
+def test_only_what_says_that_it_is_of_mid_epoch_makes_room_for_the_next(tmp_path: Path) -> None:
+    make(tmp_path, "run", 1, 2, 3, 4, 6)
+    (tmp_path / "run-step3" / "psyche.json").write_text("damaged, which says nothing")
+    make_in_mid_epoch(tmp_path, 5)
+    remove_between(tmp_path, "run", after=1, before=6)
+    assert steps_in(tmp_path) == [1, 2, 3, 4, 6]
 
 
 def test_other_runs_and_other_files_are_left_alone(tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ EVENTS: list[tuple[report.Event, str]] = [
     ),
     (report.StepTrained(0, 3, 4.25, 2000, 0.0, 10), "trained step 3: loss 4.2500, 2000 tokens in 0.00 s (0/s), result 10 B"),
     (report.StepApplied(0, 3, 3, 3, 0.2), "applied step 3: 3 of 3 results in 0.20 s"),
+    (report.Leaving("SIGINT", saves=False), "SIGINT: leaving in order; the same once more ends this process at once"),
+    (
+        report.Leaving("SIGTERM", saves=True),
+        "SIGTERM: leaving in order, a checkpoint last; the same once more ends this process at once",
+    ),
     (report.WitnessSent(0, 5, opportunistic=True), "witnessed round 5 early"),
     (report.NetworkTotals(1000, 20, 2), "sent 1.0 kB, received 20 B, 2 peers"),
     (report.EpochDigest(2, 60, "cd" * 32), "epoch 2 ended after step 60: parameters cdcdcdcdcdcdcdcd…"),

@@ -1,0 +1,150 @@
+"""A journal's file that is cut, changed, torn or somebody else's: a beginning of what was written is read, or it is set aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psyche_core.training.journal import journal_path
+from psyche_core.training.journal_records import FRAME, START, AppliedRound, Header, StoredResult, encode_record
+from tests.unit.training.journal_cases import DIGEST, INSTANCE, applied, is_beginning, open_journal, play, read
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[StoredResult | AppliedRound]]:
+    """A journal's bytes, and the records in it."""
+    folder = tmp_path_factory.mktemp("small")
+    with open_journal(folder) as journal:
+        journal.begin(0, DIGEST, 0)
+        written = play(journal, 1, 2, members=4)
+    return journal.path.read_bytes(), written
+
+
+def check_beginning(
+    folder: Path, content: bytes, written: list[StoredResult | AppliedRound], *, again: bool = True, go_on: bool = False
+) -> bool:
+    """Whether a file of that content is read; it must be read as a beginning of what was written.
+
+    again: whether to see that it is read once more, and whole then. go_on: and that it takes what comes next, which costs a flush
+    of the disk.
+    """
+    journal_path(folder, "a run").write_bytes(content)
+    told: list[str] = []
+    with open_journal(folder, told) as journal:
+        found = journal.read()
+        if found is None:
+            assert "is not used" in told[0]
+            (folder / "a_run-journal.bin-abandoned").unlink()
+            return False
+
+        assert is_beginning(found, written)
+        last = found.last_step
+        if go_on:
+            journal.add_applied(applied(last + 1))
+            journal.sync()
+    if again or go_on:
+        told.clear()
+        found = read(folder, told)
+        assert found is not None
+        assert (found.last_step, told) == (last + go_on, [])
+    return True
+
+
+def test_cut_after_any_byte_it_is_read_as_far_as_it_is_whole(
+    tmp_path: Path, small: tuple[bytes, list[StoredResult | AppliedRound]]
+) -> None:
+    content, written = small
+    first = len(START) + FRAME.size + len(encode_record(Header(instance=INSTANCE, generation=0, base_step=0, base_digest=DIGEST)))
+    for length in range(len(content) + 1):
+        often = {"again": length % 4 == 0, "go_on": length % 16 == 0}
+        assert check_beginning(tmp_path, content[:length], written, **often) == (length >= first)
+
+
+def test_with_any_byte_changed_it_is_read_as_far_as_it_is_right(
+    tmp_path: Path, small: tuple[bytes, list[StoredResult | AppliedRound]]
+) -> None:
+    content, written = small
+    random = Random(1)
+    for at in range(len(content)):
+        changed = bytearray(content)
+        changed[at] ^= random.randrange(1, 256)
+        check_beginning(tmp_path, bytes(changed), written, again=at % 4 == 0, go_on=at % 16 == 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_frames_left_out_doubled_or_exchanged_end_what_is_read(
+    small: tuple[bytes, list[StoredResult | AppliedRound]],
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+) -> None:
+    content, written = small
+    frames, at = [], len(START)
+    while at < len(content):
+        _, length, _ = FRAME.unpack_from(content, at)
+        frames.append(content[at : at + FRAME.size + length])
+        at += FRAME.size + length
+    chosen = data.draw(st.lists(st.sampled_from(range(1, len(frames))), max_size=len(frames)))
+    kept = data.draw(st.integers(0, len(frames)))
+    mixed = [*frames[:kept], *(frames[number] for number in chosen)]
+    check_beginning(tmp_path_factory.mktemp("mixed"), START + b"".join(mixed), written, go_on=True)
+
+
+def test_a_torn_end_is_told_in_one_sentence(tmp_path: Path, small: tuple[bytes, list[StoredResult | AppliedRound]]) -> None:
+    content, _ = small
+    journal_path(tmp_path, "a run").write_bytes(content[:-1])
+    told: list[str] = []
+    found = read(tmp_path, told)
+    assert found is not None
+    assert found.last_step == 1
+    assert len(told) == 1
+    assert "bytes that are no whole records; they are cut off, and it counts up to step 1" in told[0]
+    told.clear()
+    assert read(tmp_path, told) is not None
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda content: b"", "another version, or its beginning is damaged"),
+        (lambda content: content[: len(START)], "its beginning is damaged"),
+        (lambda content: content.replace(START, START[:-1] + b"\2", 1), "another version"),
+        (lambda content: START + content[len(START) + 1 :], "damaged"),
+    ],
+)
+def test_a_file_that_is_no_journal_is_set_aside_and_not_deleted(
+    tmp_path: Path, small: tuple[bytes, list[StoredResult | AppliedRound]], change: object, sentence: str
+) -> None:
+    content = change(small[0])  # type: ignore[operator]  # a function
+    for number in ("", "-2"):
+        journal_path(tmp_path, "a run").write_bytes(content)
+        told: list[str] = []
+        assert read(tmp_path, told) is None
+        assert len(told) == 1
+        assert sentence in told[0]
+        assert (tmp_path / f"a_run-journal.bin-abandoned{number}").read_bytes() == content
+    told.clear()
+    assert read(tmp_path, told) is None
+    assert told == []
+
+
+def test_a_journal_of_another_run_of_this_name_is_set_aside(tmp_path: Path) -> None:
+    with open_journal(tmp_path, instance=b"i" * 32) as journal:
+        journal.begin(0, DIGEST, 0)
+    told: list[str] = []
+    assert read(tmp_path, told) is None
+    assert "it is of another run" in told[0]
+
+
+def test_a_journal_of_another_generation_is_set_aside_where_one_is_asked_for(tmp_path: Path) -> None:
+    with open_journal(tmp_path) as journal:
+        journal.begin(0, DIGEST, 2)
+    assert read(tmp_path) is not None, "without a generation it is the caller who looks at the header"
+    told: list[str] = []
+    assert read(tmp_path, told, generation=3) is None
+    assert "generation 2 of the run, which is in generation 3" in told[0]
