@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import anyio
 import pytest
@@ -90,7 +91,9 @@ def in_phase(phase: RunState) -> Callable[[StateUpdate], bool]:
 
 @pytest.mark.anyio
 class BackendConformance:
-    """Inherit and write `arena`."""
+    """Inherit and write `arena`. renewals: how often a member comes with a new address while another does not look."""
+
+    renewals: ClassVar[int] = 50
 
     def arena(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AbstractAsyncContextManager[BackendArena]:
         """A coordinator that starts with `state`, its clock at `state.since`, and an entered backend for each key."""
@@ -183,11 +186,11 @@ class BackendConformance:
     async def test_slow_reader_gets_the_newest_state(self, keys: list[SecretKey]) -> None:
         async with self.arena(small_state(), keys) as arena:
             first, second = arena.backends
-            for number in range(50):
+            for number in range(self.renewals):
                 await first.join(b"%d" % number, timeout=TIMEOUT)
             await second.join(b"me", timeout=TIMEOUT)
             update = await until(second, lambda update: len(update.addresses) == 2)
-            assert update.addresses[first.identity.signer] == b"49"
+            assert update.addresses[first.identity.signer] == b"%d" % (self.renewals - 1)
 
     async def test_walk_from_waiting_to_the_second_round(self, keys: list[SecretKey]) -> None:
         async with self.arena(small_state(), keys) as arena:

@@ -28,6 +28,12 @@ def short_run(local_testnet) -> Path:
 
 
 @pytest.fixture
+def run_of_two(local_testnet) -> Path:
+    """Folder of one for two members."""
+    return local_testnet(**SHORT, init_min_clients=2)
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Started]:
     """A function that starts `psyche ARGUMENTS` in tmp_path; whatever still runs is stopped at the end."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PSYCHE_")}

@@ -18,8 +18,8 @@ from psyche_core.telemetry.sinks import from_json
 pytestmark = [pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(300)]
 
 
-def arguments_for(config: Path, out: Path, port: int) -> list[object]:
-    return ["testnet", "start", "--num-clients", 3, "--config-path", config, "--server-port", port, "--out", out]
+def arguments_for(config: Path, out: Path, port: int, *, clients: int = 3) -> list[object]:
+    return ["testnet", "start", "--num-clients", clients, "--config-path", config, "--server-port", port, "--out", out]
 
 
 def processes_naming(text: str) -> list[int]:
@@ -36,7 +36,7 @@ def processes_naming(text: str) -> list[int]:
     return found
 
 
-def wait_for_training(out: Path, process: subprocess.Popen[str], *, client: str = "client-3", seconds: float = 120.0) -> None:
+def wait_for_training(out: Path, process: subprocess.Popen[str], *, client: str = "client-2", seconds: float = 120.0) -> None:
     """Until that client has applied a step; fails when the testnet ends before."""
     events = out / "events" / f"{client}.jsonl"
     deadline = time.monotonic() + seconds
@@ -99,9 +99,10 @@ def checkpoint_digest(folder: Path) -> str:
 
 
 def test_a_figure_not_reached_fails_the_run_and_says_which(start, local_testnet, free_port, tmp_path: Path) -> None:
-    config = local_testnet(total_steps=2, rounds_per_epoch=2, warmup_steps=1, global_batch_size_start=3, global_batch_size_end=3)
+    pace = {"rounds_per_epoch": 2, "warmup_steps": 1, "global_batch_size_start": 3, "global_batch_size_end": 3}
+    config = local_testnet(total_steps=2, init_min_clients=1, min_clients=1, **pace)
     out = tmp_path / "out"
-    process = start(*arguments_for(config, out, free_port()), "--require-steps", 3, "--logs", "none")
+    process = start(*arguments_for(config, out, free_port(), clients=1), "--require-steps", 3, "--logs", "none")
     printed, complained = process.communicate(timeout=200)
     assert process.returncode == 1
     assert printed == ""
@@ -109,9 +110,9 @@ def test_a_figure_not_reached_fails_the_run_and_says_which(start, local_testnet,
     assert json.loads((out / "report.json").read_text())["steps"] == 2
 
 
-def test_a_client_that_dies_ends_the_testnet_at_once(start, short_run, free_port, tmp_path: Path) -> None:
+def test_a_client_that_dies_ends_the_testnet_at_once(start, run_of_two, free_port, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start(*arguments_for(short_run, out, free_port()))
+    process = start(*arguments_for(run_of_two, out, free_port(), clients=2))
     wait_for_training(out, process)
     (victim,) = set(processes_naming("client-2.key")) & set(processes_naming(str(out)))  # other tests have clients, too
     os.kill(victim, signal.SIGKILL)
@@ -124,9 +125,9 @@ def test_a_client_that_dies_ends_the_testnet_at_once(start, short_run, free_port
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)])
-def test_a_stopping_signal_stops_everybody(start, short_run, free_port, tmp_path: Path, number: int, code: int) -> None:
+def test_a_stopping_signal_stops_everybody(start, run_of_two, free_port, tmp_path: Path, number: int, code: int) -> None:
     out = tmp_path / "out"
-    process = start(*arguments_for(short_run, out, free_port()))
+    process = start(*arguments_for(run_of_two, out, free_port(), clients=2))
     wait_for_training(out, process)
     process.send_signal(number)
     _, complained = process.communicate(timeout=60)

@@ -16,7 +16,7 @@ from tests.fuzz import harness
 from tests.fuzz.harness import MEASURED, Finding, MemoryExceeded, Target
 
 REPOSITORY = Path(__file__).parents[2]
-RUNS = 2500
+RUNS = 1000
 
 load = cache(harness.load)
 every_target = pytest.mark.parametrize("name", harness.names())
@@ -30,7 +30,7 @@ def test_a_valid_encoding_is_accepted_so_that_the_target_reaches_its_decoder(nam
 
 
 @every_target
-def test_thousands_of_changed_encodings_raise_what_is_documented_and_nothing_else(name: str) -> None:
+def test_a_thousand_changed_encodings_raise_what_is_documented_and_nothing_else(name: str) -> None:
     done, finding = harness.search(load(name), runs=RUNS, random=Random(f"{name} 1"))
     assert finding is None, f"input {done} of {name}: {finding.what} for {finding.data.hex()}"
 

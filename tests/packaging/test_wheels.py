@@ -8,6 +8,7 @@ import re
 import subprocess
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from configparser import ConfigParser
 from email import message_from_string
 from pathlib import Path
@@ -29,10 +30,14 @@ def content(wheel: Path, pattern: str) -> str:
 
 def call(binaries: Path, *arguments: object, cwd: Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """`psyche ARGUMENTS` of that environment, away from the repository."""
+    return run([binaries / "psyche", *arguments], cwd=cwd, timeout=timeout)
+
+
+def run(command: Sequence[object], *, cwd: Path, timeout: float) -> subprocess.CompletedProcess[str]:
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in hidden and not name.startswith("PSYCHE_")}
-    command = [str(binaries / "psyche"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment, check=False)
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=environment, check=False)
 
 
 def test_there_is_a_wheel_of_every_distribution(wheels: list[Path]) -> None:
@@ -81,14 +86,7 @@ def test_all_plugins_load_from_the_wheels(fresh_environment: Path, wheels: list[
 
 def test_nothing_comes_from_the_repository(fresh_environment: Path, tmp_path: Path) -> None:
     script = "import psyche_core, psyche_p2p_quic, psyche_optim_distro; print(psyche_core.__file__, psyche_p2p_quic.__file__)"
-    done = subprocess.run(
-        [str(fresh_environment / "python"), "-P", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        check=False,
-    )
+    done = run([fresh_environment / "python", "-P", "-c", script], cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
     assert all(file.startswith(str(fresh_environment.parent)) for file in done.stdout.split())
 
@@ -96,9 +94,13 @@ def test_nothing_comes_from_the_repository(fresh_environment: Path, tmp_path: Pa
 @pytest.mark.e2e
 @pytest.mark.quic
 def test_a_run_from_the_wheels_alone(fresh_environment: Path, local_testnet, free_port, tmp_path: Path) -> None:
-    config = local_testnet(total_steps=4, rounds_per_epoch=2, warmup_steps=1, global_batch_size_start=6, global_batch_size_end=6)
+    """Two members train with code that is compiled from the wheel, once and not by both at the same time."""
+    compiled = run([fresh_environment / "python", "-P", "-m", "psyche_optim_distro.compiled"], cwd=tmp_path, timeout=200)
+    assert compiled.returncode == 0, compiled.stderr
+    pace = {"rounds_per_epoch": 2, "warmup_steps": 1, "global_batch_size_start": 6, "global_batch_size_end": 6}
+    config = local_testnet(total_steps=4, init_min_clients=2, **pace)
     out = tmp_path / "out"
-    arguments = ("--num-clients", 3, "--config-path", config, "--server-port", free_port(), "--out", out)
+    arguments = ("--num-clients", 2, "--config-path", config, "--server-port", free_port(), "--out", out)
     done = call(fresh_environment, "testnet", "start", *arguments, "--require-steps", 4, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr + done.stdout
     report = json.loads((out / "report.json").read_text())

@@ -18,6 +18,8 @@ from psyche_core.wire.signing import SecretKey
 
 
 class TestSolanaBackend(BackendConformance):
+    renewals = 12  # each waits for the chain
+
     @asynccontextmanager
     async def arena(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendArena]:
         wallets = [OWNER, *(wallet_of(key) for key in keys)]
@@ -38,6 +40,8 @@ class TestSolanaBackend(BackendConformance):
 
 
 class TestSolanaBackendOnAModelChain(BackendConformance):
+    renewals = 12  # each waits for the chain
+
     @asynccontextmanager
     async def arena(self, state: CoordinatorState, keys: Sequence[SecretKey]) -> AsyncIterator[BackendArena]:
         async with open_chain(unix=state.since) as chain, AsyncExitStack() as stack:

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from psyche_core.builtin.memory_transport import MemoryTransport
 from psyche_core.client.machine import events as ev
-from psyche_core.client.model_sync import multi_source
 from psyche_core.errors import ModelError, ModelHalfReplaced
 from psyche_core.p2p.manifest import PIECE_BYTES, Manifest, cut
 from psyche_core.storage.scratch import Scratch
@@ -97,7 +96,7 @@ def test_whatever_sources_do_a_joiner_has_the_model_or_what_it_had(
         kinds = [type("Source", (Faulty,), {"faults": table}) for table in faults]
         kinds += [MemoryTransport] * honest
         if not honest:  # nobody will come back: there is no use in waiting for it
-            patch.setattr(multi_source, "fetch_timeout", lambda _: 1.0)
+            patch.setattr(multi_source, "fetch_timeout", lambda _: 0.3)
         async with party(tmp_path_factory.mktemp("party"), *kinds, MemoryTransport) as (*sources, joiner):
             offers = {await source.offer() for source in sources}
             before = joiner.holder.full_digest()

@@ -30,9 +30,21 @@ class TestTwoRanks(ShardingConformance):
 
 @pytest.mark.slow
 class TestFourRanks(ShardingConformance):
+    """Both kinds of parallelism together, and more parts than two."""
+
     sharding = "dtensor"
     create = staticmethod(DTensorEngine)
     ranks = 4
+    degrees = ((2, 2), (1, 4))
+    models = FOUR_HEADS
+
+
+@pytest.mark.soak
+class TestFourRanksOverData(ShardingConformance):
+    sharding = "dtensor"
+    create = staticmethod(DTensorEngine)
+    ranks = 4
+    degrees = ((4, 1),)
     models = FOUR_HEADS
 
 
