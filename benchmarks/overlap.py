@@ -13,7 +13,7 @@ request and statement takes half a round trip, to the coordinator too.
     link_share                of a line's upward bytes, how many were used
 
 A round ends when all have said that they are done, witnesses have told the coordinator so and it has told them of the next: three
-times half a round trip. Trainers say so ahead of time once they know how long both take (`psyche_core.client.machine.finish_estimator`); in the first
+times half a round trip. Trainers say so ahead of time once they know how long both take (`finish_estimator`); in the first
 rounds of a run they cannot know it, which is why the ceiling is not 1.
 """
 

@@ -30,10 +30,9 @@ from benchmarks import solana_programs, solana_reading
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, INSTANCE_BYTES
 from psyche_backend_solana.svm.chain import CoordinatorSvm, member
 from psyche_backend_solana.svm.largest import NOW, Largest, compute_units
-from psyche_core.coordinator import apply, commands
+from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.image import image
 from psyche_core.types import MAX_CLIENTS, RunState
 
 LAMPORTS_PER_SOL = 10**9

@@ -24,7 +24,7 @@ from psyche_backend_solana.layouts import authorizer, coordinator, mining_pool, 
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES
 from psyche_backend_solana.program_chain import LAMPORTS, ProgramChain
 from psyche_backend_solana.programs.addresses import COORDINATOR
-from psyche_core.coordinator.image import image
+from psyche_core.coordinator import image
 from psyche_core.coordinator.state import MAX_ACCOUNTS, Account
 from psyche_core.testing.backend import small_state
 

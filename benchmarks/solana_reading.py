@@ -51,10 +51,9 @@ from psyche_backend_solana.svm.chain import member, transport_key, wallet
 from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_backend_solana.wallet import Wallet
 from psyche_backend_solana.where import Programs
-from psyche_core.coordinator import apply, commands
+from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.image import image
 from psyche_core.coordinator.state import CoordinatorState, Epoch
 from psyche_core.testing.backend import small_state
 from psyche_core.types import MAX_CLIENTS, NodeIdentity, RunState

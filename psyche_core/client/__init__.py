@@ -1,1 +1,1 @@
-"""The client: a pure machine, a thin runtime, and one room per concern. Embedders start at `runtime.ClientRuntime`."""
+"""The client: `machine` decides, `runtime` acts, `model_sync` exchanges models with other members, `setup` puts it together."""

@@ -1,1 +1,1 @@
-"""File formats of training data, shared by built-in providers and plugins: flat token files and the seeded order of sequences."""
+"""Training data: token files, Parquet rows, mixtures, the seeded order of sequences, tokenizing and inspection."""

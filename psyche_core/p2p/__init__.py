@@ -1,1 +1,3 @@
-"""TODO."""
+"""What every transport between members needs, without I/O: the log of live messages, blobs by hash and by offer, whom to ask
+for a blob next, and the descriptions of a model that is fetched piece by piece.
+"""

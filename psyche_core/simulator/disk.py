@@ -1,7 +1,7 @@
 """A simulated member's disk: checkpoints of epoch ends, and a journal of what was applied and verified since the last one.
 
 It outlives the process where a fault says so. What is written is on the disk at once: the real journal syncs before a statement
-leaves. What is loaded again follows `psyche_core.training.checkpoints.origin` and `psyche_core.client.runtime.restoring`: a checkpoint of the run's
+leaves. What is loaded again follows `training.checkpoints.origin` and `client.runtime.restoring`: a checkpoint of the run's
 generation, or of an end that a quorum signed, none newer than the run; then the journal's steps as far as the run knows them.
 """
 

@@ -1,1 +1,1 @@
-"""What goes over wires: canonical CBOR with limits, signatures, frames, messages, and the pure books behind transports."""
+"""What goes over wires: canonical CBOR with limits, signatures, frames, messages, and differences of states."""

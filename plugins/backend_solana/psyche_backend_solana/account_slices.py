@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount
-from psyche_core.coordinator import apply
+from psyche_core.coordinator import apply, image
 from psyche_core.coordinator.commands import EpochDigest, WarmupWitness, Witness
-from psyche_core.coordinator.image import image
 from psyche_core.coordinator.image.kinds import Part
 from psyche_core.coordinator.image.layout import CLIENT, EPOCH, IMAGE, STATEMENT
 from psyche_core.coordinator.image.records import List

@@ -39,7 +39,7 @@ from psyche_backend_solana.layouts.coordinator_accounts import (
 from psyche_backend_solana.layouts.errors import COORDINATOR_CODES
 from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, SYSTEM
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_core.coordinator import apply
+from psyche_core.coordinator import apply, image
 from psyche_core.coordinator.commands import (
     Checkpoint,
     Command,
@@ -55,7 +55,6 @@ from psyche_core.coordinator.commands import (
     Withdraw,
     Witness,
 )
-from psyche_core.coordinator.image import image
 from psyche_core.coordinator.image.layout import CHECKPOINT, CONFIG, MODEL, STATEMENT
 from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import CoordinatorError

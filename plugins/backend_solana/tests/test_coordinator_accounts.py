@@ -32,8 +32,7 @@ from psyche_backend_solana.svm.chain import (
     transport_key,
     wallet,
 )
-from psyche_core.coordinator import apply, commands
-from psyche_core.coordinator.image import image
+from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import WireError
 from psyche_core.types import RunState, WitnessStatement

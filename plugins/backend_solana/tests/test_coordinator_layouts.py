@@ -18,8 +18,8 @@ from psyche_backend_solana.layouts import errors
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount, RunMetadata
 from psyche_backend_solana.svm import runs
 from psyche_backend_solana.svm.chain import PROGRAM_FILE, CoordinatorSvm, member, proved
+from psyche_core.coordinator import image
 from psyche_core.coordinator.errors import NAMES
-from psyche_core.coordinator.image import image
 from psyche_core.coordinator.image.layout import CONFIG
 from psyche_core.coordinator.state import Progress
 from psyche_core.types import RunState

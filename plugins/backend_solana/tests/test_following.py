@@ -34,7 +34,7 @@ from psyche_backend_solana.svm import runs
 from psyche_backend_solana.svm.chain import member
 from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_backend_solana.svm.random_commands import RandomCommands
-from psyche_core.coordinator import apply
+from psyche_core.coordinator import apply, image
 from psyche_core.coordinator.commands import (
     Command,
     EpochDigest,
@@ -48,7 +48,6 @@ from psyche_core.coordinator.commands import (
     Withdraw,
 )
 from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.image import image
 from psyche_core.coordinator.state import CoordinatorState, Epoch
 from psyche_core.errors import BackendClosed, CoordinatorError, WireError
 from psyche_core.types import RunState

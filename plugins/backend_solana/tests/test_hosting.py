@@ -21,8 +21,8 @@ from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.testnet_member import lose_route, member_options
 from psyche_backend_solana.wallet import Wallet
 from psyche_backend_solana.watcher import Pace
+from psyche_core.coordinator import image
 from psyche_core.coordinator.commands import ClientsExited, Event, WarmupWitness
-from psyche_core.coordinator.image import image
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch
 from psyche_core.errors import BackendError, UserError
 from psyche_core.hookspecs import MemberContext, ServerContext

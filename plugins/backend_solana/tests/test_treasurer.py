@@ -34,7 +34,7 @@ from psyche_backend_solana.program_chain import (
     without_signer,
 )
 from psyche_backend_solana.programs.addresses import COORDINATOR, SYSTEM, TOKEN, TREASURER
-from psyche_core.coordinator.image import image
+from psyche_core.coordinator import image
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch
 from psyche_core.errors import WireError
 from psyche_core.testing.backend import small_state

@@ -31,7 +31,7 @@ from psyche_backend_solana.program_chain import (
     without_signer,
 )
 from psyche_backend_solana.programs.addresses import COORDINATOR
-from psyche_core.coordinator.image import image
+from psyche_core.coordinator import image
 from psyche_core.coordinator.state import Account, CoordinatorState
 from psyche_core.testing.backend import small_state
 from psyche_core.types import NodeIdentity, RunState

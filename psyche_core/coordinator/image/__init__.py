@@ -1,1 +1,10 @@
-"""TODO."""
+"""The canonical image of a coordinator state: `encode`, `decode`, and where each field lies.
+
+`layout` is the table of fields, built from `kinds` (numbers, flags, strings) and `records` (tuples, lists, options); `encoding`
+writes and reads whole images; `page` describes the layout for people. `python -m psyche_core.coordinator.image` prints it, with
+`--markdown` as docs/reference/canonical-image.md.
+"""
+
+from psyche_core.coordinator.image.encoding import SIZE, VERSION, decode, encode, offset
+
+__all__ = ["SIZE", "VERSION", "decode", "encode", "offset"]

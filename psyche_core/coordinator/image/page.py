@@ -37,9 +37,9 @@ _ENUMERATIONS = {
 _HEAD = """\
 # The canonical image
 
-The coordinator's whole state as one array of bytes. Every implementation (`psyche_core.coordinator.image.image`, the on-chain program)
+The coordinator's whole state as one array of bytes. Every implementation (`psyche_core.coordinator.image`, the on-chain program)
 writes the same bytes for the same state. This page is made from the code by
-`python -m psyche_core.coordinator.image.image --markdown`; a test compares the two.
+`python -m psyche_core.coordinator.image --markdown`; a test compares the two.
 
 - Layout version: **{version}**. Size of every image: **{size:,} bytes**.
 - Rent-exempt minimum of a Solana account of that size, (128 + {size}) × 6960: {lamports:,} lamports ({sol:.3f} SOL).

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from psyche_core.config.run_config import to_plain
-from psyche_core.coordinator.image import layout
-from psyche_core.coordinator.image.image import SIZE, encode, main, offset
+from psyche_core.coordinator.image import SIZE, encode, layout, offset
+from psyche_core.coordinator.image.__main__ import main
 from psyche_core.coordinator.image.kinds import U8, U64, Kind
 from psyche_core.coordinator.image.layout import IMAGE
 from psyche_core.coordinator.image.page import markdown
@@ -28,9 +28,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "canonical-image.md"
 
 def test_the_page_is_what_the_code_writes() -> None:
     written = PAGE.read_text()
-    assert written == markdown(), (
-        "run: python -m psyche_core.coordinator.image.image --markdown > docs/reference/canonical-image.md"
-    )
+    assert written == markdown(), "run: python -m psyche_core.coordinator.image --markdown > docs/reference/canonical-image.md"
 
 
 def test_the_module_prints_layout_and_size(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from psyche_core.config.schema import MAX_RUN_ID_BYTES
-from psyche_core.coordinator.image import image
+from psyche_core.coordinator import image
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import WireError
 
@@ -92,7 +92,7 @@ class CoordinatorAccount:
     """The account that holds a run's state.
 
     nonce: one more after every command. backing: None where nothing stands behind the points, and epochs promise whatever the
-    owner says. image: `psyche_core.coordinator.image.image`.
+    owner says. image: `psyche_core.coordinator.image`.
     """
 
     version: int

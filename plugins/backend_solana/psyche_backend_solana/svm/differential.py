@@ -20,9 +20,8 @@ from random import Random
 from psyche_backend_solana.svm import runs
 from psyche_backend_solana.svm.chain import NOT_SIGNED, PROGRAM_FILE, CoordinatorSvm, member, nothing_due
 from psyche_backend_solana.svm.random_commands import RandomCommands
-from psyche_core.coordinator import apply, commands
+from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.commands import Command
-from psyche_core.coordinator.image import image
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.types import RunState

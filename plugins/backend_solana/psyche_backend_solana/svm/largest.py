@@ -28,13 +28,12 @@ from psyche_backend_solana.svm.chain import (
     wallet,
 )
 from psyche_backend_solana.svm.random_commands import payload
-from psyche_core.coordinator import apply, commands
+from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
 from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.history import held_digest
-from psyche_core.coordinator.image import image
 from psyche_core.coordinator.state import (
     MAX_END_INTERVALS,
     MAX_MISSED,

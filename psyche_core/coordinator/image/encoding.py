@@ -1,21 +1,18 @@
-"""The canonical image: the coordinator's whole state as one array of bytes of a fixed size.
+"""States to images and back: the coordinator's whole state as one array of bytes of a fixed size.
 
 Every implementation of the coordinator (this one, the on-chain program) writes the same bytes for the same state, so states are
-compared by comparing images. Decided: the layout is a table (`image_layout`), everything is checked both ways, and
+compared by comparing images. Decided: the layout is a table (`layout`), everything is checked both ways, and
 `encode(decode(image)) == image` for every image that is accepted. Refuses to repair, to guess, and to judge whether a state could
-have been reached: that is `apply`'s business. `python -m psyche_core.coordinator.image.image` prints the layout and the size;
-with `--markdown` the page docs/reference/canonical-image.md.
+have been reached: that is `apply`'s business.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from itertools import pairwise
 
 from psyche_core.coordinator.image.kinds import FieldError, Path, dotted, expect_order, offset_of
 from psyche_core.coordinator.image.layout import HEADER, IMAGE, SIZE, VERSION
-from psyche_core.coordinator.image.page import markdown, table
 from psyche_core.coordinator.state import CoordinatorState, Round
 from psyche_core.errors import WireError
 from psyche_core.types import MAX_CLIENTS, BatchId, NodeIdentity
@@ -128,17 +125,3 @@ def _check_intervals(intervals: tuple[BatchId, ...], *path: str | int) -> None:
     for place, (earlier, later) in enumerate(pairwise(intervals), start=1):
         if later.first <= earlier.last:
             raise FieldError(f"expected ascending, disjoint intervals, got {later} after {earlier}", *path, place)
-
-
-def main(arguments: list[str]) -> int:
-    """Print the layout; 2 for arguments other than none or `--markdown`."""
-    if arguments not in ([], ["--markdown"]):
-        print("usage: python -m psyche_core.coordinator.image.image [--markdown]", file=sys.stderr)
-        return 2
-
-    print(markdown() if arguments else table(), end="")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
