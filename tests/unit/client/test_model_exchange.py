@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from psyche_core.builtin.memory_transport import MemoryTransport
 from psyche_core.client.machine import events as ev
+from psyche_core.client.model_sync import multi_source
 from psyche_core.errors import ModelError, ModelHalfReplaced
 from psyche_core.p2p.manifest import PIECE_BYTES, Manifest, cut
 from psyche_core.storage.scratch import Scratch
