@@ -51,6 +51,12 @@ def see_state(client: MachineState, state: CoordinatorState) -> None:
     if previous is not None and (_went_back(previous, state) or _plays_anew(client.notes, previous, state)):
         # Nothing that we hold in memory fits what it knows: what is on our disk is read up to there.
         steps = f"from step {previous.progress.step} to step {state.progress.step}"
+        if client.leaving is not None:
+            if client.takes_part:
+                client.do(Send(Withdraw(client.identity)))  # the older state may expect us again
+            client.stop(f"left the run as asked, when the coordinator went back {steps}", success=True)
+            return
+
         client.stop(f"the coordinator went back {steps}: it was restored from an older state", success=False, again=True)
         return
 

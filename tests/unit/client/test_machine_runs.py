@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from psyche_core.client.machine import events as ev
 from psyche_core.client.machine.machine import ClientMachine
 from psyche_core.client.machine.timeouts import Timeouts
-from psyche_core.coordinator.commands import ClientsExited, Command, HealthCheck, Witness
+from psyche_core.coordinator.commands import ClientsExited, Command, HealthCheck, Withdraw, Witness
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import BatchId, NodeIdentity, RunState
 from world import Member, World
@@ -393,3 +393,17 @@ def test_who_starts_while_witnesses_speak_loads_once_the_round_is_decided() -> N
     assert not [action for action in anew.handle(ev.StateSeen(speaking), 0.0) if isinstance(action, ev.Load)]
     loads = [action for action in anew.handle(ev.StateSeen(world.state), 0.1) if isinstance(action, ev.Load)]
     assert [load.state for load in loads] == [world.state]
+
+
+def test_who_is_leaving_while_the_coordinator_goes_back_leaves_and_does_not_begin_anew() -> None:
+    world = World(4, total_steps=40, rounds_per_epoch=40, min_clients=2)
+    world.run(until=lambda: world.state.progress.step == 4)
+    leaver, older = world.members[0], world.state
+    world.run(until=lambda: leaver.machine.state.progress.step == 8)
+    leaver.machine.handle(ev.LeaveAsked(), world.now)
+    actions = leaver.machine.handle(ev.StateSeen(older), world.now)
+    assert [type(action.command) for action in actions if isinstance(action, ev.Send)] == [Withdraw]
+    stop = leaver.machine.stopped
+    assert stop is not None
+    assert (stop.success, stop.again) == (True, False)
+    assert "as asked" in stop.reason
