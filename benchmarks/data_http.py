@@ -35,7 +35,7 @@ from psyche_core.data.mixture import MixtureIndex
 from psyche_core.hookspecs import DataContext
 from psyche_core.types import BatchId
 from psyche_data_http.provider import HttpData
-from psyche_data_http.runs import joined
+from psyche_data_http.range_plan import joined
 from psyche_data_http.settings import HttpSettings, WeightedHttpSettings
 from psyche_data_http.weighted import WeightedHttpData
 

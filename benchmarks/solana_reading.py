@@ -35,13 +35,14 @@ from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from solders.transaction import Transaction
 
+from psyche_backend_solana.account_reader import Follower
 from psyche_backend_solana.address_book import AddressBook
 from psyche_backend_solana.backend import SolanaBackend
-from psyche_backend_solana.following import Follower
 from psyche_backend_solana.hosting import make_run
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, ACCOUNT_MAGIC, ACCOUNT_VERSION, HEADER_BYTES
 from psyche_backend_solana.localnet import LAMPORTS_PER_SOL, ChainSettings, LocalChain
+from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
@@ -50,7 +51,6 @@ from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.svm.chain import member, transport_key, wallet
 from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_backend_solana.wallet import Wallet
-from psyche_backend_solana.where import Programs
 from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.committee import witness_slots

@@ -54,7 +54,7 @@ def bench() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs.")
 def convergence(**given: Any) -> None:
     """Train one small model with AdamW and with DisTrO's settings, and show loss and bytes of each."""
-    from psyche_core.cli.running import run_program
+    from psyche_core.cli.program import run_program
 
     run_program(functools.partial(_convergence, given))
 

@@ -11,7 +11,7 @@ import click
 
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, BackendOptions, settings_options
-from psyche_core.cli.running import log_to_stderr, open_report
+from psyche_core.cli.program import log_to_stderr, open_report
 from psyche_core.config.settings import ClientSettings, load_settings
 
 

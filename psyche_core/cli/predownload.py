@@ -45,7 +45,7 @@ def predownload(
     from psyche_core.storage.scratch import default_folder
     from psyche_core.training.checkpoints import sources
     from psyche_core.training.checkpoints.manifest import read_manifest, total_bytes, verify
-    from psyche_core.ui.figures import bytes_text
+    from psyche_core.ui.formatting import bytes_text
 
     if sum(place is not None for place in (state, hub_repo, gcs_bucket)) != 1:
         message = "say which model: one of --state FILE, --hub-repo NAME and --gcs-bucket NAME"

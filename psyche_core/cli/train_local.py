@@ -9,7 +9,7 @@ import click
 
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, settings_options
-from psyche_core.cli.running import log_to_stderr, open_report, run_program
+from psyche_core.cli.program import log_to_stderr, open_report, run_program
 from psyche_core.config.settings import TrainLocalSettings, load_settings
 
 

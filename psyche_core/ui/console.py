@@ -39,7 +39,7 @@ from psyche_core.telemetry.events import (
     WitnessSent,
 )
 from psyche_core.telemetry.sinks import Sink
-from psyche_core.ui.figures import bytes_text, count_text
+from psyche_core.ui.formatting import bytes_text, count_text
 
 TOTALS_SECONDS = 60.0
 """From one line about the network's totals to the next."""

@@ -41,7 +41,7 @@ from psyche_core.telemetry.events import (
     WentBack,
 )
 from psyche_core.ui.console import describe
-from psyche_core.ui.figures import bytes_text, count_text, duration_text, sparkline
+from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline
 from psyche_core.ui.ledger import RunLedger
 from psyche_core.ui.ledger_page import ClientPage
 

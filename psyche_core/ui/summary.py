@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from psyche_core.config.sentences import printable
-from psyche_core.ui.figures import bytes_text, duration_text
+from psyche_core.ui.formatting import bytes_text, duration_text
 from psyche_core.ui.ledger import RunLedger
 
 

@@ -23,9 +23,9 @@ from psyche_core.telemetry.events import Started, StepTrained
 from psyche_core.types import RunState
 from psyche_core.wire.frames import frame
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic import control
+from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.control import BlobRequest, Frame, Have, Hello, Message, Ping
+from psyche_p2p_quic.control_frames import BlobRequest, Frame, Have, Hello, Message, Ping
 from psyche_p2p_quic.endpoint import Endpoint, Link
 
 pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(900)]
@@ -41,7 +41,7 @@ SLOWEST_STEP = 4.0
 
 
 def framed(value: Frame) -> bytes:
-    return frame(control.encode(value), limit=10**6)
+    return frame(control_frames.encode(value), limit=10**6)
 
 
 def said(random: Random, share: float) -> bytes:
@@ -52,7 +52,7 @@ def said(random: Random, share: float) -> bytes:
     if share < RELAYED:
         return framed(Message(random.randrange(2**20), random.randbytes(MAX_MESSAGE_BYTES), relayed=True))
     if share < COMPARISONS:
-        return framed(Have(tuple(random.randbytes(16) for _ in range(random.choice((1, 100, control.MAX_HAVE))))))
+        return framed(Have(tuple(random.randbytes(16) for _ in range(random.choice((1, 100, control_frames.MAX_HAVE))))))
     if share < PINGS:
         return framed(Ping(random.randrange(2**32), random.randbytes(32))) * 20
     if share < OWN:

@@ -19,13 +19,14 @@ import anyio
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana import ticking
+from psyche_backend_solana import ticker
 from psyche_backend_solana.address_book import AddressBook
 from psyche_backend_solana.chain_clock import ChainClock
 from psyche_backend_solana.client_version import asks_for_another
 from psyche_backend_solana.layouts import address_record, coordinator
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.member_commands import instructions_of, wants_tick
+from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.rpc.failures import RpcError
@@ -35,7 +36,6 @@ from psyche_backend_solana.settings import SolanaSettings
 from psyche_backend_solana.treasurers import check_owner
 from psyche_backend_solana.wallet import Signer
 from psyche_backend_solana.watcher import Pace, Sight, Watcher
-from psyche_backend_solana.where import Programs
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused
@@ -99,7 +99,7 @@ class SolanaBackend(Backend):
         self._owner = owner
         self._retry_seconds = retry_seconds
         self._rhythm = rhythm or Rhythm()
-        self._turn = ticking.Turn()
+        self._turn = ticker.Turn()
         self._published: bytes | None = None
         self._state: CoordinatorState | None = None
         self._nonce = -1
@@ -364,7 +364,7 @@ class SolanaBackend(Backend):
                 logger.info("a tick was refused: %s", refusal)
             except (BackendError, RpcError) as error:
                 logger.warning("cannot tick: %s", error)
-                await anyio.sleep(ticking.FIRST_TURN_SECONDS)
+                await anyio.sleep(ticker.FIRST_TURN_SECONDS)
 
     def _is_our_turn(self) -> bool:
         state, clock = self._state, self._clock
@@ -378,7 +378,7 @@ class SolanaBackend(Backend):
         """Tick, after a look at the chain's own clock: by ours it was due."""
         before = self._nonce
         clock = await self._watcher.read_clock()
-        if self._nonce != before or self._state is None or not ticking.due(self._state, clock.unix):
+        if self._nonce != before or self._state is None or not ticker.due(self._state, clock.unix):
             return
 
         await self._sender.send(coordinator.tick(self._run, user=self._wallet.pubkey), timeout=TICK_SECONDS)

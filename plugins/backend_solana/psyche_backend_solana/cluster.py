@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
+from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.programs.addresses import PROGRAMS
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.where import Programs
 from psyche_core.errors import ConfigError
 
 PUBLIC_CLUSTERS: Final = MappingProxyType(

@@ -19,12 +19,13 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
-from psyche_backend_solana import ticking
+from psyche_backend_solana import ticker
 from psyche_backend_solana.chain_clock import ChainClock
 from psyche_backend_solana.layouts import authorizer, coordinator, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings
+from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.programs.addresses import COORDINATOR, TOKEN
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc
@@ -34,7 +35,6 @@ from psyche_backend_solana.runs import find_run
 from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.wallet import Wallet
 from psyche_backend_solana.watcher import Pace, Sight, Watcher
-from psyche_backend_solana.where import Programs
 from psyche_core.coordinator.commands import ClientsExited, Event
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, CommandRefused, UserError
@@ -73,7 +73,7 @@ class LocalRun(BackendServer):
         self._state = context.state
         self._nonce = -1
         self._clock: ChainClock | None = None
-        self._turn = ticking.Turn()
+        self._turn = ticker.Turn()
         self._finished = anyio.Event()
 
     async def __aenter__(self) -> Self:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana import ticking
+from psyche_backend_solana import ticker
 from psyche_backend_solana.layouts import coordinator
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_core.coordinator.assignment import shares
@@ -56,10 +56,10 @@ def instructions_of(run: Run, command: ClientCommand, *, state: CoordinatorState
 
 def wants_tick(state: CoordinatorState, command: ClientCommand, now: int) -> bool:
     """Whether the command, if accepted, leaves something for a tick to do at once that was not there before."""
-    if isinstance(command, Equivocation) or ticking.due(state, now):  # a proof fills its transaction
+    if isinstance(command, Equivocation) or ticker.due(state, now):  # a proof fills its transaction
         return False
 
-    return ticking.follows(state, (command, Tick()), now)
+    return ticker.follows(state, (command, Tick()), now)
 
 
 def _proof(run: Run, command: Equivocation, user: Pubkey, *, state: CoordinatorState | None) -> tuple[Instruction, ...]:

@@ -16,10 +16,10 @@ from psyche_backend_solana.cluster import refuse_shared_ids
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts.coordinator import Run, instance_address
 from psyche_backend_solana.layouts.coordinator_accounts import CoordinatorAccount, RunInstance
+from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.failures import RpcError
-from psyche_backend_solana.where import Programs
 from psyche_core.errors import AccessRefused, BackendError, CommandRefused, WireError
 
 CALL_SECONDS = 20.0

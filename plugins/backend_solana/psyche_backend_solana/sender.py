@@ -22,11 +22,11 @@ from solders.signature import Signature
 from solders.transaction import Transaction
 
 from psyche_backend_solana import budget, refusals
+from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.failures import Failure, RpcError, Verdict, of_transaction
 from psyche_backend_solana.wallet import Signer
-from psyche_backend_solana.where import Programs
 from psyche_core.errors import BackendError, CommandRefused
 
 logger = logging.getLogger("psyche.backend.solana")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import anyio
 
+from psyche_backend_solana.account_reader import Follower
 from psyche_backend_solana.chain_clock import CLOCK_SYSVAR, UNIX_TIME_OFFSET, ChainClock, unix_time
-from psyche_backend_solana.following import Follower
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import NONCE_OFFSET, CoordinatorAccount
 from psyche_backend_solana.rpc import methods

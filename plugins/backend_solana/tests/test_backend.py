@@ -22,12 +22,12 @@ from psyche_backend_solana.address_book import AddressBook
 from psyche_backend_solana.backend import Rhythm
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
+from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.sender import Sender
 from psyche_backend_solana.watcher import Pace
-from psyche_backend_solana.where import Programs
 from psyche_core.coordinator.commands import WarmupWitness, Withdraw
 from psyche_core.errors import BackendClosed, BackendError, CommandRefused
 from psyche_core.testing.backend import in_phase, small_state, until
@@ -270,7 +270,7 @@ async def test_one_tick_is_paid_for_by_three_members() -> None:
 
 
 async def test_when_the_first_does_not_tick_the_next_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psyche_backend_solana.ticking.FIRST_TURN_SECONDS", 0.2)
+    monkeypatch.setattr("psyche_backend_solana.ticker.FIRST_TURN_SECONDS", 0.2)
     state = small_state(clients=3)
     lazy = Rhythm(tick=3600.0, addresses=QUICK.addresses, pace=QUICK.pace)
     async with open_chain(unix=state.since) as chain, AsyncExitStack() as stack:

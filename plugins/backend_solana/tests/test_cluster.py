@@ -10,9 +10,9 @@ from model_runs import OWNER, TIMEOUT, backend_of, make_run, wallet_of
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.cluster import is_near, refuse_shared_ids
+from psyche_backend_solana.program_addresses import Programs
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
-from psyche_backend_solana.where import Programs
 from psyche_core.errors import CommandRefused, ConfigError
 from psyche_core.testing.backend import small_state
 from psyche_core.wire.signing import SecretKey

@@ -16,10 +16,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana import following
+from psyche_backend_solana import account_reader
+from psyche_backend_solana.account_reader import Follower
 from psyche_backend_solana.account_slices import HEAD, Copy
 from psyche_backend_solana.chain_clock import CLOCK_SYSVAR
-from psyche_backend_solana.following import Follower
 from psyche_backend_solana.layouts.coordinator import Run
 from psyche_backend_solana.layouts.coordinator_accounts import (
     ACCOUNT_BYTES,
@@ -402,7 +402,7 @@ def test_the_whole_is_read_from_another_endpoint_and_after_a_while(monkeypatch: 
         chain.current = object()
         copy, _ = await follower.read(heard=1)
         assert copy.state == full.state
-        monkeypatch.setattr(following, "WHOLE_SECONDS", -1.0)
+        monkeypatch.setattr(account_reader, "WHOLE_SECONDS", -1.0)
         full.states(1)
         await follower.read(heard=2)
         assert [size >= WHOLE for size in chain.calls] == [True, True, True]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference_bytes import account
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.desk import plain
+from psyche_backend_solana.commands.context import plain
 from psyche_backend_solana.layouts import reference
 from psyche_core.errors import WireError
 

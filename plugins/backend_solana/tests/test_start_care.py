@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from start_parts import notes, until, write_stub
 
-from psyche_backend_solana.commands import client_care
-from psyche_backend_solana.commands.client_care import Pace, Patience, Versions, take_part
+from psyche_backend_solana.commands import client_supervisor
 from psyche_backend_solana.commands.client_plan import PipEnvironment, Plan, ThisInstallation
 from psyche_backend_solana.commands.client_process import Launch, Ready, run_tool, succeeds
+from psyche_backend_solana.commands.client_supervisor import Pace, Patience, Versions, take_part
 from psyche_core.errors import BackendError, UserError
 
 QUICK = Pace(poll=0.02, restart=0.02, leave=30.0, firm=30.0)
@@ -82,8 +82,8 @@ def test_no_client_is_started_again_for_ever(ends: list[tuple[int, float]]) -> N
     for code, ran in ends:
         again = patience.again(code, ran=ran)
         assert not (again and (code <= 0 or code in (2, 130, 143)))
-        early = early + 1 if ran < client_care.HEALTHY_SECONDS else 1
-        if early >= client_care.TRIES + len(ends):
+        early = early + 1 if ran < client_supervisor.HEALTHY_SECONDS else 1
+        if early >= client_supervisor.TRIES + len(ends):
             assert not again
     patience = Patience()
     assert [patience.again(1, ran=1.0) for _ in range(6)] == [True] * 4 + [False] * 2

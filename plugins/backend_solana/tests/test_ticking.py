@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_backend_solana import ticking
+from psyche_backend_solana import ticker
 from psyche_backend_solana.chain_clock import ChainClock
 from psyche_backend_solana.member_commands import wants_tick
 from psyche_core.coordinator import apply
@@ -41,18 +41,18 @@ def warming(members: int) -> CoordinatorState:
 @given(st.integers(1, 40), st.integers(0, 2**63))
 def test_everybody_has_a_turn_and_one_is_first(members: int, nonce: int) -> None:
     state = joined(members)
-    turns = ticking.order(state, nonce)
+    turns = ticker.order(state, nonce)
     assert sorted(turns) == sorted(signer(number) for number in range(members))
-    waits = [ticking.patience(state, nonce, who) for who in turns]
+    waits = [ticker.patience(state, nonce, who) for who in turns]
     assert waits[0] == 0.0
     assert waits == sorted(waits)
-    assert len(waits) == 1 or waits[1] >= ticking.FIRST_TURN_SECONDS
-    assert ticking.patience(state, nonce, signer(999)) >= waits[-1]
+    assert len(waits) == 1 or waits[1] >= ticker.FIRST_TURN_SECONDS
+    assert ticker.patience(state, nonce, signer(999)) >= waits[-1]
 
 
 def test_turns_change_with_the_nonce() -> None:
     state = joined(8)
-    assert len({ticking.order(state, nonce)[0] for nonce in range(60)}) > 4
+    assert len({ticker.order(state, nonce)[0] for nonce in range(60)}) > 4
 
 
 def test_the_healthy_come_before_the_others() -> None:
@@ -63,21 +63,21 @@ def test_the_healthy_come_before_the_others() -> None:
     )
     state = replace(state, epoch=replace(state.epoch, clients=clients))
     for nonce in range(20):
-        assert set(ticking.order(state, nonce)[:3]) == {signer(0), signer(2), signer(4)}
+        assert set(ticker.order(state, nonce)[:3]) == {signer(0), signer(2), signer(4)}
 
 
 def test_due_only_when_something_would_change() -> None:
     state = joined(2)
-    assert not ticking.due(state, state.since)
-    assert ticking.due(state, state.since + 10)
-    assert not ticking.due(replace(state, run_state=RunState.Paused), state.since + 10)
+    assert not ticker.due(state, state.since)
+    assert ticker.due(state, state.since + 10)
+    assert not ticker.due(replace(state, run_state=RunState.Paused), state.since + 10)
 
 
 def test_who_is_first_ticks_at_once_and_the_next_when_nothing_happens() -> None:
     state = joined(2)
-    first, second = ticking.order(state, 5)
+    first, second = ticker.order(state, 5)
     late = state.since + 10
-    one, other = ticking.Turn(), ticking.Turn()
+    one, other = ticker.Turn(), ticker.Turn()
     assert one.comes(state, 5, signer=first, now=late, local=100.0)
     assert not other.comes(state, 5, signer=second, now=late, local=100.0)
     assert not other.comes(state, 5, signer=second, now=late + 1, local=101.0)
@@ -87,7 +87,7 @@ def test_who_is_first_ticks_at_once_and_the_next_when_nothing_happens() -> None:
 def test_waiting_begins_anew_with_every_change() -> None:
     state = joined(2)
     late = state.since + 10
-    turn = ticking.Turn()
+    turn = ticker.Turn()
     turn.comes(state, 5, signer=b"x" * 32, now=late, local=0.0)
     assert turn.since == 0.0
     turn.comes(state, 6, signer=b"x" * 32, now=late, local=50.0)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import anyio
 
-from psyche_backend_tcp.data_dialogue import Arrival, Dialogue
+from psyche_backend_tcp.data_client_state import Arrival, Dialogue
 from psyche_backend_tcp.data_protocol import RequestRefused
 from psyche_backend_tcp.listener import CONNECTION_LOST
 from psyche_core.errors import WireError

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Collection
 
 import anyio
 
-from psyche_backend_tcp.data_answers import Answers
 from psyche_backend_tcp.data_body import largest_sample, pack
 from psyche_backend_tcp.data_protocol import (
     DATA_VERSION,
@@ -24,6 +23,7 @@ from psyche_backend_tcp.data_protocol import (
     check_request,
     decode_client,
 )
+from psyche_backend_tcp.data_server_state import Answers
 from psyche_backend_tcp.limits import Limits, TokenBucket
 from psyche_backend_tcp.listener import CONNECTION_LOST, Listener, Visitor
 from psyche_backend_tcp.login import DATA

@@ -20,7 +20,7 @@ from psyche_backend_tcp.addresses import ServerAddress, reason
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME
 from psyche_backend_tcp.listener import CONNECTION_LOST
 from psyche_backend_tcp.login import NONCE_BYTES, Hello, Login, LoginRefused, check_welcome, decode_hello, encode_login
-from psyche_backend_tcp.opening import Challenged, Watched
+from psyche_backend_tcp.preamble import Challenged, Watched
 from psyche_backend_tcp.protocol import Bye, Welcome, decode_server
 from psyche_backend_tcp.puzzle import encode_proof, prove
 from psyche_backend_tcp.tls import WrongServer, open_tls

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from psyche_backend_tcp.documents import Document, Documents, Draft
+from psyche_backend_tcp.key_records import Roster
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, SERVER_FRAME, Limits, TokenBucket
 from psyche_backend_tcp.protocol import (
     Answer,
@@ -31,7 +32,6 @@ from psyche_backend_tcp.protocol import (
     decode_command,
     encode_server,
 )
-from psyche_backend_tcp.roster import Roster
 from psyche_core.config.run_config import CoordinatorConfig
 from psyche_core.coordinator.commands import Command, Event, Join, Tick, Withdraw
 from psyche_core.coordinator.state import CoordinatorState

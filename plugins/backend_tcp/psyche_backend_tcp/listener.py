@@ -25,10 +25,10 @@ from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, E
 from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream
 
 from psyche_backend_tcp.addresses import format_address, reason
-from psyche_backend_tcp.gate import Gate
+from psyche_backend_tcp.admission import Gate
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_backend_tcp.login import NONCE_BYTES, Hello, LoginRefused, check_login, encode_hello, sign_welcome
-from psyche_backend_tcp.opening import receive_opening
+from psyche_backend_tcp.preamble import receive_opening
 from psyche_backend_tcp.protocol import Bye, Welcome, encode_server
 from psyche_backend_tcp.puzzle import Cookies, Proof, encode_challenge
 from psyche_backend_tcp.tls import accept_tls, server_context

@@ -13,9 +13,9 @@ import anyio
 import anyio.to_thread
 
 from psyche_backend_tcp.allow_list import AllowList
-from psyche_backend_tcp.beginning import Beginning, begin
 from psyche_backend_tcp.data_server import DataServer
 from psyche_backend_tcp.hub import Hub, Moment, Unsaved
+from psyche_backend_tcp.initial_state import Beginning, begin
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.listener import CONNECTION_LOST, Listener, Visitor
 from psyche_backend_tcp.login import COORDINATOR

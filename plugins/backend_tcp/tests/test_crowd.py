@@ -19,7 +19,7 @@ from psyche_backend_tcp.client import TcpBackend
 from psyche_backend_tcp.dialer import MOST_TRIES, dial
 from psyche_backend_tcp.limits import LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_backend_tcp.login import COORDINATOR, DATA
-from psyche_backend_tcp.opening import Challenged, Watched
+from psyche_backend_tcp.preamble import Challenged, Watched
 from psyche_backend_tcp.protocol import decode_server
 from psyche_backend_tcp.puzzle import PROOF_MAGIC, Cookies, Proof, encode_challenge, encode_proof, prove, solves
 from psyche_backend_tcp.server import TcpServer

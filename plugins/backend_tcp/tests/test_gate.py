@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_backend_tcp.gate import REMEMBERED_KEYS, Gate, origin
+from psyche_backend_tcp.admission import REMEMBERED_KEYS, Gate, origin
 from psyche_backend_tcp.limits import Limits, TokenBucket
 from psyche_backend_tcp.login import LoginRefused
 

@@ -3,7 +3,7 @@
 Decided: connections are kept and reused, at most `connections` at once; silence for `stall_seconds` counts as a cut connection,
 and there is no other limit on how long an answer takes. Bodies are never decompressed. Redirects are followed, but not from
 https to http. Proxies come from the usual environment variables. Attempts fail with PassingError where another may succeed;
-`psyche_data_http.attempts` tries again.
+`psyche_data_http.retries` tries again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import httpx
 
 from psyche_core.errors import DataError
 from psyche_data_http.addresses import Redaction, shown
-from psyche_data_http.answers import (
+from psyche_data_http.file_source import RemoteFile, changed
+from psyche_data_http.range_responses import (
     is_encoded,
     piece_length,
     refuse_change,
@@ -28,8 +29,7 @@ from psyche_data_http.answers import (
     stated_length,
     stated_whole,
 )
-from psyche_data_http.attempts import PassingError
-from psyche_data_http.files import RemoteFile, changed
+from psyche_data_http.retries import PassingError
 
 CONNECT_SECONDS = 10.0
 STALL_SECONDS = 20.0

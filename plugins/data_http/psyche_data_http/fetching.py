@@ -14,10 +14,10 @@ from hashlib import sha256
 import anyio
 import anyio.to_thread
 
-from psyche_data_http.attempts import Trouble, together
 from psyche_data_http.cache import Block, BlockCache, Buffer
-from psyche_data_http.files import RemoteFile, Store, read_range
-from psyche_data_http.runs import Place, Run, joined
+from psyche_data_http.file_source import RemoteFile, Store, read_range
+from psyche_data_http.range_plan import Place, Run, joined
+from psyche_data_http.retries import Trouble, together
 
 
 @dataclass(frozen=True, slots=True)

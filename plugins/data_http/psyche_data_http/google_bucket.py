@@ -13,10 +13,10 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel, Field, ValidationError
 
 from psyche_core.errors import DataError
-from psyche_data_http.attempts import Trouble, persist
 from psyche_data_http.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
 from psyche_data_http.client import RangeClient
-from psyche_data_http.files import RemoteFile
+from psyche_data_http.file_source import RemoteFile
+from psyche_data_http.retries import Trouble, persist
 from psyche_data_http.web_files import WebStore
 
 ENDPOINT = "https://storage.googleapis.com"

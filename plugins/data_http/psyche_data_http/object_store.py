@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from psyche_core.errors import DataError
-from psyche_data_http.attempts import PassingError, Trouble, persist
 from psyche_data_http.bucket_files import MAX_OBJECTS, folder_prefix, is_token_file, place_in_order, refuse_none
 from psyche_data_http.client import CONNECT_SECONDS, CONNECTIONS, STALL_SECONDS
-from psyche_data_http.files import AccessRefused, RemoteFile, Store, changed
+from psyche_data_http.file_source import AccessRefused, RemoteFile, Store, changed
+from psyche_data_http.retries import PassingError, Trouble, persist
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, S3Store

@@ -19,13 +19,13 @@ from psyche_core.errors import DataError
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId
-from psyche_data_http.attempts import Trouble, deadline, together
 from psyche_data_http.client import RangeClient
 from psyche_data_http.fetching import SequenceFetcher, TokenFile
-from psyche_data_http.files import RemoteFile, Store, read_range
+from psyche_data_http.file_source import RemoteFile, Store, read_range
+from psyche_data_http.retries import Trouble, deadline, together
 from psyche_data_http.settings import HttpSettings
+from psyche_data_http.shared_resources import Toolbox
 from psyche_data_http.stores import make_store
-from psyche_data_http.toolbox import Toolbox
 from psyche_data_http.web_files import WebFiles
 
 OPEN_SECONDS = 120.0

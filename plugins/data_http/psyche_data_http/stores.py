@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from psyche_data_http.attempts import Trouble
 from psyche_data_http.client import RangeClient
-from psyche_data_http.files import AccessRefused, RemoteFile, Store
+from psyche_data_http.file_source import AccessRefused, RemoteFile, Store
 from psyche_data_http.google_bucket import GoogleBucket
 from psyche_data_http.locations import GoogleBucketTable, HttpLocation, S3BucketTable
 from psyche_data_http.object_store import google_credentials, has_aws_credentials, private_google_bucket, s3_bucket
+from psyche_data_http.retries import Trouble
 from psyche_data_http.web_files import WebFiles
 
 GOOGLE_HINT = (

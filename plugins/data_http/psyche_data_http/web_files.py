@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from psyche_data_http.attempts import Trouble, persist, together
 from psyche_data_http.client import RangeClient
-from psyche_data_http.files import RemoteFile, Store
+from psyche_data_http.file_source import RemoteFile, Store
+from psyche_data_http.retries import Trouble, persist, together
 
 
 class WebStore(Store):

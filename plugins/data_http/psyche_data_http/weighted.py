@@ -27,12 +27,12 @@ from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.regular_files import regular
 from psyche_core.types import BatchId
 from psyche_data_http.addresses import is_private_line, shown, web_address
-from psyche_data_http.attempts import deadline, persist
 from psyche_data_http.client import RangeClient
 from psyche_data_http.provider import OPEN_SECONDS, HttpData
+from psyche_data_http.retries import deadline, persist
 from psyche_data_http.settings import MixtureTable, OtherSource, TokenSource, WeightedHttpSettings
+from psyche_data_http.shared_resources import Toolbox
 from psyche_data_http.stores import make_store
-from psyche_data_http.toolbox import Toolbox
 
 NO_SOURCES = ("WeightedHttp", "Server")
 """A mixture in a mixture might hold itself, and a run's server gives a member its own samples only, by the run's numbers."""

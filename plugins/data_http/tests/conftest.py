@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from psyche_data_http import attempts
+from psyche_data_http import retries
 from psyche_data_http.client import RangeClient
 from psyche_data_http.provider import HttpData
-from psyche_data_http.toolbox import Toolbox
+from psyche_data_http.shared_resources import Toolbox
 from psyche_data_http.web_files import WebFiles
 
 
@@ -246,7 +246,7 @@ def plain_environment(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch):
-    monkeypatch.setattr(attempts, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from psyche_core.types import BatchId
 from psyche_data_http import cache as cache_module
 from psyche_data_http.cache import CHECKSUM_BYTES, Block, BlockCache
-from psyche_data_http.files import RemoteFile
+from psyche_data_http.file_source import RemoteFile
 
 FILE = "0123456789abcdef" * 2
 OTHER = "f" * 32

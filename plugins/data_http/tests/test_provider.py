@@ -15,7 +15,7 @@ from psyche_data_http.client import RangeClient
 from psyche_data_http.hooks import psyche_register_data
 from psyche_data_http.provider import HttpData
 from psyche_data_http.settings import HttpSettings
-from psyche_data_http.toolbox import Toolbox
+from psyche_data_http.shared_resources import Toolbox
 
 ROWS = [bytes([number]) * 8 for number in range(40)]
 

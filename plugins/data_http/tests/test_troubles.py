@@ -10,8 +10,8 @@ import pytest
 
 from psyche_core.errors import DataError
 from psyche_core.types import BatchId
-from psyche_data_http import answers, attempts
-from psyche_data_http.files import RemoteFile
+from psyche_data_http import range_responses, retries
+from psyche_data_http.file_source import RemoteFile
 
 ROWS = [bytes([number]) * 8 for number in range(40)]
 
@@ -134,7 +134,7 @@ async def test_a_late_piece_of_a_whole_file_is_the_right_one(web, http_data):
 
 
 async def test_whole_files_are_refused_when_too_large(web, rows, http_data, monkeypatch):
-    monkeypatch.setattr(answers, "MAX_WHOLE_BYTES", 319)
+    monkeypatch.setattr(range_responses, "MAX_WHOLE_BYTES", 319)
     web.always = "ignore range"
     async with http_data([rows]) as data:
         with pytest.raises(DataError, match=r"sends whole files instead of ranges.*320 bytes.*over 319 bytes"):
@@ -142,7 +142,7 @@ async def test_whole_files_are_refused_when_too_large(web, rows, http_data, monk
 
 
 async def test_a_server_that_says_it_has_no_ranges_is_refused_on_entering(web, rows, http_data, monkeypatch):
-    monkeypatch.setattr(answers, "MAX_WHOLE_BYTES", 319)
+    monkeypatch.setattr(range_responses, "MAX_WHOLE_BYTES", 319)
     web.accept_ranges = "none"
     with pytest.raises(DataError, match="sends whole files instead of ranges"):
         async with http_data([rows]):
@@ -178,14 +178,14 @@ async def test_pauses_grow_to_a_limit_and_begin_again_with_progress(monkeypatch)
     async def sleep(seconds):
         pauses.append(seconds)
 
-    monkeypatch.setattr(attempts.anyio, "sleep", sleep)
-    monkeypatch.setattr(attempts, "FIRST_PAUSE", 1.0)
-    between = attempts.Pauses(trouble := attempts.Trouble())
+    monkeypatch.setattr(retries.anyio, "sleep", sleep)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 1.0)
+    between = retries.Pauses(trouble := retries.Trouble())
     for number in range(6):
-        await between.after(attempts.PassingError(f"trouble {number}"))
+        await between.after(retries.PassingError(f"trouble {number}"))
     between.begin_again()
-    await between.after(attempts.PassingError("again"))
-    await between.after(attempts.PassingError("busy", pause=60.0))
+    await between.after(retries.PassingError("again"))
+    await between.after(retries.PassingError("busy", pause=60.0))
 
     for pause, most in zip(pauses, [1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 1.0], strict=False):
         assert most / 2 <= pause <= most
@@ -205,9 +205,9 @@ def test_a_range_is_bound_to_a_strong_etag_or_else_the_date(etag, condition):
 def test_an_equal_etag_says_more_than_another_date():
     file = RemoteFile("https://h/a", 1, '"a"', "Sat, 01 Jan 2000 00:00:00 GMT")
 
-    answers.refuse_change(file, {"ETag": '"a"', "Last-Modified": "Sun, 02 Jan 2000 00:00:00 GMT"})
+    range_responses.refuse_change(file, {"ETag": '"a"', "Last-Modified": "Sun, 02 Jan 2000 00:00:00 GMT"})
     with pytest.raises(DataError, match="its Last-Modified was"):
-        answers.refuse_change(file, {"Last-Modified": "Sun, 02 Jan 2000 00:00:00 GMT"})
+        range_responses.refuse_change(file, {"Last-Modified": "Sun, 02 Jan 2000 00:00:00 GMT"})
 
 
 async def test_deadline_names_the_last_trouble(web, rows, http_data):

@@ -21,15 +21,15 @@ from anyio.abc import TaskGroup
 
 from psyche_core.errors import TransportError, WireError
 from psyche_core.wire.frames import FrameDecoder, frame
-from psyche_p2p_quic import control, session
+from psyche_p2p_quic import control_frames, session
 from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.control import Hello
-from psyche_p2p_quic.dialling import DialBudget
+from psyche_p2p_quic.control_frames import Hello
+from psyche_p2p_quic.dial_budget import DialBudget
 from psyche_p2p_quic.endpoint import Arrival, Endpoint, Link, LinkLost, Stream
 from psyche_p2p_quic.ranges import may_dial
+from psyche_p2p_quic.reputation import Standing
 from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
-from psyche_p2p_quic.standing import Standing
 
 logger = logging.getLogger(__name__)
 
@@ -237,20 +237,20 @@ class Mesh:
             self._dials.proved(link.peer, address, now=_now())
 
     def _hello_frame(self) -> bytes:
-        return frame(control.encode(self._hello), limit=control.MAX_HELLO_BYTES)
+        return frame(control_frames.encode(self._hello), limit=control_frames.MAX_HELLO_BYTES)
 
     async def _greeted(self, link: Link, stream: Stream, *, dialled: bool) -> Session:
         """Read the peer's hello. Raises WireError when it is not one of our run."""
-        decoder = FrameDecoder(limit=control.MAX_HELLO_BYTES)
+        decoder = FrameDecoder(limit=control_frames.MAX_HELLO_BYTES)
         while (data := decoder.next()) is None:
-            received = await stream.read(control.MAX_HELLO_BYTES)
+            received = await stream.read(control_frames.MAX_HELLO_BYTES)
             if not received:
                 message = "the control stream ended before the hello"
                 raise LinkLost(message)
 
             decoder.feed(received)
 
-        hello = control.decode(data, max_bytes=control.MAX_HELLO_BYTES)
+        hello = control_frames.decode(data, max_bytes=control_frames.MAX_HELLO_BYTES)
         if not isinstance(hello, Hello) or hello.run_id != self._hello.run_id:
             message = f"expected a hello of the run {self._hello.run_id!r}"
             raise WireError(message)

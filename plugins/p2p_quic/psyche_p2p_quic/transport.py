@@ -23,8 +23,8 @@ from psyche_core.wire.frames import FrameDecoder
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.address import PeerAddress
 from psyche_p2p_quic.blobs import BlobExchange, sha256
-from psyche_p2p_quic.control import INSTANCE_BYTES, Hello
-from psyche_p2p_quic.conversation import Conversation
+from psyche_p2p_quic.control_frames import INSTANCE_BYTES, Hello
+from psyche_p2p_quic.control_protocol import Conversation
 from psyche_p2p_quic.endpoint import Endpoint, Link, Stream
 from psyche_p2p_quic.mesh import Mesh
 from psyche_p2p_quic.session import Session

@@ -12,9 +12,9 @@ from psyche_core.p2p.message_log import LogLimits
 from psyche_core.testing.transport import connected, received, until
 from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic import control
+from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.control import BlobHead, BlobRequest, Hello, Message
+from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Hello, Message
 from psyche_p2p_quic.endpoint import Endpoint, LinkLost
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
@@ -62,7 +62,7 @@ class Rogue:
 
 
 def framed(value):
-    return frame(control.encode(value), limit=10**6)
+    return frame(control_frames.encode(value), limit=10**6)
 
 
 @asynccontextmanager
@@ -265,7 +265,7 @@ async def test_a_peer_that_does_not_read_is_given_up():
         async def ping():
             with suppress(LinkLost):
                 while True:
-                    await stream.write(framed(control.Ping(1, None)))
+                    await stream.write(framed(control_frames.Ping(1, None)))
                     await anyio.sleep(0.02)
 
         async with anyio.create_task_group() as tasks:
@@ -286,7 +286,7 @@ async def answer_streams(link, answer, count=100):
     with suppress(LinkLost):
         for _ in range(count):
             stream = await link.accept()
-            await stream.read_exactly(control.BLOB_REQUEST_BYTES)
+            await stream.read_exactly(control_frames.BLOB_REQUEST_BYTES)
             await answer(stream)
 
 
@@ -294,7 +294,7 @@ async def talk(stream):
     """Keep the connection alive."""
     with suppress(LinkLost):
         while True:
-            await stream.write(framed(control.Pong(1)))
+            await stream.write(framed(control_frames.Pong(1)))
             await anyio.sleep(0.05)
 
 
@@ -448,7 +448,7 @@ async def test_askers_that_do_not_read_hold_a_bounded_number_of_offered_blobs_in
                 opened.append(await link.open())
                 await opened[-1].write(BlobRequest(blob_hash, 2**40).encode())
                 await opened[-1].finish()
-            heads = [await half.read_exactly(control.BLOB_HEAD_BYTES) for half in opened[:1]]
+            heads = [await half.read_exactly(control_frames.BLOB_HEAD_BYTES) for half in opened[:1]]
             assert BlobHead.decode(heads[0]).length == len(large)
             served = await friend.fetch(blob_hash, sources=[victim.peer_id], max_bytes=2**40, timeout=20, tag=1, keep=False)
             assert served == large

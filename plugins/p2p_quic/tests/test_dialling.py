@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from psyche_core.testing.transport import connected, until
 from psyche_core.wire.signing import SecretKey
-from psyche_p2p_quic import dialling
+from psyche_p2p_quic import dial_budget
 from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.dialling import HOUR, LIBRARY_SECONDS, PROVEN_SECONDS, DialBudget
+from psyche_p2p_quic.dial_budget import HOUR, LIBRARY_SECONDS, PROVEN_SECONDS, DialBudget
 from psyche_p2p_quic.ranges import may_dial
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
@@ -229,8 +229,8 @@ def test_a_connection_gives_back_what_was_spent_on_its_address():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(dialling, "REMEMBERED_PEERS", 10)
-    monkeypatch.setattr(dialling, "REMEMBERED_HOSTS", 20)
+    monkeypatch.setattr(dial_budget, "REMEMBERED_PEERS", 10)
+    monkeypatch.setattr(dial_budget, "REMEMBERED_HOSTS", 20)
     budget = DialBudget(per_peer=64, per_host=64)
     for number in range(100):
         peer = number.to_bytes(32, "big")

@@ -10,13 +10,13 @@ from psyche_core.errors import WireError
 from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
 from psyche_core.p2p.message_log import LogLimits, MessageLog
 from psyche_core.wire import codec
-from psyche_p2p_quic import control
+from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.address import MAX_ADDRESS_BYTES, PeerAddress
-from psyche_p2p_quic.control import BlobHead, BlobRequest, Have, Hello, Message, Ping, Pong
-from psyche_p2p_quic.conversation import Conversation, PeerSilent
+from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Have, Hello, Message, Ping, Pong
+from psyche_p2p_quic.control_protocol import Conversation, PeerSilent
 from psyche_p2p_quic.mesh import newer_stays
+from psyche_p2p_quic.reputation import MachineState
 from psyche_p2p_quic.settings import QuicSettings
-from psyche_p2p_quic.standing import MachineState
 
 NUMBERS = st.integers(0, 2**63 - 1)
 FRAMES = st.one_of(
@@ -30,16 +30,16 @@ FRAMES = st.one_of(
 
 @given(FRAMES)
 def test_frames_come_out_as_they_went_in(frame):
-    assert control.decode(control.encode(frame), max_bytes=10_000) == frame
+    assert control_frames.decode(control_frames.encode(frame), max_bytes=10_000) == frame
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_a_wire_error_and_nothing_else(data):
     try:
-        frame = control.decode(data, max_bytes=10_000)
+        frame = control_frames.decode(data, max_bytes=10_000)
     except WireError:
         return
-    assert control.encode(frame) == data
+    assert control_frames.encode(frame) == data
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_garbage_is_a_wire_error_and_nothing_else(data):
         [1, 1, b"x" * (MAX_MESSAGE_BYTES + 1), False],
         [1, 1, b"x", 0],
         [2, b"x" * 17],
-        [2, b"x" * 16 * (control.MAX_HAVE + 1)],
+        [2, b"x" * 16 * (control_frames.MAX_HAVE + 1)],
         [3, 1, b"x" * 31],
         [0, 1, "run", b"short"],
         [5],
@@ -62,21 +62,21 @@ def test_garbage_is_a_wire_error_and_nothing_else(data):
 )
 def test_frames_against_the_rules_are_refused(value):
     with pytest.raises(WireError):
-        control.decode(codec.encode(value), max_bytes=10**6)
+        control_frames.decode(codec.encode(value), max_bytes=10**6)
 
 
 def test_another_version_is_named():
     with pytest.raises(WireError, match="version 2"):
-        control.decode(codec.encode([0, 2, "run", b"12345678", "more"]), max_bytes=1000)
+        control_frames.decode(codec.encode([0, 2, "run", b"12345678", "more"]), max_bytes=1000)
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(0, 2**64 - 1), st.booleans())
 def test_blob_requests_and_heads_come_out_as_they_went_in(blob_hash, number, found):
     request = BlobRequest(blob_hash, number)
-    assert len(request.encode()) == control.BLOB_REQUEST_BYTES
+    assert len(request.encode()) == control_frames.BLOB_REQUEST_BYTES
     assert BlobRequest.decode(request.encode()) == request
     head = BlobHead(found, number)
-    assert len(head.encode()) == control.BLOB_HEAD_BYTES
+    assert len(head.encode()) == control_frames.BLOB_HEAD_BYTES
     assert BlobHead.decode(head.encode()) == head
 
 
@@ -174,7 +174,7 @@ def test_a_message_that_came_from_the_peer_is_not_given_back():
     logs, (one, other) = pair()
     (data,) = one.announce(logs[0].add_own(b"ours", tag=1))
     other.receive(data)
-    assert other.receive(control.encode(Have(()))) == []
+    assert other.receive(control_frames.encode(Have(()))) == []
 
 
 def test_who_lacks_a_message_gets_it_after_a_few_beats_though_nobody_connects():
@@ -209,11 +209,11 @@ def test_a_silent_peer_is_dead_after_some_beats_and_any_byte_revives_it():
 def test_own_messages_over_the_share_break_the_rules_and_relayed_ones_do_not():
     logs, (_, other) = pair(own_messages=2, relayed_messages=2)
     for n in range(5):
-        other.receive(control.encode(Message(1, b"relayed %d" % n, True)))
+        other.receive(control_frames.encode(Message(1, b"relayed %d" % n, True)))
     for n in range(2):
-        other.receive(control.encode(Message(1, b"own %d" % n, False)))
+        other.receive(control_frames.encode(Message(1, b"own %d" % n, False)))
     with pytest.raises(WireError, match="share"):
-        other.receive(control.encode(Message(1, b"own 3", False)))
+        other.receive(control_frames.encode(Message(1, b"own 3", False)))
     assert len(logs[1]) == 4
 
 
@@ -222,7 +222,7 @@ def test_lists_in_quick_succession_are_not_all_answered():
     answers = []
     for n in range(6):
         logs[0].add_own(b"new %d" % n, tag=1)
-        answers.append(len(one.receive(control.encode(Have(())))))
+        answers.append(len(one.receive(control_frames.encode(Have(())))))
     assert answers == [1, 1, 0, 0, 0, 0]
 
 
@@ -231,7 +231,7 @@ def test_one_list_is_answered_with_few_megabytes_and_the_rest_comes_later():
     logs, (one, other) = pair(own_messages=1000, own_bytes=2**25)
     for n in range(600):  # 9.6 MB
         logs[0].add_own(n.to_bytes(2, "big") * (MAX_MESSAGE_BYTES // 2), tag=1)
-    given = one.receive(control.encode(Have(())))
+    given = one.receive(control_frames.encode(Have(())))
     assert 4 * 2**20 <= sum(map(len, given)) < 4 * 2**20 + 2**16
     for data in given:
         other.receive(data)
@@ -244,7 +244,7 @@ def test_one_list_is_answered_with_few_megabytes_and_the_rest_comes_later():
 def test_a_second_hello_breaks_the_rules():
     _, (one, _) = pair()
     with pytest.raises(WireError):
-        one.receive(control.encode(Hello("run", b"12345678")))
+        one.receive(control_frames.encode(Hello("run", b"12345678")))
 
 
 def test_forgets_what_expired():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from psyche_core.errors import WireError
-from psyche_p2p_quic import control
-from psyche_p2p_quic.control import BlobHead, BlobRequest, Frame, Have, Hello, Message, Ping, Pong
+from psyche_p2p_quic import control_frames
+from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Frame, Have, Hello, Message, Ping, Pong
 from tests.fuzz.mutation import change_cbor as mutate
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]
@@ -27,7 +27,7 @@ def seeds() -> list[bytes]:
         Ping(2, b"d" * 32),
         Pong(3),
     ]
-    return [*map(control.encode, frames), BlobRequest(b"h" * 32, 2**40).encode(), BlobHead(found=True, length=99).encode()]
+    return [*map(control_frames.encode, frames), BlobRequest(b"h" * 32, 2**40).encode(), BlobHead(found=True, length=99).encode()]
 
 
 def TARGET(data: bytes) -> None:
@@ -38,4 +38,4 @@ def TARGET(data: bytes) -> None:
         except WireError:
             continue
 
-    assert control.encode(control.decode(data, max_bytes=MAX_BYTES)) == data
+    assert control_frames.encode(control_frames.decode(data, max_bytes=MAX_BYTES)) == data

@@ -10,9 +10,9 @@ from random import Random
 
 from psyche_core.errors import WireError
 from psyche_core.p2p.message_log import PREFIX_BYTES, LogLimits, MessageLog
-from psyche_p2p_quic import control
-from psyche_p2p_quic.control import Have, Message, Ping, Pong
-from psyche_p2p_quic.conversation import Conversation, PeerSilent
+from psyche_p2p_quic import control_frames
+from psyche_p2p_quic.control_frames import Have, Message, Ping, Pong
+from psyche_p2p_quic.control_protocol import Conversation, PeerSilent
 from psyche_p2p_quic.settings import QuicSettings
 from tests.fuzz.mutation import change_bytes, change_cbor
 
@@ -32,9 +32,10 @@ def _framed(*frames: bytes) -> bytes:
 
 
 def seeds() -> list[bytes]:
-    messages = [control.encode(Message(tag, b"m%d" % tag * 30, relayed=tag % 2 == 0)) for tag in range(4)]
+    messages = [control_frames.encode(Message(tag, b"m%d" % tag * 30, relayed=tag % 2 == 0)) for tag in range(4)]
     asking = [
-        control.encode(frame) for frame in (Have(()), Ping(1, b"d" * 32), Pong(1), Ping(2, None), Have((b"x" * PREFIX_BYTES,)))
+        control_frames.encode(frame)
+        for frame in (Have(()), Ping(1, b"d" * 32), Pong(1), Ping(2, None), Have((b"x" * PREFIX_BYTES,)))
     ]
     say, beat = bytes((_SAY, 3)), bytes((_BEAT,))
     return [
@@ -91,7 +92,7 @@ def TARGET(data: bytes) -> None:
                 answers = conversation.receive(body)
                 assert len(answers) <= len(log) + 2
                 for answer in answers:
-                    control.decode(answer, max_bytes=_SETTINGS.frame_bytes + 16 * 1024)
+                    control_frames.decode(answer, max_bytes=_SETTINGS.frame_bytes + 16 * 1024)
         assert len(log) <= own + _LIMITS.own_messages + _LIMITS.relayed_messages
         log.read()
     assert len(log.digest()) == 32

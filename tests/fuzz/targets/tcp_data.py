@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 
 from psyche_backend_tcp.data_body import body_bytes, pack, unpack
-from psyche_backend_tcp.data_dialogue import Dialogue
+from psyche_backend_tcp.data_client_state import Dialogue
 from psyche_backend_tcp.data_protocol import (
     AtWork,
     Cancel,

@@ -165,7 +165,7 @@ def test_a_failure_s_words_are_shown_and_not_obeyed(psyche, monkeypatch) -> None
 
 def test_a_log_line_is_one_line_whoever_s_words_are_in_it() -> None:
     script = (
-        "import logging; from psyche_core.cli.running import log_to_stderr; log_to_stderr()\n"
+        "import logging; from psyche_core.cli.program import log_to_stderr; log_to_stderr()\n"
         "logging.getLogger('psyche.x').warning('the peer said %s', 'a\\x1b[2J\\nb\\u202e')\n"
         "logging.getLogger('asyncio').error('somebody else')"
     )
@@ -179,7 +179,7 @@ def test_a_log_line_is_one_line_whoever_s_words_are_in_it() -> None:
 def test_a_log_line_goes_where_standard_error_is_now() -> None:
     """A live panel takes its place while it is shown, and puts the lines above itself; otherwise it would be drawn over them."""
     script = (
-        "import logging, sys; from psyche_core.cli.running import log_to_stderr; log_to_stderr()\n"
+        "import logging, sys; from psyche_core.cli.program import log_to_stderr; log_to_stderr()\n"
         "sys.stderr = sys.stdout\n"
         "logging.getLogger('psyche.x').warning('shown')"
     )

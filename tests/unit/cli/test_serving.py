@@ -18,8 +18,8 @@ from psyche_backend_tcp.documents import Documents
 from psyche_backend_tcp.hub import Unsaved
 from psyche_backend_tcp.store import Store
 from psyche_core.cli.failures import Interrupted
+from psyche_core.cli.program import _until_signal
 from psyche_core.cli.run_files import load_run
-from psyche_core.cli.running import _until_signal
 from psyche_core.cli.serving import KEY_FILE, first_config, serve_run, server_key
 from psyche_core.config.run_config import load_data_file
 from psyche_core.config.settings import ServerSettings, load_settings

@@ -21,8 +21,8 @@ from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.messages import Finished, ModelWanted, seal, unseal
 from psyche_core.wire.signing import SecretKey
 from psyche_data_http.client import RangeClient
-from psyche_data_http.files import RemoteFile
-from psyche_p2p_quic import control
+from psyche_data_http.file_source import RemoteFile
+from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.address import PeerAddress
 
 KEY = SecretKey(b"k" * 32)
@@ -100,7 +100,7 @@ def test_the_kind_of_a_message_is_an_integer(fields: list[Any]) -> None:
 )
 def test_a_control_frame_has_one_encoding(fields: list[Any]) -> None:
     with pytest.raises(WireError, match="begins with integers"):
-        control.decode(lax(fields), max_bytes=1000)
+        control_frames.decode(lax(fields), max_bytes=1000)
 
 
 # -------------------------------------------------------------------------------------------------------------- addresses

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psyche_core.ui.figures import bytes_text, count_text, duration_text, sparkline
+from psyche_core.ui.formatting import bytes_text, count_text, duration_text, sparkline
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psyche_core.errors import UserError
-from psyche_core.ui.kills import RandomKills
+from psyche_core.ui.random_kills import RandomKills
 
 NAMES = [f"client-{number}" for number in range(1, 6)]
 

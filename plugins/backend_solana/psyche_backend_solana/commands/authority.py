@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk
+from psyche_backend_solana.commands.context import CALL_SECONDS, Desk
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import RunFound

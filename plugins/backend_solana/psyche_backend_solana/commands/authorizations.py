@@ -8,7 +8,7 @@ import click
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
 from psyche_backend_solana.layouts import authorizer as layout
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings

@@ -10,7 +10,7 @@ import click
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import the_treasurer
-from psyche_backend_solana.commands.desk import Desk, Outcome, command, example, run_id_option, treasurer_index_option
+from psyche_backend_solana.commands.context import Desk, Outcome, command, example, run_id_option, treasurer_index_option
 from psyche_backend_solana.commands.participants import parts, read_participants
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.runs import coordinator_account

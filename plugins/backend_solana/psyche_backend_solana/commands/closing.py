@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import TreasurerRun
-from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk
+from psyche_backend_solana.commands.context import CALL_SECONDS, Desk
 from psyche_backend_solana.commands.participants import parts, read_participants
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import OLD_ACCOUNT_BYTES

@@ -6,7 +6,7 @@ import anyio
 import click
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example, run_id_option
+from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example, run_id_option
 from psyche_backend_solana.layouts import address_record, authorizer, coordinator
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account

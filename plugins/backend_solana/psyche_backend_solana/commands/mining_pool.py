@@ -9,7 +9,7 @@ from solders.account import Account
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
 from psyche_backend_solana.commands.rewards import amount_of, decimals, units_of
 from psyche_backend_solana.layouts import mining_pool as layout
 from psyche_backend_solana.layouts import tokens

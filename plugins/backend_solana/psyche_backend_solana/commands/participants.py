@@ -12,7 +12,7 @@ from solders.account import Account
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import TreasurerRun
-from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk
+from psyche_backend_solana.commands.context import CALL_SECONDS, Desk
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.rpc import methods
 from psyche_core.errors import BackendError, WireError

@@ -10,7 +10,7 @@ from solders.account import Account
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import TreasurerRun, find_treasurer
-from psyche_backend_solana.commands.desk import (
+from psyche_backend_solana.commands.context import (
     ADDRESS,
     CALL_SECONDS,
     Desk,

@@ -13,7 +13,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import TreasurerRun, owner_of, the_treasurer
-from psyche_backend_solana.commands.desk import (
+from psyche_backend_solana.commands.context import (
     CALL_SECONDS,
     Desk,
     Outcome,

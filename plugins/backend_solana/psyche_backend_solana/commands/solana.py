@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.desk import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
 from psyche_backend_solana.commands.run_manager import TableGroup
 from psyche_backend_solana.programs import PROGRAMS, sums
 from psyche_backend_solana.programs.own_ids import with_ids

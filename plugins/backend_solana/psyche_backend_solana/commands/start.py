@@ -20,12 +20,12 @@ import anyio
 import click
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.client_care import Pace, Versions, take_part
 from psyche_backend_solana.commands.client_environment import prepare_environment
 from psyche_backend_solana.commands.client_image import Containers, prepare_image
 from psyche_backend_solana.commands.client_plan import Image, PipEnvironment, Plan, Trust, plan, read_trust
 from psyche_backend_solana.commands.client_process import Launch, Ready
-from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk, load, open_desk
+from psyche_backend_solana.commands.client_supervisor import Pace, Versions, take_part
+from psyche_backend_solana.commands.context import CALL_SECONDS, Desk, load, open_desk
 from psyche_backend_solana.commands.env_file import PREFIX, read_env_file, words, yes
 from psyche_backend_solana.commands.reading import runs_on_chain
 from psyche_backend_solana.layouts.coordinator import Run

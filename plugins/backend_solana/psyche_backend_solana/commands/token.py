@@ -6,7 +6,7 @@ import click
 from solders.keypair import Keypair
 from solders.system_program import CreateAccountParams, create_account
 
-from psyche_backend_solana.commands.desk import CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.context import CALL_SECONDS, Desk, Outcome, command, example
 from psyche_backend_solana.commands.rewards import units_of
 from psyche_backend_solana.layouts import tokens
 from psyche_backend_solana.programs.addresses import TOKEN

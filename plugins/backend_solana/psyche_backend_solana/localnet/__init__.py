@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from psyche_backend_solana.localnet.chain import LocalChain
 from psyche_backend_solana.localnet.clock import Instant
-from psyche_backend_solana.localnet.door import Door
 from psyche_backend_solana.localnet.faults import Faults, FaultSwitch
+from psyche_backend_solana.localnet.provider import Door
 from psyche_backend_solana.localnet.settings import LAMPORTS_PER_SOL, ChainSettings, Limits
 
 __all__ = ["LAMPORTS_PER_SOL", "ChainSettings", "Door", "FaultSwitch", "Faults", "Instant", "Limits", "LocalChain"]

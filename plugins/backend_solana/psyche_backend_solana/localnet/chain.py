@@ -24,12 +24,12 @@ from solders.account import Account
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.localnet.clock import ChainClock, Instant
-from psyche_backend_solana.localnet.door import Door
 from psyche_backend_solana.localnet.engine import Engine
 from psyche_backend_solana.localnet.faults import FaultSwitch
 from psyche_backend_solana.localnet.genesis import FIRST_SLOT
 from psyche_backend_solana.localnet.ledger import Ledger, Refused
 from psyche_backend_solana.localnet.node import Node
+from psyche_backend_solana.localnet.provider import Door
 from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.localnet.snapshot import restore, take_snapshot
 from psyche_backend_solana.localnet.store import Store

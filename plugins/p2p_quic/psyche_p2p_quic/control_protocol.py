@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from psyche_core.errors import TransportError, WireError
 from psyche_core.p2p.message_log import LogEntry, MessageLog, Verdict
-from psyche_p2p_quic import control
-from psyche_p2p_quic.control import Have, Hello, Message, Ping, Pong
+from psyche_p2p_quic import control_frames
+from psyche_p2p_quic.control_frames import Have, Hello, Message, Ping, Pong
 from psyche_p2p_quic.settings import QuicSettings
 
 _GIVEN_BYTES = 4 * 2**20
@@ -44,7 +44,7 @@ class Conversation:
 
     def opening(self) -> list[bytes]:
         """Frames to send first: what we hold, so that the peer sends what we lack."""
-        return [control.encode(Have(tuple(self._log.prefixes(control.MAX_HAVE))))]
+        return [control_frames.encode(Have(tuple(self._log.prefixes(control_frames.MAX_HAVE))))]
 
     def announce(self, entry: LogEntry) -> list[bytes]:
         """Frames that give the peer a message, none when it has it."""
@@ -53,7 +53,7 @@ class Conversation:
 
         self._known.add(entry.id)
         relayed = entry.via is not None
-        return [control.encode(Message(entry.tag, entry.message, relayed))]
+        return [control_frames.encode(Message(entry.tag, entry.message, relayed))]
 
     def heard(self) -> None:
         """Note a sign of life: any byte of the peer."""
@@ -61,14 +61,14 @@ class Conversation:
 
     def receive(self, data: bytes) -> list[bytes]:
         """Take in a frame; returns the frames to answer with. Raises WireError when the peer broke the rules."""
-        match control.decode(data, max_bytes=self._settings.frame_bytes):
+        match control_frames.decode(data, max_bytes=self._settings.frame_bytes):
             case Message() as frame:
                 self._take(frame)
                 return []
             case Have(prefixes):
                 return self._give(prefixes)
             case Ping(number, digest):
-                return [control.encode(Pong(number)), *self._compare(digest)]
+                return [control_frames.encode(Pong(number)), *self._compare(digest)]
             case Pong():
                 return []
             case Hello():
@@ -89,7 +89,7 @@ class Conversation:
         self._have_credit = min(self._have_credit + 1 / self._settings.have_beats, _HAVES_KEPT)
         self._beats_since_have += 1
         self._pings += 1
-        return [control.encode(Ping(self._pings, self._log.digest() if len(self._log) else None))]
+        return [control_frames.encode(Ping(self._pings, self._log.digest() if len(self._log) else None))]
 
     def _take(self, frame: Message) -> None:
         verdict, message_id = self._log.add_from(self.peer, frame.message, tag=frame.tag, relayed=frame.relayed)
