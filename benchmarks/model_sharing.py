@@ -81,7 +81,7 @@ class NumpyTrainer:
 
     def __init__(self, megabytes: int, *, seed: int) -> None:
         layer = {"attn.q": WIDTH, "attn.k": WIDTH, "attn.v": WIDTH, "attn.o": WIDTH}
-        layer |= {"mlp.gate": HIDDEN, "mlp.up": HIDDEN, "mlp.down": HIDDEN}
+        layer |= {"mlp.admission": HIDDEN, "mlp.up": HIDDEN, "mlp.down": HIDDEN}
         layers = max(1, round((megabytes * MB / 4 - VOCABULARY * WIDTH) / (WIDTH * sum(layer.values()))))
         shapes: dict[str, tuple[int, ...]] = {
             f"layers.{n:02}.{name}": (rows, WIDTH) for n in range(layers) for name, rows in layer.items()

@@ -24,16 +24,16 @@ EVERYBODY = "1" * 32
 
 
 class Chain:
-    """Processes of a local chain with two front doors, at ports it chooses itself, and the commands given to it."""
+    """Processes of a local chain with two RPC providers, at ports it chooses itself, and the commands given to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.start("chain", "solana", "localnet", "--rpc-port", 0, "--doors", 2, "--allow-faults", "--slot-ms", 100)
+        self.start("chain", "solana", "localnet", "--rpc-port", 0, "--providers", 2, "--allow-faults", "--slot-ms", 100)
         # The whole line: a port that is "already in use" is not ready.
         self.until(lambda: "ready" in (folder / "chain.log").read_text().splitlines())
-        self.doors = tuple(re.findall(r"^RPC (\S+)", (folder / "chain.log").read_text(), flags=re.MULTILINE))
-        assert len(self.doors) == 2, self.end_of("chain")
+        self.providers = tuple(re.findall(r"^RPC (\S+)", (folder / "chain.log").read_text(), flags=re.MULTILINE))
+        assert len(self.providers) == 2, self.end_of("chain")
 
     def start(self, name: str, *arguments: object) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -46,9 +46,9 @@ class Chain:
                 env=_environment(),
             )
 
-    def ask(self, *arguments: object, door: int = 0) -> Any:
+    def ask(self, *arguments: object, provider: int = 0) -> Any:
         """What a command answers with --json."""
-        command = [sys.executable, "-m", "psyche_core", *map(str, arguments), "--rpc", self.doors[door], "--json"]
+        command = [sys.executable, "-m", "psyche_core", *map(str, arguments), "--rpc", self.providers[provider], "--json"]
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=self.folder, env=_environment(), timeout=60, check=False
         )
@@ -69,13 +69,13 @@ class Chain:
         self.ask("solana", "airdrop", "--address", address, "--sol", 10)
         return path
 
-    def break_door(self, door: int) -> None:
+    def break_door(self, provider: int) -> None:
         """Everything it is asked fails from now on, and its websockets fall silent."""
         faults = {"http_status": 503, "websocket": "silent"}
         request = {"jsonrpc": "2.0", "id": 1, "method": "psyche_setFaults", "params": [faults]}
-        assert "result" in httpx2.post(self.doors[door], json=request, timeout=30).json()
+        assert "result" in httpx2.post(self.providers[provider], json=request, timeout=30).json()
         health = {"jsonrpc": "2.0", "id": 2, "method": "getHealth"}
-        assert httpx2.post(self.doors[door], json=health, timeout=30).status_code == 503
+        assert httpx2.post(self.providers[provider], json=health, timeout=30).status_code == 503
 
     def told(self, name: str) -> list[Event]:
         path = self.folder / f"{name}.jsonl"

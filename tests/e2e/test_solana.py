@@ -52,7 +52,7 @@ def test_members_of_a_run_on_a_chain_are_paid_though_an_rpc_provider_dies_midway
 
     wallets = {name: chain.wallet(name) for name in MEMBERS}
     for name, wallet in wallets.items():
-        where = ("--backend", "solana", "--rpc", chain.doors[0], "--rpc-2", chain.doors[1], "-w", wallet)
+        where = ("--backend", "solana", "--rpc", chain.providers[0], "--rpc-2", chain.providers[1], "-w", wallet)
         how = (
             "--bind-p2p-interface",
             "127.0.0.1",
@@ -88,7 +88,7 @@ def test_members_of_a_run_on_a_chain_are_paid_though_an_rpc_provider_dies_midway
 
     paid = {}
     for name, wallet in wallets.items():
-        paid[name] = chain.ask("run-manager", "treasurer-claim-rewards", *of_run, "-w", wallet, door=1)["units"]
+        paid[name] = chain.ask("run-manager", "treasurer-claim-rewards", *of_run, "-w", wallet, provider=1)["units"]
     assert all(paid.values()), paid
     epochs = STEPS // ROUNDS
     assert epochs * (POINTS - len(MEMBERS)) < sum(paid.values()) <= epochs * POINTS, "all was paid but fractions"

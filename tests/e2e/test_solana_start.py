@@ -51,7 +51,7 @@ def test_start_mode_takes_part_with_a_real_client_until_the_run_asks_for_another
     chain.ask("run-manager", "set-paused", *words, "--resume")
 
     env_file = chain.folder / "run.env"
-    env_file.write_text(f"WALLET_PRIVATE_KEY_PATH={wallet}\nRPC={chain.doors[0]}\nMICRO_BATCH_SIZE=2\n")
+    env_file.write_text(f"WALLET_PRIVATE_KEY_PATH={wallet}\nRPC={chain.providers[0]}\nMICRO_BATCH_SIZE=2\n")
     client = ("--bind-p2p-interface=127.0.0.1", "--device=cpu", "--torch-threads=1", "--logs=none", f"--base={config.parent}")
     files = (f"--events-file={chain.folder / MEMBER}.jsonl", f"--cache-dir={chain.folder / 'cache'}")
     chain.start(MEMBER, "run-manager", "--env-file", env_file, "--version-interval", 0.5, "--", *client, *files)

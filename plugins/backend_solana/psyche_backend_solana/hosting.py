@@ -2,7 +2,7 @@
 
 Decided: the chain is the whole server. The owner (the server's key) makes the run with the transactions any owner sends, lets
 everybody join, starts it, and from then on only watches; it ticks when the members have left that undone for long. The run pays
-its members in a token made for it, and at its end the owner has everybody paid. The chain has two front doors, as if by two
+its members in a token made for it, and at its end the owner has everybody paid. The chain has two RPC providers, as if by two
 providers, of which a rehearsal may close one where only this machine can reach them. With a state folder the chain is saved
 there, and a run found on it goes on. Refuses to serve training data: a chain has no data server, so the run must take it from
 somewhere else.
@@ -95,7 +95,7 @@ class LocalRun(BackendServer):
             await stack.enter_async_context(self._chain)
             await self._chain.open_door()
             await self._chain.airdrop(str(self._owner.pubkey), OWNER_LAMPORTS)
-            self._rpc = Rpc([Endpoint(door.rpc_url, door.ws_url) for door in self._chain.doors])
+            self._rpc = Rpc([Endpoint(provider.rpc_url, provider.ws_url) for provider in self._chain.providers])
             stack.push_async_callback(self._rpc.aclose)
             self._sender = Sender(self._rpc, self._owner)
             self._run, self._treasury = await self._found() or await make_run(self._sender, self._rpc, context.state)

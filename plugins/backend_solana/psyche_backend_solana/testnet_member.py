@@ -1,8 +1,8 @@
-"""What a member of a testnet needs on its local chain: a wallet with lamports in it, and all of the chain's front doors.
+"""What a member of a testnet needs on its local chain: a wallet with lamports in it, and all of the chain's RPC providers.
 
 Decided: the wallet's secret is the member's identity key, written beside it in Solana's form, so that a member that is started
-again is the same one. The local chain gives lamports for the asking, and lets its doors be closed; no other chain does, and this
-is for no other.
+again is the same one. Only a local chain gives lamports to whoever asks and lets its providers be closed, so this module is for
+local chains only.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def member_options(member: MemberContext) -> list[str]:
     path = member.key_path.with_suffix(".wallet.json")
     save_wallet(path, keypair)
     _ask(member.address, "requestAirdrop", str(keypair.pubkey()), LAMPORTS)
-    doors = [f"http://{node['rpc']}" for node in _ask(member.address, "getClusterNodes")]
-    others = [door for door in doors if door != member.address][: len(_OTHERS)]
+    providers = [f"http://{node['rpc']}" for node in _ask(member.address, "getClusterNodes")]
+    others = [provider for provider in providers if provider != member.address][: len(_OTHERS)]
     more = [part for pair in zip(_OTHERS, others, strict=False) for part in pair]
     return ["--rpc", member.address, *more, "--own-chain", "--wallet-private-key-path", str(path)]
 
 
 def lose_route(address: str) -> str:
-    """Have the front door at an address answer 503 and its websockets fall silent. Blocking. Raises BackendError."""
+    """Have the RPC provider at an address answer 503 and its websockets fall silent. Blocking. Raises BackendError."""
     _ask(address, "psyche_setFaults", {"http_status": 503, "websocket": "silent"})
     return f"the RPC provider at {address} answers 503 from now on, and its websockets are silent"
 

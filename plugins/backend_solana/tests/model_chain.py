@@ -105,7 +105,7 @@ class ModelChain:
     """So many transactions are accepted and never processed."""
     units: int = UNITS
     changed: anyio.Event = field(default_factory=anyio.Event)
-    doors: list[Door] = field(default_factory=list)
+    providers: list[RpcProvider] = field(default_factory=list)
 
     def blockhash(self, slot: int | None = None) -> str:
         return str(Pubkey(hashlib.sha256(f"block {(self.slot if slot is None else slot) // 4}".encode()).digest()))
@@ -381,7 +381,7 @@ class RpcProblem(Exception):
 
 
 @dataclass
-class Door:
+class RpcProvider:
     """One RPC endpoint of the chain, on free ports. calls: method -> how often."""
 
     chain: ModelChain
@@ -548,18 +548,18 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def open_chain(*, unix: int, doors: int = 1) -> AsyncIterator[ModelChain]:
-    """A chain with open doors."""
+async def open_chain(*, unix: int, providers: int = 1) -> AsyncIterator[ModelChain]:
+    """A chain with open providers."""
     chain = ModelChain(unix)
     async with anyio.create_task_group() as group:
-        for _ in range(doors):
-            door = Door(chain)
-            await group.start(door.run)
-            chain.doors.append(door)
+        for _ in range(providers):
+            provider = RpcProvider(chain)
+            await group.start(provider.run)
+            chain.providers.append(provider)
         try:
             yield chain
         finally:
             group.cancel_scope.cancel()
 
 
-__all__ = ["Door", "ModelChain", "RpcProblem", "open_chain", "program"]
+__all__ = ["ModelChain", "RpcProblem", "RpcProvider", "open_chain", "program"]

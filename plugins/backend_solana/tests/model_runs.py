@@ -42,7 +42,7 @@ def wallet_of(key: SecretKey) -> Wallet:
 async def make_run(chain: ModelChain, state: CoordinatorState, *, members: Iterable[Pubkey] | None = None) -> program.Run:
     """A run that waits for its members, made by its owner's transactions; members None: everybody may join."""
     chain.fund(OWNER.pubkey)
-    return await make_run_at(chain.doors[0].endpoint, state, members=members)
+    return await make_run_at(chain.providers[0].endpoint, state, members=members)
 
 
 async def make_run_at(endpoint: Endpoint, state: CoordinatorState, *, members: Iterable[Pubkey] | None = None) -> program.Run:
@@ -88,7 +88,7 @@ def backend_of(
     """A backend of the wallet with that key, which is its transport's key, too."""
     if wallet_of(key).pubkey not in chain.accounts:
         chain.fund(wallet_of(key).pubkey)
-    endpoints = tuple(door.endpoint for door in chain.doors)
+    endpoints = tuple(provider.endpoint for provider in chain.providers)
     return SolanaBackend(
         run_id,
         endpoints=endpoints,

@@ -49,12 +49,12 @@ def pending(count: int) -> Any:
 
 async def test_one_of_two_endpoints_dies_midway_and_nothing_is_lost() -> None:
     state = small_state()
-    async with open_chain(unix=state.since, doors=2) as chain, AsyncExitStack() as stack:
+    async with open_chain(unix=state.since, providers=2) as chain, AsyncExitStack() as stack:
         await make_run(chain, state)
         first, second = [await stack.enter_async_context(backend_of(chain, key)) for key in KEYS[:2]]
         await first.join(b"one", timeout=TIMEOUT)
         await until(second, pending(1))
-        chain.doors[0].shut()
+        chain.providers[0].shut()
         await second.join(b"two", timeout=TIMEOUT)
         await until(first, lambda update: len(update.addresses) == 2)
         chain.unix += 3
@@ -63,7 +63,7 @@ async def test_one_of_two_endpoints_dies_midway_and_nothing_is_lost() -> None:
             await backend.send(WarmupWitness(backend.identity, 0, slot, b"d" * 32), timeout=TIMEOUT)
         for backend in (first, second):
             await until(backend, in_phase(RunState.RoundTrain))
-        assert not chain.doors[0].is_open
+        assert not chain.providers[0].is_open
 
 
 async def test_a_client_says_that_its_run_asks_for_another_version(caplog: pytest.LogCaptureFixture) -> None:
@@ -71,7 +71,7 @@ async def test_a_client_says_that_its_run_asks_for_another_version(caplog: pytes
     state = small_state()
     async with open_chain(unix=state.since) as chain:
         run = await make_run(chain, state)
-        async with Rpc([chain.doors[0].endpoint]) as rpc, backend_of(chain, KEYS[0]) as backend:
+        async with Rpc([chain.providers[0].endpoint]) as rpc, backend_of(chain, KEYS[0]) as backend:
             owner = Sender(rpc, OWNER)
             for count, text in enumerate(["v98.1.0", "98.1", "ghcr.io/owner/name:tag", "", version("psyche-core"), "99.0rc1"]):
                 change = program.update(run, program.Update(client_version=text), authority=OWNER.pubkey)
@@ -90,15 +90,15 @@ async def test_a_client_says_that_its_run_asks_for_another_version(caplog: pytes
 
 
 async def test_an_endpoint_that_only_lags_gives_no_older_state() -> None:
-    """The second door serves what was there at the start; what was seen never goes back."""
+    """The second provider serves what was there at the start; what was seen never goes back."""
     state = small_state(clients=3)
-    async with open_chain(unix=state.since, doors=2) as chain:
+    async with open_chain(unix=state.since, providers=2) as chain:
         run = await make_run(chain, state)
         stale = chain.accounts[run.account]
         async with backend_of(chain, KEYS[0]) as backend:
             await backend.join(b"a", timeout=TIMEOUT)
             await until(backend, pending(1))
-            chain.doors[0].shut()
+            chain.providers[0].shut()
             chain.accounts[run.account], newest = stale, chain.accounts[run.account]
             # Updates may still come, the address for instance, or the clock; none may have the older state.
             with anyio.move_on_after(0.5):
@@ -117,10 +117,10 @@ async def test_a_deaf_websocket_is_noticed_and_polling_goes_on(monkeypatch: pyte
         await make_run(chain, state)
         async with backend_of(chain, KEYS[0]) as backend, backend_of(chain, KEYS[1]) as other:
             await until(backend, pending(0))
-            chain.doors[0].mute = True
+            chain.providers[0].mute = True
             await other.join(b"b", timeout=TIMEOUT)
             await until(backend, pending(1))
-            chain.doors[0].mute = False
+            chain.providers[0].mute = False
             await backend.join(b"a", timeout=TIMEOUT)
             await until(other, pending(2))
 
@@ -129,8 +129,8 @@ async def test_without_any_websocket_everything_is_polled() -> None:
     state = small_state()
     async with open_chain(unix=state.since) as chain:
         await make_run(chain, state)
-        (door,) = chain.doors
-        door.endpoint = Endpoint(door.endpoint.http, "ws://127.0.0.1:9")
+        (provider,) = chain.providers
+        provider.endpoint = Endpoint(provider.endpoint.http, "ws://127.0.0.1:9")
         async with backend_of(chain, KEYS[0]) as backend, backend_of(chain, KEYS[1]) as other:
             await other.join(b"b", timeout=TIMEOUT)
             await until(backend, pending(1))
@@ -140,15 +140,15 @@ async def test_an_outage_of_all_is_waited_for() -> None:
     state = small_state()
     async with open_chain(unix=state.since) as chain, anyio.create_task_group() as group:
         await make_run(chain, state)
-        (door,) = chain.doors
+        (provider,) = chain.providers
         async with backend_of(chain, KEYS[0], retry_seconds=30) as backend:
             await until(backend, pending(0))
-            door.shut()
+            provider.shut()
             with pytest.raises(TimeoutError):
                 await backend.join(b"a", timeout=0.3)
-            while door.is_open:  # the sockets close by themselves
+            while provider.is_open:  # the sockets close by themselves
                 await anyio.sleep(0.01)
-            await group.start(door.run)
+            await group.start(provider.run)
             await backend.join(b"a", timeout=TIMEOUT)
             await until(backend, pending(1))
         group.cancel_scope.cancel()
@@ -160,14 +160,14 @@ async def test_an_outage_without_end_closes_the_backend() -> None:
         await make_run(chain, state)
         async with backend_of(chain, KEYS[0], retry_seconds=0.5) as backend:
             await until(backend, pending(0))
-            chain.doors[0].shut()
+            chain.providers[0].shut()
             with pytest.raises(BackendClosed, match="could not be read for"), anyio.fail_after(30):
                 await until(backend, lambda update: False)
 
 
 async def test_a_closed_run_closes_the_backend() -> None:
     state = small_state()
-    async with open_chain(unix=state.since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+    async with open_chain(unix=state.since) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
         run = await make_run(chain, state)
         async with backend_of(chain, KEYS[0]) as backend:
             await until(backend, pending(0))
@@ -187,7 +187,7 @@ async def test_a_run_that_is_not_there() -> None:
 
 async def test_a_dead_chain_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_chain(unix=1) as chain:
-        chain.doors[0].shut()
+        chain.providers[0].shut()
         monkeypatch.setattr("psyche_backend_solana.backend.FIND_SECONDS", 0.3)
         backend = backend_of(chain, KEYS[0])
         with pytest.raises(BackendError, match="no RPC endpoint answered"), anyio.fail_after(30):
@@ -217,7 +217,7 @@ async def test_ones_own_authorization_lets_one_in_and_nobody_else() -> None:
 async def test_a_delegate_joins_with_its_masters_authorization() -> None:
     state = small_state()
     master, delegate = wallet_of(KEYS[0]), wallet_of(KEYS[1])
-    async with open_chain(unix=state.since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+    async with open_chain(unix=state.since) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
         await make_run(chain, state, members=[master.pubkey])
         chain.fund(master.pubkey)
         at = authorizer.address(OWNER.pubkey, master.pubkey)
@@ -293,9 +293,9 @@ async def test_a_clock_that_stands_still_on_the_chain_costs_no_fees() -> None:
         async with backend_of(chain, KEYS[0], rhythm=rhythm) as backend:
             await backend.join(b"a", timeout=TIMEOUT)
             await until(backend, pending(1))
-            reads = chain.doors[0].calls["getMultipleAccounts"]
+            reads = chain.providers[0].calls["getMultipleAccounts"]
             with anyio.fail_after(TIMEOUT):
-                while chain.doors[0].calls["getMultipleAccounts"] == reads:  # our own seconds pass
+                while chain.providers[0].calls["getMultipleAccounts"] == reads:  # our own seconds pass
                     await anyio.sleep(0.05)
             assert ticks(chain) == []
 
@@ -357,7 +357,11 @@ async def test_the_documented_commands_can_be_typed() -> None:
 async def test_an_authorization_that_comes_late_is_waited_for() -> None:
     state = small_state()
     patient = Rhythm(tick=QUICK.tick, addresses=1.0, authorization=30.0, pace=QUICK.pace)
-    async with open_chain(unix=state.since) as chain, Rpc([chain.doors[0].endpoint]) as rpc, anyio.create_task_group() as group:
+    async with (
+        open_chain(unix=state.since) as chain,
+        Rpc([chain.providers[0].endpoint]) as rpc,
+        anyio.create_task_group() as group,
+    ):
         await make_run(chain, state, members=[])
         async with backend_of(chain, KEYS[0], rhythm=patient) as backend:
             await until(backend, pending(0))
@@ -411,10 +415,10 @@ async def test_strangers_who_fill_the_history_hide_nobodys_address() -> None:
             ]
             chain.landed += spam
             async with backend_of(chain, KEYS[2]) as late:
-                chain.doors[0].calls.clear()
+                chain.providers[0].calls.clear()
                 update = await until(late, lambda update: len(update.addresses) == 2)
                 assert update.addresses == {mover.identity.signer: b"x" * 1024, other.identity.signer: b"y"}
-            assert not {"getSignaturesForAddress", "getTransaction"} & chain.doors[0].calls.keys()
+            assert not {"getSignaturesForAddress", "getTransaction"} & chain.providers[0].calls.keys()
 
 
 async def test_an_address_is_written_once_and_costs_nothing_after_a_restart() -> None:
@@ -451,7 +455,7 @@ async def test_an_address_that_goes_with_another_transport_key_is_none() -> None
 async def test_what_one_failed_call_did_not_bring_costs_nothing_that_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche_backend_solana.address_book.AT_ONCE", 1)
     state = small_state()
-    async with open_chain(unix=state.since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+    async with open_chain(unix=state.since) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
         run = await make_run(chain, state)
         async with backend_of(chain, KEYS[0]) as one, backend_of(chain, KEYS[1]) as two:
             await one.join(b"a", timeout=TIMEOUT)

@@ -48,7 +48,7 @@ async def scene() -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(LocalChain(settings))
         await chain.open_door()
-        endpoints = tuple(Endpoint(door.rpc_url, door.ws_url) for door in chain.doors)
+        endpoints = tuple(Endpoint(provider.rpc_url, provider.ws_url) for provider in chain.providers)
         await make_run_at(endpoints[0], small_state())
         backends = [await stack.enter_async_context(backend_at(endpoints, key, retry_seconds=60)) for key in KEYS]
         yield Scene(chain, backends)
@@ -94,36 +94,36 @@ async def play_a_round(scene: Scene, *, midway: Any = None) -> CoordinatorState:
 
 async def test_one_of_two_providers_dies_midway_and_nothing_is_lost() -> None:
     async with scene() as played:
-        await play_a_round(played, midway=played.chain.doors[0].close)
+        await play_a_round(played, midway=played.chain.providers[0].close)
 
 
 async def test_providers_that_lose_requests_answers_and_transactions() -> None:
     async with scene() as played:
-        for door in played.chain.doors:
-            door.faults.set(drop_share=0.1, lose_answer_share=0.1, swallow_share=0.2)
+        for provider in played.chain.providers:
+            provider.faults.set(drop_share=0.1, lose_answer_share=0.1, swallow_share=0.2)
         await play_a_round(played)
 
 
 async def test_a_provider_whose_websockets_are_silent_and_one_that_is_rate_limited() -> None:
     async with scene() as played:
-        played.chain.doors[0].faults.set(http_status=429)
-        played.chain.doors[1].faults.set(websocket="silent")
+        played.chain.providers[0].faults.set(http_status=429)
+        played.chain.providers[1].faults.set(websocket="silent")
         await play_a_round(played)
-        played.chain.doors[1].faults.clear()  # else the chain's end waits for the sockets' good-byes
+        played.chain.providers[1].faults.clear()  # else the chain's end waits for the sockets' good-byes
 
 
 async def test_blockhashes_that_expire_at_once_are_replaced() -> None:
     async with scene() as played:
         (first, _) = played.backends
-        for door in played.chain.doors:
-            door.faults.set(swallow_share=1.0)
+        for provider in played.chain.providers:
+            provider.faults.set(swallow_share=1.0)
 
         async def mend() -> None:
             await anyio.sleep(1.0)
             await played.chain.expire_blockhashes()
             await played.chain.advance_slots(200)
-            for door in played.chain.doors:
-                door.faults.clear()
+            for provider in played.chain.providers:
+                provider.faults.clear()
 
         async with anyio.create_task_group() as group:
             group.start_soon(mend)

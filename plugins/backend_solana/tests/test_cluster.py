@@ -47,11 +47,11 @@ def test_an_endpoint_is_near_by_its_address(url: str, near: bool) -> None:
 
 async def test_the_shipped_addresses_are_refused_on_a_public_cluster_whatever_leads_there() -> None:
     state = small_state()
-    async with open_chain(unix=state.since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+    async with open_chain(unix=state.since) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
         await make_run(chain, state)
         async with backend_of(chain, KEY):
             pass
-        chain.doors[0].genesis = DEVNET  # a tunnel, or a proxy on this machine
+        chain.providers[0].genesis = DEVNET  # a tunnel, or a proxy on this machine
         for programs in (Programs(), Programs(own_chain=True)):
             with pytest.raises(ConfigError, match=r"coordinator was used on the public cluster devnet.*--coordinator-program-id"):
                 async with backend_of(chain, KEY, programs=programs):
@@ -64,7 +64,7 @@ async def test_the_shipped_addresses_are_refused_on_a_public_cluster_whatever_le
 
 async def test_far_endpoints_are_taken_for_ones_own_chain_only_when_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psyche_backend_solana.cluster.is_near", lambda endpoint: False)
-    async with open_chain(unix=1) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+    async with open_chain(unix=1) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
         with pytest.raises(ConfigError, match="say --own-chain"):
             await refuse_shared_ids(rpc, Programs(), "coordinator", timeout=TIMEOUT)
         await refuse_shared_ids(rpc, Programs(own_chain=True), "coordinator", timeout=TIMEOUT)

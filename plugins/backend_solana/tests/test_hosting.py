@@ -113,7 +113,9 @@ async def test_members_and_owner_go_on_when_the_first_provider_is_lost() -> None
                 assert server.address in said
                 async with httpx2.AsyncClient() as http:
                     health = {"jsonrpc": "2.0", "id": 1, "method": "getHealth"}
-                    answers = [(await http.post(door.rpc_url, json=health)).status_code for door in server._chain.doors]
+                    answers = [
+                        (await http.post(provider.rpc_url, json=health)).status_code for provider in server._chain.providers
+                    ]
                 assert answers == [503, 200]
                 for backend in (first, second):
                     warmup = await reached(backend, RunState.Warmup)

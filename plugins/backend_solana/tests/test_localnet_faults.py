@@ -1,4 +1,4 @@
-"""Front doors that misbehave: every fault switched on and off while clients are connected, and one of two doors killed."""
+"""RPC providers that misbehave: every fault switched on and off while clients are connected, and one of two providers killed."""
 
 from __future__ import annotations
 
@@ -100,13 +100,18 @@ async def test_blockhashes_that_expire_early_at_one_door_only() -> None:
 
 async def test_one_of_two_doors_is_killed_and_comes_back() -> None:
     async with LocalChain(MANUAL) as chain, asyncio.timeout(20):
-        door = await chain.open_door()
-        url = door.rpc_url
-        async with Rpc(chain.rpc_url) as rpc, Rpc(url) as other, connect(door.ws_url) as socket, connect(chain.ws_url) as steady:
+        provider = await chain.open_door()
+        url = provider.rpc_url
+        async with (
+            Rpc(chain.rpc_url) as rpc,
+            Rpc(url) as other,
+            connect(provider.ws_url) as socket,
+            connect(chain.ws_url) as steady,
+        ):
             for one in (socket, steady):
                 await one.send(request("slotSubscribe"))
                 await one.recv()
-            await door.close()
+            await provider.close()
             with pytest.raises(ConnectionClosed):
                 await socket.recv()
             with pytest.raises(httpx2.TransportError):
@@ -114,11 +119,11 @@ async def test_one_of_two_doors_is_killed_and_comes_back() -> None:
             assert await rpc("getSlot") == 1
             await chain.advance_slots(1)
             assert "slotNotification" in str(await steady.recv())
-            await door.reopen()
-            assert door.rpc_url == url
+            await provider.reopen()
+            assert provider.rpc_url == url
             assert await other("getSlot") == 2
-            async with connect(door.ws_url) as again:
-                door.cut_websockets()
+            async with connect(provider.ws_url) as again:
+                provider.cut_websockets()
                 with pytest.raises(ConnectionClosed):
                     await again.recv()
 

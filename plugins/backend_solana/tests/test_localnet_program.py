@@ -29,7 +29,7 @@ def anyio_backend() -> str:
 def options(*arguments: str) -> dict[str, Any]:
     """What click makes of a command line, without running it."""
     given = localnet.make_context("localnet", list(arguments)).params
-    faults = ("latency_ms", "drop_share", "lose_answer_share", "swallow_share", "expire_blockhashes_after", "doors")
+    faults = ("latency_ms", "drop_share", "lose_answer_share", "swallow_share", "expire_blockhashes_after", "providers")
     return {name: value for name, value in given.items() if name not in faults}
 
 
@@ -59,7 +59,7 @@ def test_help_teaches_and_mistakes_are_told_before_anything_runs() -> None:
     shown = runner.invoke(localnet, ["--help"]).output
     for word in ("Ctrl-C", "--state", "--airdrop", "Fault:", "8899"):
         assert word in shown
-    assert isinstance(runner.invoke(localnet, ["--doors", "0"]).exception, ConfigError)
+    assert isinstance(runner.invoke(localnet, ["--providers", "0"]).exception, ConfigError)
     assert isinstance(runner.invoke(localnet, ["--rpc-port", "99999"]).exception, ConfigError)
 
 

@@ -135,7 +135,7 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
         await ask(slow, "accountSubscribe", address, {"encoding": "base64"})
         await ask(other, "rootSubscribe")
         slow.transport.pause_reading()
-        while chain.doors[0].websockets == 2:
+        while chain.providers[0].websockets == 2:
             await chain.set_account(address, Account(10**9, bytes(100_000), Pubkey.default()))
         await chain.advance_slots(1)
         assert (await hear(other))["result"] == 2

@@ -34,7 +34,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def chain() -> AsyncIterator[ModelChain]:
-    async with open_chain(unix=small_state().since, doors=2) as chain:
+    async with open_chain(unix=small_state().since, providers=2) as chain:
         yield chain
 
 
@@ -45,7 +45,7 @@ async def run(chain: ModelChain) -> program.Run:
 
 @pytest.fixture
 async def rpc(chain: ModelChain) -> AsyncIterator[Rpc]:
-    async with Rpc([door.endpoint for door in chain.doors]) as rpc:
+    async with Rpc([provider.endpoint for provider in chain.providers]) as rpc:
         yield rpc
 
 
@@ -120,11 +120,11 @@ async def test_a_transaction_that_got_lost_is_sent_again(chain: ModelChain, run:
     chain.swallow = 1
     sent = await Sender(rpc, OWNER, resend_seconds=0.1).send(rates(run), timeout=TIMEOUT)
     assert str(sent.signature) == chain.landed[-1].signature
-    assert chain.doors[0].calls["getLatestBlockhash"] == chain.doors[0].calls["simulateTransaction"]
+    assert chain.providers[0].calls["getLatestBlockhash"] == chain.providers[0].calls["simulateTransaction"]
 
 
 async def test_after_its_blockhash_has_expired_it_is_signed_anew(chain: ModelChain, run: program.Run, rpc: Rpc) -> None:
-    landed, hashes = len(chain.landed), chain.doors[0].calls["getLatestBlockhash"]
+    landed, hashes = len(chain.landed), chain.providers[0].calls["getLatestBlockhash"]
     original = chain.send
 
     def losing(raw: bytes) -> str:
@@ -136,7 +136,7 @@ async def test_after_its_blockhash_has_expired_it_is_signed_anew(chain: ModelCha
     chain.send = losing  # type: ignore[method-assign]
     await Sender(rpc, OWNER, resend_seconds=0.1).send(rates(run), timeout=TIMEOUT)
     assert len(chain.landed) == landed + 1
-    assert chain.doors[0].calls["getLatestBlockhash"] == hashes + 2
+    assert chain.providers[0].calls["getLatestBlockhash"] == hashes + 2
 
 
 async def test_no_answer_is_a_time_out_and_not_a_guess(chain: ModelChain, run: program.Run, rpc: Rpc) -> None:
@@ -146,8 +146,8 @@ async def test_no_answer_is_a_time_out_and_not_a_guess(chain: ModelChain, run: p
 
 
 async def test_no_endpoint_is_a_time_out(chain: ModelChain, run: program.Run, rpc: Rpc) -> None:
-    for door in chain.doors:
-        door.shut()
+    for provider in chain.providers:
+        provider.shut()
     with pytest.raises(TimeoutError):
         await Sender(rpc, OWNER).send(program.tick(run, user=OWNER.pubkey), timeout=0.5)
 
@@ -193,12 +193,12 @@ async def test_a_busy_chain_is_asked_again(
 async def test_an_endpoint_that_says_it_knows_the_transaction_already_is_believed_nothing_more(
     chain: ModelChain, run: program.Run, rpc: Rpc
 ) -> None:
-    original = chain.doors[0].sendTransaction
+    original = chain.providers[0].sendTransaction
 
     def twice(raw: str, options: object) -> str:
         original(raw, options)
         raise RpcProblem(-32002, "Transaction simulation failed", {"err": "AlreadyProcessed"})
 
-    chain.doors[0].sendTransaction = twice  # type: ignore[assignment,method-assign]
+    chain.providers[0].sendTransaction = twice  # type: ignore[assignment,method-assign]
     sent = await Sender(rpc, OWNER).send(rates(run), timeout=TIMEOUT)
     assert str(sent.signature) == chain.landed[-1].signature

@@ -11,7 +11,7 @@ from model_runs import OWNER, make_run, wallet_of
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.client_plan import Trust, plan
-from psyche_backend_solana.commands.context import Desk
+from psyche_backend_solana.commands.context import CommandContext
 from psyche_backend_solana.commands.env_file import read_env, read_env_file, with_prefix, words, yes
 from psyche_backend_solana.commands.run_manager import FOR_CLIENT, run_manager
 from psyche_backend_solana.commands.start import (
@@ -137,36 +137,36 @@ def test_what_follows_two_dashes_is_for_the_client_only_in_start_mode() -> None:
 
 @pytest.mark.anyio
 async def test_the_run_that_lets_the_wallet_in_is_taken() -> None:
-    async with open_chain(unix=small_state().since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
-        desk = Desk(rpc, Programs(), wallet=OWNER, price=0)
-        await refused(desk, "no run on this chain")
+    async with open_chain(unix=small_state().since) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
+        context = CommandContext(rpc, Programs(), wallet=OWNER, price=0)
+        await refused(context, "no run on this chain")
         await make_run(chain, small_state(run_id="closed"), members=[])
-        await refused(desk, "no run on this chain")
+        await refused(context, "no run on this chain")
         with pytest.raises(CommandRefused, match="NotAuthorized"):
-            await choose(desk, "closed")
+            await choose(context, "closed")
         made = await make_run(chain, small_state(run_id="open"))
-        assert await choose(desk) == ("closed", ""), "one authority lets everybody into all its runs"
-        closed = program.Run(program.instance_address("closed")[0], (await desk.run("closed")).run.account)
+        assert await choose(context) == ("closed", ""), "one authority lets everybody into all its runs"
+        closed = program.Run(program.instance_address("closed")[0], (await context.run("closed")).run.account)
         await ask_for(rpc, closed, "7.7")
-        assert await choose(desk) == ("open", ""), "a run that asks for what may not be run is passed over"
+        assert await choose(context) == ("open", ""), "a run that asks for what may not be run is passed over"
         await ask_for(rpc, made, "a/b:1")
-        await refused(desk, r"ask for clients that may not be run here\. '(open|closed)': the run asks for")
-        assert await choose(desk, "open") == ("open", "a/b:1"), "who names it hears why from the plan"
-        assert await choose(desk, None, trust=Trust(install=True)) == ("closed", "7.7")
-        await refused(desk, "no run on this chain", grantor=Pubkey.new_unique())
+        await refused(context, r"ask for clients that may not be run here\. '(open|closed)': the run asks for")
+        assert await choose(context, "open") == ("open", "a/b:1"), "who names it hears why from the plan"
+        assert await choose(context, None, trust=Trust(install=True)) == ("closed", "7.7")
+        await refused(context, "no run on this chain", grantor=Pubkey.new_unique())
 
 
 @pytest.mark.anyio
 async def test_the_version_is_read_again_and_whole_only_when_it_has_changed() -> None:
-    async with open_chain(unix=small_state().since) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+    async with open_chain(unix=small_state().since) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
         made = await make_run(chain, small_state(run_id="open"))
-        reader = VersionReader(Desk(rpc, Programs(), wallet=OWNER, price=0), "open")
+        reader = VersionReader(CommandContext(rpc, Programs(), wallet=OWNER, price=0), "open")
         assert await reader.read() == ""
         await ask_for(rpc, made, "v" * 96)
         assert await reader.read() == "v" * 96
-        before = dict(chain.doors[0].calls)
+        before = dict(chain.providers[0].calls)
         assert await reader.read() == "v" * 96
-        assert chain.doors[0].calls == before | {"getMultipleAccounts": before["getMultipleAccounts"] + 1}
+        assert chain.providers[0].calls == before | {"getMultipleAccounts": before["getMultipleAccounts"] + 1}
         for address in (made.account, made.instance):
             del chain.accounts[address]
         with pytest.raises(BackendError, match="not on the chain any more"):
@@ -176,10 +176,10 @@ async def test_the_version_is_read_again_and_whole_only_when_it_has_changed() ->
 
 
 async def choose(
-    desk: Desk, wanted: str | None = None, *, trust: Trust = NOTHING, grantor: Pubkey | None = None
+    context: CommandContext, wanted: str | None = None, *, trust: Trust = NOTHING, grantor: Pubkey | None = None
 ) -> tuple[str, str]:
     return await choose_run(
-        desk,
+        context,
         wanted,
         wallet=MEMBER.pubkey,
         grantees=None,
@@ -188,9 +188,9 @@ async def choose(
     )
 
 
-async def refused(desk: Desk, sentence: str, *, grantor: Pubkey | None = None) -> None:
+async def refused(context: CommandContext, sentence: str, *, grantor: Pubkey | None = None) -> None:
     with pytest.raises(UserError, match=sentence):
-        await choose(desk, grantor=grantor)
+        await choose(context, grantor=grantor)
 
 
 async def ask_for(rpc: Rpc, run: program.Run, version: str) -> None:

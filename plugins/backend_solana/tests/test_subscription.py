@@ -34,19 +34,19 @@ async def test_a_lost_websocket_is_opened_again() -> None:
     heard: list[int] = []
     async with open_chain(unix=START_TIME) as chain, anyio.create_task_group() as group:
         run = await make_run(chain, small_state())
-        (door,) = chain.doors
-        listening = Subscription(door.endpoint, run.account, on_nonce=heard.append)
+        (provider,) = chain.providers
+        listening = Subscription(provider.endpoint, run.account, on_nonce=heard.append)
         group.start_soon(listening.run)
         await wait_for(lambda: listening.listening)
-        async with Rpc([door.endpoint]) as rpc:
+        async with Rpc([provider.endpoint]) as rpc:
             await Sender(rpc, OWNER).send(program.set_future_epoch_rates(run, authority=OWNER.pubkey), timeout=TIMEOUT)
         await wait_for(lambda: heard == [chain.account(run.account).nonce])
 
-        door.shut()
-        await wait_for(lambda: not listening.listening and not door.is_open)
-        await group.start(door.run)
+        provider.shut()
+        await wait_for(lambda: not listening.listening and not provider.is_open)
+        await group.start(provider.run)
         await wait_for(lambda: listening.listening)
-        async with Rpc([door.endpoint]) as rpc:
+        async with Rpc([provider.endpoint]) as rpc:
             await Sender(rpc, OWNER).send(program.set_future_epoch_rates(run, authority=OWNER.pubkey), timeout=TIMEOUT)
         await wait_for(lambda: heard[-1] == chain.account(run.account).nonce)
         assert len(heard) == 2
@@ -57,7 +57,7 @@ async def test_one_that_seems_deaf_is_given_up_for_another() -> None:
     async with open_chain(unix=START_TIME) as chain, anyio.create_task_group() as group:
         run = await make_run(chain, small_state())
         heard: list[int] = []
-        listening = Subscription(chain.doors[0].endpoint, run.account, on_nonce=heard.append)
+        listening = Subscription(chain.providers[0].endpoint, run.account, on_nonce=heard.append)
         group.start_soon(listening.run)
         await wait_for(lambda: listening.listening)
         listening.reopen()
@@ -69,7 +69,7 @@ async def test_one_that_seems_deaf_is_given_up_for_another() -> None:
 async def test_what_is_no_websocket_is_tried_again_and_stops_nothing() -> None:
     async with open_chain(unix=START_TIME) as chain, anyio.create_task_group() as group:
         run = await make_run(chain, small_state())
-        http_port = chain.doors[0].endpoint.http.rpartition(":")[2]
+        http_port = chain.providers[0].endpoint.http.rpartition(":")[2]
         for url in (f"ws://127.0.0.1:{http_port}", "ws://127.0.0.1:9"):
             listening = Subscription(Endpoint("http://x:1", url), run.account, on_nonce=lambda nonce: None)
             group.start_soon(listening.run)

@@ -25,7 +25,7 @@ def anyio_backend() -> str:
 async def test_only_a_newer_account_is_passed_on() -> None:
     sights: list[Sight] = []
     clocks: list[ChainClock] = []
-    async with open_chain(unix=START_TIME) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+    async with open_chain(unix=START_TIME) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
         run = await make_run(chain, small_state())
         watching = Watcher(rpc, run, on_sight=sights.append, on_clock=clocks.append)
         assert await watching.read() == sights[0]
@@ -43,7 +43,7 @@ async def test_only_a_newer_account_is_passed_on() -> None:
 
 
 async def test_another_programs_account_is_never_believed() -> None:
-    async with open_chain(unix=START_TIME) as chain, Rpc([chain.doors[0].endpoint]) as rpc:
+    async with open_chain(unix=START_TIME) as chain, Rpc([chain.providers[0].endpoint]) as rpc:
         run = await make_run(chain, small_state())
         sights: list[Sight] = []
         watching = Watcher(rpc, run, on_sight=sights.append, on_clock=lambda clock: None)

@@ -57,7 +57,7 @@ class _Place:
     bits: int = 0
 
 
-class Gate:
+class Admission:
     """Counts connections of one service.
 
     allowed: whether a key may log in; None lets all in. members: the keys of the run's members, for whom there is always room.

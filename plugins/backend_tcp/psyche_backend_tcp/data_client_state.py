@@ -71,7 +71,7 @@ class Arrival:
         self._missing -= len(chunk)
 
 
-class Dialogue:
+class DataClientState:
     """Requests and answers. sequence_length: tokens per sample."""
 
     def __init__(self, *, sequence_length: int) -> None:
@@ -81,7 +81,7 @@ class Dialogue:
 
     @property
     def outstanding(self) -> int:
-        """Answers still to come."""
+        """DataServerState still to come."""
         return len(self._open)
 
     def ask(self, batches: tuple[BatchId, ...]) -> tuple[Arrival, bytes]:

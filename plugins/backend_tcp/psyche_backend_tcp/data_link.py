@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import anyio
 
-from psyche_backend_tcp.data_client_state import Arrival, Dialogue
+from psyche_backend_tcp.data_client_state import Arrival, DataClientState
 from psyche_backend_tcp.data_protocol import RequestRefused
 from psyche_backend_tcp.listener import CONNECTION_LOST
 from psyche_core.errors import WireError
@@ -51,7 +51,7 @@ class SharedLink:
 
     def __init__(self, frames: FramedStream, *, sequence_length: int, window: int) -> None:
         self._frames = frames
-        self._dialogue = Dialogue(sequence_length=sequence_length)
+        self._dialogue = DataClientState(sequence_length=sequence_length)
         self._window = window
         self._reads = 0
         self._sending = anyio.Lock(fast_acquire=True)

@@ -23,7 +23,7 @@ from psyche_backend_tcp.data_protocol import (
     check_request,
     decode_client,
 )
-from psyche_backend_tcp.data_server_state import Answers
+from psyche_backend_tcp.data_server_state import DataServerState
 from psyche_backend_tcp.limits import Limits, TokenBucket
 from psyche_backend_tcp.listener import CONNECTION_LOST, Listener, Visitor
 from psyche_backend_tcp.login import DATA
@@ -140,7 +140,7 @@ class _Visit:
         self._identity = NodeIdentity(visitor.public, visitor.public)
         self._limits = limits
         self._read = read
-        self._answers = Answers(
+        self._answers = DataServerState(
             requests=limits.data_requests, room=limits.data_bytes, chunk=limits.data_chunk, write=limits.data_write
         )
         self._reading = anyio.CancelScope()

@@ -29,7 +29,7 @@ class _Outgoing:
     sent: int = 0
 
 
-class Answers:
+class DataServerState:
     """Requests of one peer and their answers.
 
     requests: most that may be under way. room: bytes of answers in memory at which no more is read. chunk: bytes of

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from psyche_backend_tcp.documents import Document, Documents, Draft
-from psyche_backend_tcp.key_records import Roster
+from psyche_backend_tcp.key_records import KeyRecords
 from psyche_backend_tcp.limits import MAX_ADDRESS_BYTES, SERVER_FRAME, Limits, TokenBucket
 from psyche_backend_tcp.protocol import (
     Answer,
@@ -103,15 +103,15 @@ class Hub:
         self._withdraw = withdraw_on_disconnect
         self._opening = opening
         self._connections: dict[int, _Connection] = {}
-        self._roster = Roster(limits)
+        self._key_records = KeyRecords(limits)
         self._reopening_until: float | None = None
         if began is not None:
-            self._roster.restore(addresses or {}, self._members(), began.monotonic)
+            self._key_records.restore(addresses or {}, self._members(), began.monotonic)
             self._reopening_until = began.monotonic + limits.reopening_seconds
         self._next_number = 1
         self._stirred: set[int] = set()
         self._changes: deque[tuple[int, CoordinatorState, tuple[Event, ...]]] = deque()
-        self._documents = Documents(state, self._roster.addresses(self._members()))
+        self._documents = Documents(state, self._key_records.addresses(self._members()))
         self._version = self._taken = self._saved = 0
 
     @property
@@ -145,7 +145,7 @@ class Hub:
             return None
 
         self._taken = self._version
-        draft = self._documents.draft(self._state, self._roster.addresses(self._members()))
+        draft = self._documents.draft(self._state, self._key_records.addresses(self._members()))
         return Unsaved(self._version, draft, self._opening)
 
     def saved(self, unsaved: Unsaved) -> None:
@@ -178,7 +178,7 @@ class Hub:
         """
         number = self._next_number
         self._next_number += 1
-        entry = self._roster.known(identity.signer, moment.monotonic)
+        entry = self._key_records.known(identity.signer, moment.monotonic)
         if entry.connection is not None:
             self._say_bye(entry.connection, "Replaced", "the same key has logged in again, on another connection")
 
@@ -198,7 +198,7 @@ class Hub:
         if connection is None:
             return
 
-        entry = self._roster[connection.identity.signer]
+        entry = self._key_records[connection.identity.signer]
         if entry.connection != number:
             return
 
@@ -235,7 +235,7 @@ class Hub:
             self._say_bye(number, "TooSlow", "the answers to your requests are not read")
             return 0.0
 
-        requests = self._roster[connection.identity.signer].requests
+        requests = self._key_records[connection.identity.signer].requests
         cost = WHOLE_COST if isinstance(message, WholeRequest) else 1.0
         return max(requests.take(moment.monotonic, cost), connection.sizes.take(moment.monotonic, len(payload)))
 
@@ -320,7 +320,7 @@ class Hub:
 
         waiting = {identity.signer for identity in self._state.pending}
         healthy = {client.id.signer for client in self._state.epoch.clients if client.state is ClientState.Healthy}
-        absent = [signer for signer in waiting | healthy if not self._roster.connected(signer)]
+        absent = [signer for signer in waiting | healthy if not self._key_records.connected(signer)]
         if absent and moment.monotonic < self._reopening_until:
             return True
 
@@ -342,7 +342,7 @@ class Hub:
 
     def _settle_lost(self, moment: Moment) -> None:
         """Withdraw members that did not come back in time."""
-        overdue = list(self._roster.overdue(self._members(), moment.monotonic))
+        overdue = list(self._key_records.overdue(self._members(), moment.monotonic))
         if self._withdraw and not self._clock_stands(moment):
             for signer in overdue:
                 self._withdraw_member(signer, moment)
@@ -350,7 +350,7 @@ class Hub:
     def _withdraw_member(self, signer: bytes, moment: Moment) -> None:
         identity = NodeIdentity(signer, signer)
         self._version += 1  # its address goes, too
-        self._roster.forget(signer)
+        self._key_records.forget(signer)
         try:
             self._apply(Withdraw(identity), moment)
         except CoordinatorError as error:
@@ -375,7 +375,7 @@ class Hub:
                 connection.known = None
                 self._stirred.add(number)
             case JoinRequest() | CommandRequest():
-                entry = self._roster[connection.identity.signer]
+                entry = self._key_records[connection.identity.signer]
                 answer = entry.answered(message.number)
                 if answer is None:
                     answer = self._answer(connection.identity, message, moment)
@@ -407,7 +407,7 @@ class Hub:
             raise WireError(message)
 
         self._apply(Join(identity, proof), moment)
-        entry = self._roster[identity.signer]
+        entry = self._key_records[identity.signer]
         if entry.address != address:
             entry.address = address
             self._version += 1

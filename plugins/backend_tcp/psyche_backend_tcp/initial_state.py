@@ -23,7 +23,7 @@ _MOVES_BY_ITSELF = ("model.LLM.checkpoint",)
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class InitialState:
     """state; opening: the configuration that follows at the first round; addresses: of its members; resumed: it was saved."""
 
     state: CoordinatorState
@@ -34,7 +34,7 @@ class Beginning:
 
 def begin(
     given: CoordinatorState, opening: CoordinatorConfig | None, saved: Saved | None, *, path: Path | None, data_key: bytes | None
-) -> Beginning:
+) -> InitialState:
     """What to begin with.
 
     given, opening: of the run's file; saved: the state on disk, in `path`; data_key: our key if we serve the run's data.
@@ -42,7 +42,7 @@ def begin(
     """
     given = _pinned(given, data_key)
     if saved is None:
-        return Beginning(given, opening)
+        return InitialState(given, opening)
 
     state = _pinned(saved.update.state, data_key)
     theirs = replace(state, config=saved.opening or state.config)
@@ -60,7 +60,7 @@ def begin(
         opening = None
     else:
         state, opening = replace(state, config=given.config), opening
-    return Beginning(state, opening, saved.update.addresses, resumed=True)
+    return InitialState(state, opening, saved.update.addresses, resumed=True)
 
 
 def _pinned(state: CoordinatorState, key: bytes | None) -> CoordinatorState:

@@ -18,7 +18,7 @@ REMEMBERED_ANSWERS = 32
 
 
 @dataclass(slots=True)
-class Entry:
+class KeyRecord:
     """One key. connection: number of its newest one, None when lost; lost_at: monotonic seconds at which it was."""
 
     requests: TokenBucket
@@ -38,23 +38,23 @@ class Entry:
             self._answers.popitem(last=False)
 
 
-class Roster:
+class KeyRecords:
     """The keys that are connected, or members, or lately were."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, KeyRecord] = {}
 
-    def __getitem__(self, signer: bytes) -> Entry:
+    def __getitem__(self, signer: bytes) -> KeyRecord:
         """The entry of a key that is known."""
         return self._entries[signer]
 
-    def known(self, signer: bytes, now: float) -> Entry:
+    def known(self, signer: bytes, now: float) -> KeyRecord:
         """The entry of a key, made if need be."""
         entry = self._entries.get(signer)
         if entry is None:
             bucket = TokenBucket(rate=self._limits.requests_per_second, burst=self._limits.burst, now=now)
-            entry = self._entries[signer] = Entry(bucket)
+            entry = self._entries[signer] = KeyRecord(bucket)
         return entry
 
     def restore(self, addresses: Mapping[bytes, bytes], members: Collection[bytes], now: float) -> None:

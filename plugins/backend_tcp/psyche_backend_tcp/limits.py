@@ -21,8 +21,8 @@ MAX_ADDRESS_BYTES = 1024
 class Limits:
     """What a server grants. Times in seconds.
 
-    Before the login, see `gate`. silent_seconds: until a connection's first bytes, sent at once by a client; two seconds leave
-    time to send lost ones again. max_silent: connections that have said nothing; cheap, so many. handshake_seconds: for all until
+    Before the login, see `admission`. silent_seconds: until a connection's first bytes, sent at once by a client; two seconds
+    leave time to send lost ones again. max_silent: connections that have said nothing; cheap, so many. handshake_seconds: for all until
     the login is done. max_unauthenticated: connections in TLS or login without a member's proof; one more needs a solved puzzle.
     max_unauthenticated_per_address: the same for one address. puzzle_bits, puzzle_most_bits: of a puzzle, when none of the places
     is held by who solved one, and when all are; 2**bits hashes, some 50 ms and 1 s of one core in Python.

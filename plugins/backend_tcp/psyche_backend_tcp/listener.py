@@ -1,9 +1,9 @@
-"""The front door of both servers: accepts connections, speaks TLS, has them log in, and hands over those that did.
+"""The listener of both servers: it accepts connections, speaks TLS, lets clients log in, and hands over those that did.
 
-Decided here: the first bytes, TLS and login have a deadline; TLS begins only after the first bytes have come and the `Gate` has
-given a place, which takes a proof (`puzzle`) while places are scarce; whoever brings none is told so in the clear and closed.
-Frames are small until the login is done; whom the gate does not want then is told why inside TLS. Nothing a peer does ends the
-accept loop; when file handles run out, connections that said nothing are closed. Refuses to know what is said after the login.
+The first bytes, TLS and login have a deadline. TLS begins only after the first bytes have come and `Admission` has given a place.
+While places are scarce, a place needs a proof (`puzzle`); a client without one is told so in plain text, and closed. Frames are
+small until the login is done; a client that `Admission` refuses then is told why inside TLS. Nothing a peer does ends the accept
+loop. When file handles run out, connections that have said nothing are closed. What is said after the login is not known here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anyio import BrokenResourceError, BusyResourceError, ClosedResourceError, E
 from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream
 
 from psyche_backend_tcp.addresses import format_address, reason
-from psyche_backend_tcp.admission import Gate
+from psyche_backend_tcp.admission import Admission
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, SERVER_FRAME, Limits
 from psyche_backend_tcp.login import NONCE_BYTES, Hello, LoginRefused, check_login, encode_hello, sign_welcome
 from psyche_backend_tcp.preamble import receive_opening
@@ -79,7 +79,7 @@ class Listener:
         self._key = key
         self._context = context
         self._limits = limits
-        self._gate = Gate(limits, allowed=allowed, members=members)
+        self._admission = Admission(limits, allowed=allowed, members=members)
         self._cookies = Cookies()
         self._waiting: dict[int, anyio.CancelScope] = {}
         self._inside: dict[int, tuple[bytes, anyio.CancelScope]] = {}
@@ -129,7 +129,7 @@ class Listener:
     @property
     def waiting(self) -> int:
         """Connections that have not logged in."""
-        return self._gate.waiting
+        return self._admission.waiting
 
     async def serve(self, handle: Callable[[Visitor], Awaitable[None]]) -> None:
         """Accept until cancelled or closed; `handle` runs in a task of its own for each connection, which is closed after it."""
@@ -144,7 +144,7 @@ class Listener:
                     except OSError as error:
                         logger.warning("cannot accept a connection: %s", reason(error))
                         if error.errno in (errno.EMFILE, errno.ENFILE):
-                            for number in self._gate.silent:
+                            for number in self._admission.silent:
                                 self._end(number)
                         await anyio.sleep(0.1)  # others must close first
                         continue
@@ -177,7 +177,7 @@ class Listener:
                         await handle(visitor)
                 finally:
                     del self._inside[number]
-                    self._gate.leave(visitor.public)
+                    self._admission.leave(visitor.public)
                     with anyio.CancelScope(shield=True):
                         await visitor.frames.aclose()
         except CONNECTION_LOST:
@@ -193,7 +193,7 @@ class Listener:
         with anyio.move_on_after(self._limits.handshake_seconds) as scope:
             self._waiting[number] = scope
             try:
-                self._end(self._gate.knock(number, _host(stream)))
+                self._end(self._admission.knock(number, _host(stream)))
                 await anyio.lowlevel.checkpoint()
                 begun = await self._open(number, stream)
                 if begun is None:
@@ -203,7 +203,7 @@ class Listener:
                 secure = await accept_tls(begun, self._context)
                 return await self._log_in(FramedStream(secure, receive_limit=LOGIN_FRAME, send_limit=SERVER_FRAME))
             finally:
-                self._gate.done(number)
+                self._admission.done(number)
                 del self._waiting[number]
 
         return None
@@ -219,7 +219,7 @@ class Listener:
             if self._placed(number, proof):
                 return begun
 
-            await stream.send(encode_challenge(self._cookies.issue(self._gate.bits, anyio.current_time())))
+            await stream.send(encode_challenge(self._cookies.issue(self._admission.bits, anyio.current_time())))
             await stream.send_eof()
             for _ in range(_DRAINED):  # closed with bytes unread, the system would take the challenge back
                 await stream.receive()
@@ -229,24 +229,24 @@ class Listener:
     def _placed(self, number: int, proof: Proof | None) -> bool:
         """Give a connection a place if its proof, or none, is enough."""
         if proof is not None and self._cookies.use(proof.cookie, anyio.current_time()):
-            if self._gate.is_member(proof.public) and proof.signed:
-                self._end(self._gate.reserve(number, proof.public))
+            if self._admission.is_member(proof.public) and proof.signed:
+                self._end(self._admission.reserve(number, proof.public))
                 return True
 
             if proof.bits:
-                self._end(self._gate.grant(number, proof.bits))
+                self._end(self._admission.grant(number, proof.bits))
                 return True
 
-        if self._gate.scarce(number):
+        if self._admission.scarce(number):
             return False
 
-        self._end(self._gate.grant(number))
+        self._end(self._admission.grant(number))
         return True
 
     def _end(self, number: int | None) -> None:
         """End a connection that has not logged in."""
         if number is not None and number in self._waiting:
-            self._gate.done(number)
+            self._admission.done(number)
             self._waiting[number].cancel()
 
     async def _log_in(self, frames: FramedStream) -> Visitor | None:
@@ -254,7 +254,7 @@ class Listener:
         await frames.send(encode_hello(hello))
         try:
             login = check_login(await frames.receive(), hello, server_key=self._key.public)
-            self._gate.enter(login.public, anyio.current_time())
+            self._admission.enter(login.public, anyio.current_time())
         except (LoginRefused, WireError) as error:
             code = error.code if isinstance(error, LoginRefused) else "BadLogin"
             sentence = error.message if isinstance(error, LoginRefused) else str(error)
@@ -267,7 +267,7 @@ class Listener:
             welcome = Welcome(self._limits.ping_seconds, sign_welcome(hello, login, self._key))
             await frames.send(encode_server(welcome))
         except BaseException:
-            self._gate.leave(login.public)
+            self._admission.leave(login.public)
             raise
 
         return Visitor(login.public, frames, login.known)

@@ -15,7 +15,7 @@ import anyio.to_thread
 from psyche_backend_tcp.allow_list import AllowList
 from psyche_backend_tcp.data_server import DataServer
 from psyche_backend_tcp.hub import Hub, Moment, Unsaved
-from psyche_backend_tcp.initial_state import Beginning, begin
+from psyche_backend_tcp.initial_state import InitialState, begin
 from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.listener import CONNECTION_LOST, Listener, Visitor
 from psyche_backend_tcp.login import COORDINATOR
@@ -47,7 +47,7 @@ class TcpServer(BackendServer):
         self._limits = limits or Limits(reconnect_seconds=context.reconnect_seconds)
         self._clock = clock
         self._key = context.key or SecretKey.generate()
-        self._hub = self._make_hub(Beginning(context.state, context.opening))
+        self._hub = self._make_hub(InitialState(context.state, context.opening))
         self._store: Store | None = None
         self._allow_list: AllowList | None = None
         self._listener: Listener | None = None
@@ -177,7 +177,7 @@ class TcpServer(BackendServer):
 
     # ------------------------------------------------------------ beginning
 
-    def _begin(self) -> Beginning:
+    def _begin(self) -> InitialState:
         """Blocking: reads the saved state."""
         context = self._context
         saved = None
@@ -188,7 +188,7 @@ class TcpServer(BackendServer):
         data_key = self._key.public if context.data is not None else None
         return begin(context.state, context.opening, saved, path=path, data_key=data_key)
 
-    def _make_hub(self, beginning: Beginning) -> Hub:
+    def _make_hub(self, beginning: InitialState) -> Hub:
         return Hub(
             beginning.state,
             self._limits,

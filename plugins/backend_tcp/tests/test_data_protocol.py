@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from psyche_backend_tcp.data_body import body_bytes, join, largest_sample, pack, unpack
-from psyche_backend_tcp.data_client_state import Arrival, Dialogue
+from psyche_backend_tcp.data_client_state import Arrival, DataClientState
 from psyche_backend_tcp.data_protocol import (
     AtWork,
     Cancel,
@@ -25,7 +25,7 @@ from psyche_backend_tcp.data_protocol import (
     encode_client,
     encode_data,
 )
-from psyche_backend_tcp.data_server_state import Answers
+from psyche_backend_tcp.data_server_state import DataServerState
 from psyche_core.errors import WireError
 from psyche_core.interfaces.data import Samples
 from psyche_core.types import MAX_SAMPLES, BatchId, total_samples
@@ -147,7 +147,7 @@ def test_announcements_that_do_not_fit_are_refused_before_anything_is_kept(head:
 
 
 def test_b60_answers_find_their_requests_and_those_given_up_are_skipped() -> None:
-    dialogue = Dialogue(sequence_length=1)
+    dialogue = DataClientState(sequence_length=1)
     first, _ = dialogue.ask((BatchId(0, 0),))
     second, _ = dialogue.ask((BatchId(5, 5),))
     assert list(map(decode_client, dialogue.give_up(first))) == [Cancel(0)]
@@ -172,7 +172,7 @@ def test_b60_answers_find_their_requests_and_those_given_up_are_skipped() -> Non
     ],
 )
 def test_answers_nobody_asked_for_end_the_connection(messages: list[Any]) -> None:
-    dialogue = Dialogue(sequence_length=1)
+    dialogue = DataClientState(sequence_length=1)
     dialogue.ask((BatchId(0, 0),))
     for message in messages[:-1]:
         dialogue.hear(encode_data(message))
@@ -181,14 +181,14 @@ def test_answers_nobody_asked_for_end_the_connection(messages: list[Any]) -> Non
 
 
 def test_numbers_of_requests_grow() -> None:
-    answers = Answers(requests=4, room=10, chunk=4, write=8)
+    answers = DataServerState(requests=4, room=10, chunk=4, write=8)
     answers.ask(SamplesRequest(5, (BatchId(0, 0),)))
     with pytest.raises(WireError, match="numbers grow"):
         answers.ask(SamplesRequest(5, (BatchId(0, 0),)))
 
 
 def test_good_bye_comes_before_everything_and_is_the_last() -> None:
-    answers = Answers(requests=4, room=10, chunk=4, write=8)
+    answers = DataServerState(requests=4, room=10, chunk=4, write=8)
     answers.ask(SamplesRequest(0, (BatchId(0, 0),)))
     assert answers.next_to_read() is not None
     answers.answer(*pack(0, Samples(b"12", 1, 1, 2)))
@@ -205,8 +205,8 @@ class Connection(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.client = Dialogue(sequence_length=1)
-        self.server = Answers(requests=self.REQUESTS, room=self.ROOM, chunk=self.CHUNK, write=self.WRITE)
+        self.client = DataClientState(sequence_length=1)
+        self.server = DataServerState(requests=self.REQUESTS, room=self.ROOM, chunk=self.CHUNK, write=self.WRITE)
         self.up: list[bytes] = []
         self.down: list[bytes] = []
         self.arrivals: list[Arrival] = []

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from psyche_core.errors import DataError
 from psyche_data_http.addresses import shown
-from psyche_data_http.retries import PassingError, Pauses, Trouble
+from psyche_data_http.retries import Backoff, PassingError, Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Store(ABC):
 async def read_range(store: Store, file: RemoteFile, start: int, length: int, trouble: Trouble) -> bytearray:
     """Bytes start .. start + length - 1 of a file. Raises DataError; endless without a deadline around it."""
     received = bytearray()
-    pauses = Pauses(trouble)
+    pauses = Backoff(trouble)
     while len(received) < length:
         before = len(received)
         try:

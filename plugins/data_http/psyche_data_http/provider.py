@@ -24,7 +24,7 @@ from psyche_data_http.fetching import SequenceFetcher, TokenFile
 from psyche_data_http.file_source import RemoteFile, Store, read_range
 from psyche_data_http.retries import Trouble, deadline, together
 from psyche_data_http.settings import HttpSettings
-from psyche_data_http.shared_resources import Toolbox
+from psyche_data_http.shared_resources import SharedResources
 from psyche_data_http.stores import make_store
 from psyche_data_http.web_files import WebFiles
 
@@ -34,7 +34,7 @@ OPEN_SECONDS = 120.0
 class HttpData(DataProvider):
     """Samples from the files of a store; files and sizes are asked for on entering.
 
-    toolbox: entered and left by the provider, may be shared. sequence_length: tokens per sample. token_size: bytes per token, 2
+    resources: entered and left by the provider, may be shared. sequence_length: tokens per sample. token_size: bytes per token, 2
     or 4. seed: 32 bytes to shuffle with, None for the files' order. open_seconds: limit for entering.
     Entering raises DataError and TimeoutError.
     """
@@ -42,7 +42,7 @@ class HttpData(DataProvider):
     def __init__(
         self,
         store: Store,
-        toolbox: Toolbox,
+        resources: SharedResources,
         *,
         sequence_length: int,
         token_size: int,
@@ -50,7 +50,7 @@ class HttpData(DataProvider):
         open_seconds: float = OPEN_SECONDS,
     ) -> None:
         self._store = store
-        self._toolbox = toolbox
+        self._resources = resources
         self._sequence_length = sequence_length
         self._token_size = token_size
         self._seed = seed
@@ -60,19 +60,21 @@ class HttpData(DataProvider):
         self._fetcher: SequenceFetcher | None = None
 
     @classmethod
-    def of_urls(cls, urls: Sequence[str], toolbox: Toolbox | None = None, *, sequence_length: int, token_size: int) -> Self:
-        """Samples from the files at `urls`, in their order. toolbox: one of its own that keeps nothing, unless given."""
-        toolbox = toolbox or Toolbox(RangeClient())
-        return cls(WebFiles(urls, toolbox.client), toolbox, sequence_length=sequence_length, token_size=token_size)
+    def of_urls(
+        cls, urls: Sequence[str], resources: SharedResources | None = None, *, sequence_length: int, token_size: int
+    ) -> Self:
+        """Samples from the files at `urls`, in their order. resources: one of its own that keeps nothing, unless given."""
+        resources = resources or SharedResources(RangeClient())
+        return cls(WebFiles(urls, resources.client), resources, sequence_length=sequence_length, token_size=token_size)
 
     @classmethod
     def from_context(cls, context: DataContext) -> Self:
         """The provider a run configuration asks for; context.settings are HttpSettings."""
         settings: HttpSettings = context.settings
-        toolbox = Toolbox(RangeClient(), cache=context.cache, cache_bytes=settings.cache_bytes)
+        resources = SharedResources(RangeClient(), cache=context.cache, cache_bytes=settings.cache_bytes)
         return cls(
-            make_store(settings.location, toolbox.client, base=context.base),
-            toolbox,
+            make_store(settings.location, resources.client, base=context.base),
+            resources,
             sequence_length=context.sequence_length,
             token_size=token_bytes(settings.token_size_in_bytes),
             seed=shuffle_seed(settings.shuffle),
@@ -89,14 +91,14 @@ class HttpData(DataProvider):
         return len(self._entered[0])
 
     async def __aenter__(self) -> Self:
-        await self._toolbox.__aenter__()
+        await self._resources.__aenter__()
         self._holds_toolbox = True
         try:
             async with deadline(self._open_seconds) as trouble:
                 remotes = await self._store.files(trouble)
                 files = await together([partial(self._token_file, remote, trouble) for remote in remotes])
                 self._index = await self._indexed(files)
-                self._fetcher = SequenceFetcher(self._store, files, size=self._sequence_bytes, cache=self._toolbox.cache)
+                self._fetcher = SequenceFetcher(self._store, files, size=self._sequence_bytes, cache=self._resources.cache)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.aclose()
@@ -119,7 +121,7 @@ class HttpData(DataProvider):
         self._index = self._fetcher = None
         if self._holds_toolbox:
             self._holds_toolbox = False
-            await self._toolbox.__aexit__(None, None, None)
+            await self._resources.__aexit__(None, None, None)
 
     @property
     def _sequence_bytes(self) -> int:

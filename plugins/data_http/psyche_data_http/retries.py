@@ -38,7 +38,7 @@ class Trouble:
     last: str = ""
 
 
-class Pauses:
+class Backoff:
     """The pauses between attempts at one thing, growing until `begin_again`."""
 
     def __init__(self, trouble: Trouble) -> None:
@@ -59,7 +59,7 @@ class Pauses:
 
 async def persist(attempt: Callable[[], Awaitable[_Result]], trouble: Trouble) -> _Result:
     """The result of the first attempt that raises no PassingError; endless without a deadline around it."""
-    pauses = Pauses(trouble)
+    pauses = Backoff(trouble)
     while True:
         try:
             return await attempt()

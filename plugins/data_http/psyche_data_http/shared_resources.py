@@ -13,7 +13,7 @@ from psyche_data_http.cache import DEFAULT_LIMIT, BlockCache
 from psyche_data_http.client import RangeClient
 
 
-class Toolbox:
+class SharedResources:
     """Opened by the first who enters it, closed by the last who leaves.
 
     client: not yet open. cache: folder for files worth keeping, None keeps nothing. cache_bytes: most bytes kept there.

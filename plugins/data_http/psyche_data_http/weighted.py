@@ -31,7 +31,7 @@ from psyche_data_http.client import RangeClient
 from psyche_data_http.provider import OPEN_SECONDS, HttpData
 from psyche_data_http.retries import deadline, persist
 from psyche_data_http.settings import MixtureTable, OtherSource, TokenSource, WeightedHttpSettings
-from psyche_data_http.shared_resources import Toolbox
+from psyche_data_http.shared_resources import SharedResources
 from psyche_data_http.stores import make_store
 
 NO_SOURCES = ("WeightedHttp", "Server")
@@ -44,14 +44,14 @@ class WeightedHttpData(DataProvider):
     """The mixture that a JSON file describes. Entering raises DataError and TimeoutError.
 
     location: address or path of the file. digest: SHA-256 its bytes must have, in hexadecimal digits. base: folder that relative
-    paths start from. toolbox: entered and left by the provider, may be shared. other: makes the provider of another data
+    paths start from. resources: entered and left by the provider, may be shared. other: makes the provider of another data
     location, None where there are none.
     """
 
     def __init__(
         self,
         location: str,
-        toolbox: Toolbox,
+        resources: SharedResources,
         *,
         sequence_length: int,
         base: Path,
@@ -59,7 +59,7 @@ class WeightedHttpData(DataProvider):
         other: Callable[[str, Any], DataProvider] | None = None,
     ) -> None:
         self._location = location
-        self._toolbox = toolbox
+        self._resources = resources
         self._sequence_length = sequence_length
         self._base = base
         self._digest = digest
@@ -73,7 +73,7 @@ class WeightedHttpData(DataProvider):
         settings: WeightedHttpSettings = context.settings
         return cls(
             settings.location,
-            Toolbox(RangeClient(), cache=context.cache, cache_bytes=settings.cache_bytes),
+            SharedResources(RangeClient(), cache=context.cache, cache_bytes=settings.cache_bytes),
             sequence_length=context.sequence_length,
             base=context.base,
             digest=settings.sha256,
@@ -91,7 +91,7 @@ class WeightedHttpData(DataProvider):
         return self._entered.num_sequences
 
     async def __aenter__(self) -> Self:
-        await self._toolbox.__aenter__()
+        await self._resources.__aenter__()
         self._holds_toolbox = True
         try:
             table = mixture_table(await self._json(), name=self._name)
@@ -116,7 +116,7 @@ class WeightedHttpData(DataProvider):
             await mixture.aclose()
         if self._holds_toolbox:
             self._holds_toolbox = False
-            await self._toolbox.__aexit__(None, None, None)
+            await self._resources.__aexit__(None, None, None)
 
     @property
     def _entered(self) -> MixtureData:
@@ -133,8 +133,8 @@ class WeightedHttpData(DataProvider):
     async def _source(self, source: TokenSource | OtherSource) -> DataProvider:
         if isinstance(source, TokenSource):
             return HttpData(
-                make_store(source.location, self._toolbox.client, base=self._base),
-                self._toolbox,
+                make_store(source.location, self._resources.client, base=self._base),
+                self._resources,
                 sequence_length=self._sequence_length,
                 token_size=token_bytes(source.token_size_in_bytes),
                 seed=shuffle_seed(source.shuffle),
@@ -178,7 +178,7 @@ class WeightedHttpData(DataProvider):
             raise DataError(message)
 
         async with deadline(OPEN_SECONDS) as trouble:
-            return await persist(partial(self._toolbox.client.document, url, at_most=MAX_JSON_BYTES), trouble)
+            return await persist(partial(self._resources.client.document, url, at_most=MAX_JSON_BYTES), trouble)
 
 
 def mixture_table(content: bytes, *, name: str) -> MixtureTable:

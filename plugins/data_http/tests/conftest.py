@@ -17,7 +17,7 @@ import pytest
 from psyche_data_http import retries
 from psyche_data_http.client import RangeClient
 from psyche_data_http.provider import HttpData
-from psyche_data_http.shared_resources import Toolbox
+from psyche_data_http.shared_resources import SharedResources
 from psyche_data_http.web_files import WebFiles
 
 
@@ -306,11 +306,13 @@ def certificate(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def http_data():
-    """Makes a provider of rows of 4 tokens of 2 bytes: of addresses, with settings of the client, toolbox and provider."""
+    """Makes a provider of rows of 4 tokens of 2 bytes: of addresses, with settings of the client, resources and provider."""
 
     def make(urls, *, sequence_length=4, cache=None, cache_bytes=1 << 20, connections=8, stall_seconds=20.0, **settings):
-        toolbox = Toolbox(RangeClient(connections=connections, stall_seconds=stall_seconds), cache=cache, cache_bytes=cache_bytes)
-        return HttpData(WebFiles(urls, toolbox.client), toolbox, sequence_length=sequence_length, token_size=2, **settings)
+        resources = SharedResources(
+            RangeClient(connections=connections, stall_seconds=stall_seconds), cache=cache, cache_bytes=cache_bytes
+        )
+        return HttpData(WebFiles(urls, resources.client), resources, sequence_length=sequence_length, token_size=2, **settings)
 
     return make
 

@@ -15,7 +15,7 @@ from psyche_data_http.client import RangeClient
 from psyche_data_http.hooks import psyche_register_data
 from psyche_data_http.provider import HttpData
 from psyche_data_http.settings import HttpSettings
-from psyche_data_http.shared_resources import Toolbox
+from psyche_data_http.shared_resources import SharedResources
 
 ROWS = [bytes([number]) * 8 for number in range(40)]
 
@@ -198,8 +198,8 @@ async def test_reading_after_closing_is_a_programming_error(rows, http_data):
 
 
 async def test_providers_that_share_connections_close_them_last(web, rows):
-    toolbox = Toolbox(RangeClient())
-    one, other = (HttpData.of_urls([rows], toolbox, sequence_length=4, token_size=2) for _ in range(2))
+    resources = SharedResources(RangeClient())
+    one, other = (HttpData.of_urls([rows], resources, sequence_length=4, token_size=2) for _ in range(2))
     async with other:
         async with one:
             assert await read(one, 0, 0) == ROWS[0]

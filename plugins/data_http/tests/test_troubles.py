@@ -180,7 +180,7 @@ async def test_pauses_grow_to_a_limit_and_begin_again_with_progress(monkeypatch)
 
     monkeypatch.setattr(retries.anyio, "sleep", sleep)
     monkeypatch.setattr(retries, "FIRST_PAUSE", 1.0)
-    between = retries.Pauses(trouble := retries.Trouble())
+    between = retries.Backoff(trouble := retries.Trouble())
     for number in range(6):
         await between.after(retries.PassingError(f"trouble {number}"))
     between.begin_again()

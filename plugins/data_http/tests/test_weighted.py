@@ -271,7 +271,7 @@ async def test_a_source_that_fails_is_named_and_everything_is_closed(web, urls, 
     with pytest.raises(DataError, match=r"nothing\.bin does not exist"):
         async with data:
             pass
-    assert data._toolbox._users == 0
+    assert data._resources._users == 0
 
 
 async def test_the_deadline_of_a_mixture_names_the_trouble(web, urls, mixture, tmp_path):

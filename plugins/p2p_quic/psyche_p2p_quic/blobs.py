@@ -231,7 +231,7 @@ class BlobExchange:
                 changed = self._mesh.changed
                 if all(race.slow for race in races.values()):
                     mesh = self._mesh
-                    peer = plan.begin(members=mesh.members, reachable=mesh.sessions, doubted=mesh.standing.doubted)
+                    peer = plan.begin(members=mesh.members, reachable=mesh.sessions, doubted=mesh.reputation.doubted)
                     if peer is not None:
                         await self._make_room(races, plan)
                         race = _Race(peer, now())
@@ -355,7 +355,7 @@ class BlobExchange:
         return now
 
     def _blame(self, source: Session) -> None:
-        if self._mesh.standing.served_false(source.peer, now=asyncio.get_running_loop().time()):
+        if self._mesh.reputation.served_false(source.peer, now=asyncio.get_running_loop().time()):
             source.close(session.BROKE_RULES, "you served blobs that do not match their hashes")
 
 

@@ -27,7 +27,7 @@ class PeerSilent(TransportError):
     """A peer gave no sign of life for too long."""
 
 
-class Conversation:
+class ControlProtocol:
     """peer: its p2p key. log: shared by all connections of the endpoint."""
 
     def __init__(self, peer: bytes, log: MessageLog, *, settings: QuicSettings) -> None:

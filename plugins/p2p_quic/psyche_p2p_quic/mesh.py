@@ -27,7 +27,7 @@ from psyche_p2p_quic.control_frames import Hello
 from psyche_p2p_quic.dial_budget import DialBudget
 from psyche_p2p_quic.endpoint import Arrival, Endpoint, Link, LinkLost, Stream
 from psyche_p2p_quic.ranges import may_dial
-from psyche_p2p_quic.reputation import Standing
+from psyche_p2p_quic.reputation import Reputation
 from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
 
@@ -51,7 +51,7 @@ class Mesh:
     ) -> None:
         self.sessions: dict[bytes, Session] = {}
         self.changed = anyio.Event()
-        self.standing = Standing(penalty_seconds=settings.penalty_seconds, false_blobs=settings.false_blobs)
+        self.reputation = Reputation(penalty_seconds=settings.penalty_seconds, false_blobs=settings.false_blobs)
         self._endpoint = endpoint
         self._own = own
         self._hello = hello
@@ -88,7 +88,7 @@ class Mesh:
                 self._members[peer] = _Member(address, anyio.CancelScope())
                 self._tasks.start_soon(self._keep, peer, self._members[peer])
 
-        self.standing.keep_only(frozenset(wanted))
+        self.reputation.keep_only(frozenset(wanted))
         self._tell()
 
     async def listen(self) -> None:
@@ -105,7 +105,7 @@ class Mesh:
     def offended(self, peer: bytes, reason: str) -> None:
         """A peer broke the rules: it is refused for a while."""
         logger.warning("peer %s broke the rules and is refused for a while: %s", peer[:4].hex(), reason)
-        self.standing.offended(peer, now=_now())
+        self.reputation.offended(peer, now=_now())
 
     # ---------------------------------------------------------------------------------------------------- outwards
 
@@ -115,7 +115,7 @@ class Mesh:
             dialable = self._dialable(peer, member.address)
             pause = 0.0 if self._own < peer else self._settings.dial_grace_seconds
             while True:
-                await self._until_connected(peer, max(pause, self.standing.refused_for(peer, now=_now())))
+                await self._until_connected(peer, max(pause, self.reputation.refused_for(peer, now=_now())))
                 current = self.sessions.get(peer)
                 if current is not None:
                     await current.ended.wait()
@@ -204,7 +204,7 @@ class Mesh:
 
     async def _let_in(self, link: Link) -> None:
         peer = link.peer
-        if peer not in self._members or self.standing.refused_for(peer, now=_now()):
+        if peer not in self._members or self.reputation.refused_for(peer, now=_now()):
             link.close(session.NOT_A_MEMBER, "you are no member of this epoch, or broke its rules")
             return
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Set as AbstractSet
 
 
-class Standing:
+class Reputation:
     """penalty_seconds: how long an offender is refused. false_blobs: wrong blobs until they are an offence."""
 
     def __init__(self, *, penalty_seconds: float, false_blobs: int) -> None:

@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 
 from psyche_core.errors import TransportError, WireError
 from psyche_core.wire.frames import FrameDecoder, frame
-from psyche_p2p_quic.control_protocol import Conversation, PeerSilent
+from psyche_p2p_quic.control_protocol import ControlProtocol, PeerSilent
 from psyche_p2p_quic.endpoint import Link, LinkLost, Stream
 from psyche_p2p_quic.settings import QuicSettings
 
@@ -57,7 +57,7 @@ class Session:
         stream: Stream,
         decoder: FrameDecoder,
         *,
-        conversation: Conversation,
+        conversation: ControlProtocol,
         owner: Owner,
         settings: QuicSettings,
         dialled: bool,

@@ -24,7 +24,7 @@ from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic.address import PeerAddress
 from psyche_p2p_quic.blobs import BlobExchange, sha256
 from psyche_p2p_quic.control_frames import INSTANCE_BYTES, Hello
-from psyche_p2p_quic.control_protocol import Conversation
+from psyche_p2p_quic.control_protocol import ControlProtocol
 from psyche_p2p_quic.endpoint import Endpoint, Link, Stream
 from psyche_p2p_quic.mesh import Mesh
 from psyche_p2p_quic.session import Session
@@ -202,7 +202,7 @@ class QuicTransport(Transport):
     # ------------------------------------------------------------------------------------------ for the sessions
 
     def _furnish(self, link: Link, stream: Stream, decoder: FrameDecoder, dialled: bool, instance: bytes) -> Session:
-        conversation = Conversation(link.peer, self._log, settings=self._settings)
+        conversation = ControlProtocol(link.peer, self._log, settings=self._settings)
         return Session(
             link,
             stream,

@@ -1,4 +1,4 @@
-"""The rooms without I/O: frames, addresses, conversations, standing."""
+"""The rooms without I/O: frames, addresses, conversations, reputation."""
 
 import hashlib
 
@@ -13,7 +13,7 @@ from psyche_core.wire import codec
 from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.address import MAX_ADDRESS_BYTES, PeerAddress
 from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Have, Hello, Message, Ping, Pong
-from psyche_p2p_quic.control_protocol import Conversation, PeerSilent
+from psyche_p2p_quic.control_protocol import ControlProtocol, PeerSilent
 from psyche_p2p_quic.mesh import newer_stays
 from psyche_p2p_quic.reputation import MachineState
 from psyche_p2p_quic.settings import QuicSettings
@@ -138,7 +138,7 @@ def test_any_bytes_as_address_are_at_most_a_wire_error(data):
 def pair(**limits):
     settings = QuicSettings(silent_beats=3, have_beats=2)
     logs = MessageLog(limits=LogLimits(**limits)), MessageLog(limits=LogLimits(**limits))
-    return logs, (Conversation(b"b" * 32, logs[0], settings=settings), Conversation(b"a" * 32, logs[1], settings=settings))
+    return logs, (ControlProtocol(b"b" * 32, logs[0], settings=settings), ControlProtocol(b"a" * 32, logs[1], settings=settings))
 
 
 def exchange(one, other, frames):
@@ -276,13 +276,13 @@ def test_who_dials_again_has_lost_the_older_connection():
 
 
 def test_standing_refuses_for_a_while_and_forgets_strangers():
-    standing = MachineState(penalty_seconds=10, false_blobs=2)
-    assert not standing.served_false(b"a", now=0)
-    assert standing.served_false(b"a", now=1)
-    assert standing.refused_for(b"a", now=2) == 9
-    assert standing.refused_for(b"a", now=11) == 0
-    assert standing.refused_for(b"b", now=2) == 0
-    assert set(standing.doubted) == {b"a"}
-    standing.keep_only(frozenset((b"b",)))
-    assert not standing.doubted
-    assert standing.refused_for(b"a", now=2) == 0
+    reputation = MachineState(penalty_seconds=10, false_blobs=2)
+    assert not reputation.served_false(b"a", now=0)
+    assert reputation.served_false(b"a", now=1)
+    assert reputation.refused_for(b"a", now=2) == 9
+    assert reputation.refused_for(b"a", now=11) == 0
+    assert reputation.refused_for(b"b", now=2) == 0
+    assert set(reputation.doubted) == {b"a"}
+    reputation.keep_only(frozenset((b"b",)))
+    assert not reputation.doubted
+    assert reputation.refused_for(b"a", now=2) == 0

@@ -12,7 +12,7 @@ from psyche_core.errors import WireError
 from psyche_core.p2p.message_log import PREFIX_BYTES, LogLimits, MessageLog
 from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.control_frames import Have, Message, Ping, Pong
-from psyche_p2p_quic.control_protocol import Conversation, PeerSilent
+from psyche_p2p_quic.control_protocol import ControlProtocol, PeerSilent
 from psyche_p2p_quic.settings import QuicSettings
 from tests.fuzz.mutation import change_bytes, change_cbor
 
@@ -77,7 +77,7 @@ def _operations(data: bytes) -> list[tuple[int, bytes]]:
 
 def TARGET(data: bytes) -> None:
     log = MessageLog(limits=_LIMITS)
-    conversation = Conversation(b"p" * 32, log, settings=_SETTINGS)
+    conversation = ControlProtocol(b"p" * 32, log, settings=_SETTINGS)
     own = 0
     for kind, body in _operations(data):
         match kind:

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 
 from psyche_backend_tcp.data_body import body_bytes, pack, unpack
-from psyche_backend_tcp.data_client_state import Dialogue
+from psyche_backend_tcp.data_client_state import DataClientState
 from psyche_backend_tcp.data_protocol import (
     AtWork,
     Cancel,
@@ -90,7 +90,7 @@ def TARGET(data: bytes) -> None:
 
 def _hear(data: bytes, message: DataMessage) -> None:
     """A client that asked for two samples hears the frame, after a head where it is a chunk."""
-    dialogue = Dialogue(sequence_length=_LENGTH)
+    dialogue = DataClientState(sequence_length=_LENGTH)
     arrival, _ = dialogue.ask((BatchId(0, 1),))
     if isinstance(message, SamplesChunk):
         dialogue.hear(encode_data(SamplesHead(0, 2, 2)))

@@ -1,1 +1,1 @@
-"""What people type: `psyche run-manager …` and `psyche solana …`. Each room holds commands of one concern; all share `desk`."""
+"""The commands `psyche run-manager …` and `psyche solana …`, one module per concern; `context` has what all of them need."""

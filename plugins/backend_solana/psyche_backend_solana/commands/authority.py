@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.context import CALL_SECONDS, Desk
+from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import RunFound
@@ -32,12 +32,12 @@ class Owner:
     found: RunFound
     treasury: treasurer.Treasury | None = None
 
-    def say(self, desk: Desk, instruction: Instruction) -> Instruction:
+    def say(self, context: CommandContext, instruction: Instruction) -> Instruction:
         """An instruction of the coordinator, as this owner gives it."""
         if self.treasury is None:
             return instruction
 
-        return treasurer.run_update(desk.payer, self.treasury, command=instruction)
+        return treasurer.run_update(context.payer, self.treasury, command=instruction)
 
 
 def default_index(run_id: str, attempt: int = 0) -> int:
@@ -46,11 +46,11 @@ def default_index(run_id: str, attempt: int = 0) -> int:
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
 
 
-async def free_index(desk: Desk, run_id: str) -> int:
+async def free_index(context: CommandContext, run_id: str) -> int:
     """A number that nobody has taken: anybody may take any, so that of the name is only the first to try. Raises BackendError."""
     numbers = [default_index(run_id, attempt) for attempt in range(_ATTEMPTS)]
-    addresses = [treasurer.run_address(number, program=desk.programs.treasurer) for number in numbers]
-    found = await methods.accounts(desk.rpc, addresses, timeout=CALL_SECONDS)
+    addresses = [treasurer.run_address(number, program=context.programs.treasurer) for number in numbers]
+    found = await methods.accounts(context.rpc, addresses, timeout=CALL_SECONDS)
     free = [number for number, read in zip(numbers, found, strict=True) if read is None or not read.data]
     if not free:
         message = f"the treasurer's numbers that follow from {run_id!r} are all taken; give one with --treasurer-index"
@@ -59,12 +59,12 @@ async def free_index(desk: Desk, run_id: str) -> int:
     return free[0]
 
 
-async def find_treasurer(desk: Desk, found: RunFound, index: int | None) -> TreasurerRun | None:
+async def find_treasurer(context: CommandContext, found: RunFound, index: int | None) -> TreasurerRun | None:
     """The treasurer's run that pays a run, None when there is none. index: what the user says is its number.
 
     Raises BackendError, UserError for another number.
     """
-    paying = await treasurer_of(desk.rpc, found, programs=desk.programs, timeout=CALL_SECONDS)
+    paying = await treasurer_of(context.rpc, found, programs=context.programs, timeout=CALL_SECONDS)
     if index is not None and (paying is None or paying.run.index != index):
         pays = "no treasurer" if paying is None else f"the treasurer's run {paying.run.index}"
         message = f"{pays} pays the run {found.instance.run_id!r}, and not number {index}; leave --treasurer-index out"
@@ -73,9 +73,9 @@ async def find_treasurer(desk: Desk, found: RunFound, index: int | None) -> Trea
     return paying
 
 
-async def the_treasurer(desk: Desk, found: RunFound, index: int | None) -> TreasurerRun:
+async def the_treasurer(context: CommandContext, found: RunFound, index: int | None) -> TreasurerRun:
     """The same, where there must be one. Raises UserError."""
-    paying = await find_treasurer(desk, found, index)
+    paying = await find_treasurer(context, found, index)
     if paying is None:
         message = f"no treasurer pays the run {found.instance.run_id!r}: it was made without --treasurer-collateral-mint"
         raise UserError(message)
@@ -83,19 +83,19 @@ async def the_treasurer(desk: Desk, found: RunFound, index: int | None) -> Treas
     return paying
 
 
-async def owner_of(desk: Desk, run_id: str, index: int | None) -> Owner:
+async def owner_of(context: CommandContext, run_id: str, index: int | None) -> Owner:
     """How our wallet commands a run. Raises UserError when it does not own it, CommandRefused (WrongRun)."""
-    found = await desk.run(run_id)
+    found = await context.run(run_id)
     authority = found.instance.main_authority
-    if authority == desk.payer:
+    if authority == context.payer:
         return Owner(found)
 
-    paying = await find_treasurer(desk, found, index)
-    _expect(desk, run_id, authority if paying is None else paying.run.main_authority)
+    paying = await find_treasurer(context, found, index)
+    _expect(context, run_id, authority if paying is None else paying.run.main_authority)
     return Owner(found, None if paying is None else paying.treasury)
 
 
-def _expect(desk: Desk, run_id: str, owner: Pubkey) -> None:
-    if owner != desk.payer:
-        message = f"the run {run_id!r} belongs to {owner}, this wallet is {desk.payer}; use the owner's wallet"
+def _expect(context: CommandContext, run_id: str, owner: Pubkey) -> None:
+    if owner != context.payer:
+        message = f"the run {run_id!r} belongs to {owner}, this wallet is {context.payer}; use the owner's wallet"
         raise UserError(message)

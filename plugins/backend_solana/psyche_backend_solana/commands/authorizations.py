@@ -8,7 +8,7 @@ import click
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, CommandContext, Outcome, command, example
 from psyche_backend_solana.layouts import authorizer as layout
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.settings import ChainSettings
@@ -31,16 +31,16 @@ _LIMIT = (
 @click.option("--authorizer", "grantee", type=ADDRESS, required=True, help=_GRANTEE)
 @click.option("--limit", type=click.IntRange(0, 2**16 - 1), help=_LIMIT)
 @command()
-async def create(desk: Desk, grantee: Pubkey, limit: int | None) -> Outcome:
+async def create(context: CommandContext, grantee: Pubkey, limit: int | None) -> Outcome:
     """Let a wallet join all runs whose join authority is this wallet. Doing it again changes nothing but the limit."""
-    at = layout.address(desk.payer, grantee, program=desk.programs.authorizer)
-    present = await _read(desk, at)
+    at = layout.address(context.payer, grantee, program=context.programs.authorizer)
+    present = await _read(context, at)
     if present is not None and present.active and limit in (None, present.limit):
         return Outcome(f"{_whose(grantee)} may join already", {"authorization": at, "active": True})
 
-    switch = layout.grantor_update(desk.payer, at, active=True, limit=limit, program=desk.programs.authorizer)
-    made = layout.create(desk.payer, desk.payer, grantee=grantee, program=desk.programs.authorizer)
-    sent = await desk.send(*((switch,) if present is not None else (made, switch)))
+    switch = layout.grantor_update(context.payer, at, active=True, limit=limit, program=context.programs.authorizer)
+    made = layout.create(context.payer, context.payer, grantee=grantee, program=context.programs.authorizer)
+    sent = await context.send(*((switch,) if present is not None else (made, switch)))
     return Outcome(f"{_whose(grantee)} may join now", {"authorization": at, "active": True, "signature": sent.signature})
 
 
@@ -50,16 +50,16 @@ async def create(desk: Desk, grantee: Pubkey, limit: int | None) -> Outcome:
 )
 @click.option("--authorizer", "grantee", type=ADDRESS, required=True, help=_GRANTEE)
 @command()
-async def delete(desk: Desk, grantee: Pubkey) -> Outcome:
+async def delete(context: CommandContext, grantee: Pubkey) -> Outcome:
     """Take a grant back and close its account: the wallet and its delegates join no further epoch."""
-    at = layout.address(desk.payer, grantee, program=desk.programs.authorizer)
-    if await _read(desk, at) is None:
-        message = f"there is no authorization by {desk.payer} for {_whose(grantee)}"
+    at = layout.address(context.payer, grantee, program=context.programs.authorizer)
+    if await _read(context, at) is None:
+        message = f"there is no authorization by {context.payer} for {_whose(grantee)}"
         raise UserError(message)
 
-    off = layout.grantor_update(desk.payer, at, active=False, program=desk.programs.authorizer)
-    closed = layout.close(desk.payer, desk.payer, authorization=at, program=desk.programs.authorizer)
-    sent = await desk.send(off, closed)
+    off = layout.grantor_update(context.payer, at, active=False, program=context.programs.authorizer)
+    closed = layout.close(context.payer, context.payer, authorization=at, program=context.programs.authorizer)
+    sent = await context.send(off, closed)
     return Outcome(f"{_whose(grantee)} may join no more", {"authorization": at, "signature": sent.signature})
 
 
@@ -71,29 +71,29 @@ async def delete(desk: Desk, grantee: Pubkey) -> Outcome:
 @click.option("--delegates-clear", is_flag=True, help="Forget all delegates there are, first.")
 @click.option("--delegates-added", "added", type=ADDRESS, multiple=True, help="Wallet that may join for us; may be repeated.")
 @command()
-async def delegate(desk: Desk, join_authority: Pubkey, delegates_clear: bool, added: tuple[Pubkey, ...]) -> Outcome:
+async def delegate(context: CommandContext, join_authority: Pubkey, delegates_clear: bool, added: tuple[Pubkey, ...]) -> Outcome:
     """Let other wallets join with the right that was granted to this one."""
     if not added and not delegates_clear:
         message = "nothing to do: give --delegates-added WALLET, or --delegates-clear"
         raise UserError(message)
 
-    at = layout.address(join_authority, desk.payer, program=desk.programs.authorizer)
-    if await _read(desk, at) is None:
-        message = f"{join_authority} has granted this wallet ({desk.payer}) nothing"
+    at = layout.address(join_authority, context.payer, program=context.programs.authorizer)
+    if await _read(context, at) is None:
+        message = f"{join_authority} has granted this wallet ({context.payer}) nothing"
         raise UserError(message)
 
     chunks = [added[start : start + DELEGATES_AT_ONCE] for start in range(0, len(added), DELEGATES_AT_ONCE)] or [()]
     for number, chunk in enumerate(chunks):
         clear = delegates_clear and number == 0
-        sent = await desk.send(
+        sent = await context.send(
             layout.grantee_update(
-                desk.payer, desk.payer, authorization=at, add=chunk, clear=clear, program=desk.programs.authorizer
+                context.payer, context.payer, authorization=at, add=chunk, clear=clear, program=context.programs.authorizer
             )
         )
-    present = await _read(desk, at)
+    present = await _read(context, at)
     delegates = () if present is None else present.delegates
     facts = {"authorization": at, "delegates": delegates, "signature": sent.signature}
-    return Outcome(f"{len(delegates)} wallets may join for {desk.payer}", facts)
+    return Outcome(f"{len(delegates)} wallets may join for {context.payer}", facts)
 
 
 @click.command(
@@ -102,11 +102,11 @@ async def delegate(desk: Desk, join_authority: Pubkey, delegates_clear: bool, ad
 @click.option("--join-authority", type=ADDRESS, required=True, help="Wallet that grants.")
 @click.option("--authorizer", "grantee", type=ADDRESS, help="Whose grant to read; everybody's when not given.")
 @command(ChainSettings)
-async def read(desk: Desk, join_authority: Pubkey, grantee: Pubkey | None) -> Outcome:
+async def read(context: CommandContext, join_authority: Pubkey, grantee: Pubkey | None) -> Outcome:
     """Print a grant: whether it is active, and its delegates."""
     whom = grantee or layout.EVERYBODY
-    at = layout.address(join_authority, whom, program=desk.programs.authorizer)
-    present = await _read(desk, at)
+    at = layout.address(join_authority, whom, program=context.programs.authorizer)
+    present = await _read(context, at)
     facts: dict[str, Any] = {"authorization": at, "grantor": join_authority, "grantee": whom, "exists": present is not None}
     if present is None:
         return Outcome(f"{join_authority} has granted {_whose(whom)} nothing", facts)
@@ -116,14 +116,14 @@ async def read(desk: Desk, join_authority: Pubkey, grantee: Pubkey | None) -> Ou
     return Outcome(f"the grant for {_whose(whom)} is {state}, with {len(present.delegates)} delegates", facts)
 
 
-async def _read(desk: Desk, address: Pubkey) -> layout.Authorization | None:
-    await desk.check_ids("authorizer")
-    found = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
+async def _read(context: CommandContext, address: Pubkey) -> layout.Authorization | None:
+    await context.check_ids("authorizer")
+    found = await methods.account(context.rpc, address, timeout=CALL_SECONDS)
     if found is None:
         return None
 
     try:
-        return layout.parse(Account(found.lamports, found.data, found.owner), program=desk.programs.authorizer)
+        return layout.parse(Account(found.lamports, found.data, found.owner), program=context.programs.authorizer)
     except WireError as error:
         raise BackendError(str(error)) from error
 

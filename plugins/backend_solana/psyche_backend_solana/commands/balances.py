@@ -10,7 +10,14 @@ import click
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import the_treasurer
-from psyche_backend_solana.commands.context import Desk, Outcome, command, example, run_id_option, treasurer_index_option
+from psyche_backend_solana.commands.context import (
+    CommandContext,
+    Outcome,
+    command,
+    example,
+    run_id_option,
+    treasurer_index_option,
+)
 from psyche_backend_solana.commands.participants import parts, read_participants
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.runs import coordinator_account
@@ -25,15 +32,15 @@ _FREED_AT_ONCE = 12
 @run_id_option
 @treasurer_index_option
 @command()
-async def free_balances(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
+async def free_balances(context: CommandContext, run_id: str, treasurer_index: int | None) -> Outcome:
     """Free the balances of members that left and were paid all they had earned, so that newcomers find room."""
-    found = await desk.run(run_id)
-    paying = await the_treasurer(desk, found, treasurer_index)
-    state = (await coordinator_account(desk.rpc, found.run)).state
+    found = await context.run(run_id)
+    paying = await the_treasurer(context, found, treasurer_index)
+    state = (await coordinator_account(context.rpc, found.run)).state
     accounts = () if state is None else state.accounts
     users = [Pubkey(account.signer) for account in accounts]
     gone = []
-    for account, user, participant in zip(accounts, users, await read_participants(desk, paying, users), strict=True):
+    for account, user, participant in zip(accounts, users, await read_participants(context, paying, users), strict=True):
         settled = participant is not None and participant.claimed == account.earned - account.slashed
         if settled and state is not None and not _is_member(state, account.signer):
             gone.append(user)
@@ -43,7 +50,7 @@ async def free_balances(desk: Desk, run_id: str, treasurer_index: int | None) ->
 
     signatures = []
     for part in parts(gone, _FREED_AT_ONCE):
-        sent = await desk.send(*(treasurer.run_release(user, treasury=paying.treasury) for user in part))
+        sent = await context.send(*(treasurer.run_release(user, treasury=paying.treasury) for user in part))
         signatures.append(sent.signature)
     sentence = f"{len(gone)} balances of {run_id!r} are freed"
     return Outcome(sentence, {"members": [str(user) for user in gone], "signatures": signatures})

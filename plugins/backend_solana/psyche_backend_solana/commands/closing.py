@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import TreasurerRun
-from psyche_backend_solana.commands.context import CALL_SECONDS, Desk
+from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext
 from psyche_backend_solana.commands.participants import parts, read_participants
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import OLD_ACCOUNT_BYTES
@@ -50,15 +50,15 @@ class Slashed:
         return self.forgiven == (0 if self.participant is None else self.participant.forgiven)
 
 
-async def is_old(desk: Desk, account: Pubkey) -> bool:
+async def is_old(context: CommandContext, account: Pubkey) -> bool:
     """Whether a run's account is of an older version, of which only that it can be closed is known. Raises BackendError."""
-    read = await methods.account(desk.rpc, account, timeout=CALL_SECONDS)
+    read = await methods.account(context.rpc, account, timeout=CALL_SECONDS)
     return read is not None and len(read.data) in OLD_ACCOUNT_BYTES.values()
 
 
-async def settle_slashed(desk: Desk, paying: TreasurerRun, state: CoordinatorState) -> int:
+async def settle_slashed(context: CommandContext, paying: TreasurerRun, state: CoordinatorState) -> int:
     """Settle every slashed member of a halted run; how many were. Raises UserError while a member is owed, CommandRefused."""
-    slashed = await _slashed(desk, paying, [account for account in state.accounts if account.slashed])
+    slashed = await _slashed(context, paying, [account for account in state.accounts if account.slashed])
     earned = sum(account.earned for account in state.accounts)
     owed = earned - paying.run.claimed - sum(member.forgiven for member in slashed)
     if owed:
@@ -67,25 +67,25 @@ async def settle_slashed(desk: Desk, paying: TreasurerRun, state: CoordinatorSta
 
     open_ = [member for member in slashed if not member.settled]
     for part in parts([member for member in open_ if member.participant is None], _MADE_AT_ONCE):
-        await _settle(desk, paying, part)
+        await _settle(context, paying, part)
     for part in parts([member for member in open_ if member.participant is not None], treasurer.MOST_SETTLED):
-        await _settle(desk, paying, part)
+        await _settle(context, paying, part)
     return len(open_)
 
 
-async def _settle(desk: Desk, paying: TreasurerRun, members: Sequence[Slashed]) -> None:
+async def _settle(context: CommandContext, paying: TreasurerRun, members: Sequence[Slashed]) -> None:
     """Settle members in one transaction, with the accounts that are missing. Raises CommandRefused."""
     treasury = paying.treasury
     create = [
-        treasurer.participant_create(desk.payer, member.user, treasury=treasury)
+        treasurer.participant_create(context.payer, member.user, treasury=treasury)
         for member in members
         if member.participant is None
     ]
-    show = [treasurer.participant_address(treasury.run, member.user, program=desk.programs.treasurer) for member in members]
-    await desk.send(*create, treasurer.run_settle(desk.payer, treasury=treasury, show=show))
+    show = [treasurer.participant_address(treasury.run, member.user, program=context.programs.treasurer) for member in members]
+    await context.send(*create, treasurer.run_settle(context.payer, treasury=treasury, show=show))
 
 
-async def _slashed(desk: Desk, paying: TreasurerRun, accounts: Sequence[Account]) -> list[Slashed]:
+async def _slashed(context: CommandContext, paying: TreasurerRun, accounts: Sequence[Account]) -> list[Slashed]:
     """The members with what their participants' accounts say. Raises BackendError."""
-    participants = await read_participants(desk, paying, [Pubkey(account.signer) for account in accounts])
+    participants = await read_participants(context, paying, [Pubkey(account.signer) for account in accounts])
     return [Slashed(account, participant) for account, participant in zip(accounts, participants, strict=True)]

@@ -51,7 +51,7 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Desk:
+class CommandContext:
     """A connection, and where there is one a wallet that sends."""
 
     def __init__(self, rpc: Rpc, programs: Programs, *, wallet: Wallet | None, price: int, owner: Pubkey | None = None) -> None:
@@ -105,7 +105,7 @@ def example(command: str, *lines: str) -> str:
 def command(
     settings: type[ChainSettings] = WalletSettings,
 ) -> Callable[[Callable[..., Awaitable[Outcome]]], Callable[..., None]]:
-    """A decorator that makes a click callback of an async function of a desk and the command's own options."""
+    """A decorator that makes a click callback of an async function of a context and the command's own options."""
 
     def decorate(action: Callable[..., Awaitable[Outcome]]) -> Callable[..., None]:
         @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object, for programs.")
@@ -120,12 +120,12 @@ def command(
     return decorate
 
 
-def perform(action: Callable[[Desk], Awaitable[Outcome]], settings: ChainSettings, *, as_json: bool) -> None:
-    """Run an action at a desk and print its outcome. Raises UserError, BackendError."""
+def perform(action: Callable[[CommandContext], Awaitable[Outcome]], settings: ChainSettings, *, as_json: bool) -> None:
+    """Run an action at a context and print its outcome. Raises UserError, BackendError."""
 
     async def work() -> Outcome:
-        async with open_desk(settings) as desk:
-            return await action(desk)
+        async with open_desk(settings) as context:
+            return await action(context)
 
     try:
         outcome = anyio.run(work)
@@ -137,12 +137,12 @@ def perform(action: Callable[[Desk], Awaitable[Outcome]], settings: ChainSetting
 
 
 @asynccontextmanager
-async def open_desk(settings: ChainSettings) -> AsyncIterator[Desk]:
-    """A desk. Raises UserError for a wallet or an endpoint that cannot be used."""
+async def open_desk(settings: ChainSettings) -> AsyncIterator[CommandContext]:
+    """A context. Raises UserError for a wallet or an endpoint that cannot be used."""
     wallet = settings.wallet() if isinstance(settings, WalletSettings) else None
     price = settings.priority_fee if isinstance(settings, WalletSettings) else 0
     async with Rpc(settings.endpoints()) as rpc:
-        yield Desk(rpc, settings.programs, wallet=wallet, price=price, owner=settings.wanted_owner)
+        yield CommandContext(rpc, settings.programs, wallet=wallet, price=price, owner=settings.wanted_owner)
 
 
 def load(settings: type[ChainSettings], given: Mapping[str, Any]) -> ChainSettings:

@@ -6,7 +6,7 @@ import anyio
 import click
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example, run_id_option
+from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, CommandContext, Outcome, command, example, run_id_option
 from psyche_backend_solana.layouts import address_record, authorizer, coordinator
 from psyche_backend_solana.rpc import methods
 from psyche_backend_solana.runs import coordinator_account
@@ -21,19 +21,19 @@ from psyche_core.errors import CommandRefused, UserError
 @click.option("--ms-interval", type=click.IntRange(1), default=1000, show_default=True, help="Milliseconds between two ticks.")
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many ticks.")
 @command()
-async def tick(desk: Desk, run_id: str, ms_interval: int, count: int) -> Outcome:
+async def tick(context: CommandContext, run_id: str, ms_interval: int, count: int) -> Outcome:
     """Let a run look at the clock. Members do that by themselves; anybody may. Where nothing is due it costs nothing."""
-    found = await desk.run(run_id)
+    found = await context.run(run_id)
     signatures = []
     for number in range(count):
         if number:
             await anyio.sleep(ms_interval / 1000)
         try:
-            signatures.append((await desk.send(coordinator.tick(found.run, user=desk.payer))).signature)
+            signatures.append((await context.send(coordinator.tick(found.run, user=context.payer))).signature)
         except CommandRefused as refusal:
             if refusal.code != "NothingDue":
                 raise
-    state = (await coordinator_account(desk.rpc, found.run, timeout=CALL_SECONDS)).state
+    state = (await coordinator_account(context.rpc, found.run, timeout=CALL_SECONDS)).state
     phase = "Uninitialized" if state is None else state.run_state.name
     sentence = (
         f"ticked {len(signatures)} times; {run_id!r} is now {phase}"
@@ -50,11 +50,11 @@ async def tick(desk: Desk, run_id: str, ms_interval: int, count: int) -> Outcome
 @click.option("--repo", required=True, help="Repository of the Hub where the model is.")
 @click.option("--revision", help="Its commit.")
 @command()
-async def checkpoint(desk: Desk, run_id: str, repo: str, revision: str | None) -> Outcome:
+async def checkpoint(context: CommandContext, run_id: str, repo: str, revision: str | None) -> Outcome:
     """Tell a run where its model is stored, as one of those whose turn it is to store it."""
-    found = await desk.run(run_id)
+    found = await context.run(run_id)
     location = Choice("Hub", {"repo_id": repo, **({} if revision is None else {"revision": revision})})
-    sent = await desk.send(coordinator.checkpoint(found.run, location, user=desk.payer))
+    sent = await context.send(coordinator.checkpoint(found.run, location, user=context.payer))
     return Outcome(
         f"the run {run_id!r} knows the model at {repo}", {"repo": repo, "revision": revision, "signature": sent.signature}
     )
@@ -63,41 +63,41 @@ async def checkpoint(desk: Desk, run_id: str, repo: str, revision: str | None) -
 @click.command("close-address", epilog=example("run-manager close-address", "-r first-light -w wallet.json"))
 @run_id_option
 @command()
-async def close_address(desk: Desk, run_id: str) -> Outcome:
+async def close_address(context: CommandContext, run_id: str) -> Outcome:
     """Delete the account that says where this wallet's client is reached, and get its rent back; a client makes it again."""
-    instance, _ = coordinator.instance_address(run_id, program=desk.programs.coordinator)
-    at = address_record.place(desk.payer, instance, program=desk.programs.authorizer)
-    await desk.check_ids("authorizer")
-    read = await methods.account(desk.rpc, at, timeout=CALL_SECONDS)
-    if read is None or read.owner != desk.programs.authorizer:
-        message = f"there is no address of the wallet {desk.payer} for {run_id!r}"
+    instance, _ = coordinator.instance_address(run_id, program=context.programs.coordinator)
+    at = address_record.place(context.payer, instance, program=context.programs.authorizer)
+    await context.check_ids("authorizer")
+    read = await methods.account(context.rpc, at, timeout=CALL_SECONDS)
+    if read is None or read.owner != context.programs.authorizer:
+        message = f"there is no address of the wallet {context.payer} for {run_id!r}"
         raise UserError(message)
 
-    closed = authorizer.close(desk.payer, desk.payer, authorization=at, program=desk.programs.authorizer)
-    sent = await desk.send(closed)
-    sentence = f"the address of the wallet {desk.payer} for {run_id!r} is deleted; {read.lamports} lamports came back"
+    closed = authorizer.close(context.payer, context.payer, authorization=at, program=context.programs.authorizer)
+    sent = await context.send(closed)
+    sentence = f"the address of the wallet {context.payer} for {run_id!r} is deleted; {read.lamports} lamports came back"
     return Outcome(sentence, {"account": at, "lamports": read.lamports, "signature": sent.signature})
 
 
 @click.command("withdraw", epilog=example("run-manager withdraw", "-r first-light -w wallet.json"))
 @run_id_option
 @command()
-async def withdraw(desk: Desk, run_id: str) -> Outcome:
+async def withdraw(context: CommandContext, run_id: str) -> Outcome:
     """Leave a run in the name of this wallet, when its client cannot do it any more."""
-    found = await desk.run(run_id)
-    sent = await desk.send(coordinator.withdraw(found.run, user=desk.payer))
-    return Outcome(f"the wallet {desk.payer} is no member of {run_id!r} any more", {"signature": sent.signature})
+    found = await context.run(run_id)
+    sent = await context.send(coordinator.withdraw(found.run, user=context.payer))
+    return Outcome(f"the wallet {context.payer} is no member of {run_id!r} any more", {"signature": sent.signature})
 
 
 @click.command("expel", epilog=example("run-manager expel", "-r first-light --wallet MEMBER -w join-authority.json"))
 @run_id_option
 @click.option("--wallet", "user", type=ADDRESS, required=True, help="The member's wallet.")
 @command()
-async def expel(desk: Desk, run_id: str, user: Pubkey) -> Outcome:
+async def expel(context: CommandContext, run_id: str, user: Pubkey) -> Outcome:
     """Send a member away, as if it had withdrawn, with the wallet that says who may join.
 
     It can come back while it has an authorization: take that back first, with join-authorization-delete.
     """
-    found = await desk.run(run_id)
-    sent = await desk.send(coordinator.expel(found.run, authority=desk.payer, user=user))
+    found = await context.run(run_id)
+    sent = await context.send(coordinator.expel(found.run, authority=context.payer, user=user))
     return Outcome(f"the wallet {user} is no member of {run_id!r} any more", {"wallet": user, "signature": sent.signature})

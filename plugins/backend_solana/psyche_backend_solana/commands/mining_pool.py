@@ -9,7 +9,7 @@ from solders.account import Account
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, CommandContext, Outcome, command, example
 from psyche_backend_solana.commands.rewards import amount_of, decimals, units_of
 from psyche_backend_solana.layouts import mining_pool as layout
 from psyche_backend_solana.layouts import tokens
@@ -39,12 +39,12 @@ def mining_pool() -> None:
 @click.option("--mint", type=ADDRESS, required=True, help="Token that lenders deposit.")
 @click.option("--metadata", default="", help="A few words about it, at most 400 bytes.")
 @command()
-async def create(desk: Desk, index: int, mint: Pubkey, metadata: str) -> Outcome:
+async def create(context: CommandContext, index: int, mint: Pubkey, metadata: str) -> Outcome:
     """Make a pool; nobody can deposit before `update` sets its limits."""
-    await desk.check_ids("mining_pool")
-    program = desk.programs.mining_pool
-    made = layout.pool_create(desk.payer, desk.payer, index=index, mint=mint, metadata=metadata, program=program)
-    sent = await desk.send(made)
+    await context.check_ids("mining_pool")
+    program = context.programs.mining_pool
+    made = layout.pool_create(context.payer, context.payer, index=index, mint=mint, metadata=metadata, program=program)
+    sent = await context.send(made)
     pool = layout.pool_address(index, program=program)
     return Outcome(f"the pool {index} is made: {pool}", {"pool": pool, "signature": sent.signature})
 
@@ -57,17 +57,17 @@ async def create(desk: Desk, index: int, mint: Pubkey, metadata: str) -> Outcome
 @click.option("--claims-frozen/--claims-open", default=None, help="Stop claims for now, or let them go on.")
 @click.option("--metadata", help="A few words about it, at most 400 bytes.")
 @command()
-async def update(desk: Desk, index: int, cap: str | None, lender_cap: str | None, **others: Any) -> Outcome:
+async def update(context: CommandContext, index: int, cap: str | None, lender_cap: str | None, **others: Any) -> Outcome:
     """Change a pool's limits, what is frozen, or its description."""
-    address, pool = await _pool(desk, index)
-    places = await decimals(desk, pool.collateral_mint)
+    address, pool = await _pool(context, index)
+    places = await decimals(context, pool.collateral_mint)
     changes = {name: value for name, value in others.items() if value is not None}
     changes |= {name: units_of(text, places) for name, text in (("cap", cap), ("lender_cap", lender_cap)) if text is not None}
     if not changes:
         message = "nothing to change: give at least one option"
         raise UserError(message)
 
-    sent = await desk.send(layout.pool_update(desk.payer, address, program=desk.programs.mining_pool, **changes))
+    sent = await context.send(layout.pool_update(context.payer, address, program=context.programs.mining_pool, **changes))
     return Outcome(f"the pool {index} has new {', '.join(changes)}", {"pool": address, "signature": sent.signature, **changes})
 
 
@@ -76,22 +76,22 @@ async def update(desk: Desk, index: int, cap: str | None, lender_cap: str | None
 @_authority
 @_amount
 @command()
-async def deposit(desk: Desk, index: int, authority: Pubkey, amount: str) -> Outcome:
+async def deposit(context: CommandContext, index: int, authority: Pubkey, amount: str) -> Outcome:
     """Put tokens of this wallet into a pool."""
-    address, pool = await _pool(desk, index)
+    address, pool = await _pool(context, index)
     if pool.authority != authority:
         message = f"the pool {index} belongs to {pool.authority}, not to {authority}; nothing was deposited"
         raise UserError(message)
 
-    units = units_of(amount, await decimals(desk, pool.collateral_mint))
-    own = tokens.associated(desk.payer, pool.collateral_mint)
-    program = desk.programs.mining_pool
-    lender = layout.lender_address(address, desk.payer, program=program)
+    units = units_of(amount, await decimals(context, pool.collateral_mint))
+    own = tokens.associated(context.payer, pool.collateral_mint)
+    program = context.programs.mining_pool
+    lender = layout.lender_address(address, context.payer, program=program)
     made: tuple[Instruction, ...] = ()
-    if await methods.account(desk.rpc, lender, timeout=CALL_SECONDS) is None:
-        made = (layout.lender_create(desk.payer, desk.payer, pool=address, program=program),)
-    put = layout.lender_deposit(desk.payer, own, pool=address, vault=pool.collateral_vault, amount=units, program=program)
-    sent = await desk.send(*made, put)
+    if await methods.account(context.rpc, lender, timeout=CALL_SECONDS) is None:
+        made = (layout.lender_create(context.payer, context.payer, pool=address, program=program),)
+    put = layout.lender_deposit(context.payer, own, pool=address, vault=pool.collateral_vault, amount=units, program=program)
+    sent = await context.send(*made, put)
     return Outcome(f"{amount} tokens ({units} units) are in the pool {index}", {"units": units, "signature": sent.signature})
 
 
@@ -99,16 +99,16 @@ async def deposit(desk: Desk, index: int, authority: Pubkey, amount: str) -> Out
 @_index
 @_amount
 @command()
-async def extract(desk: Desk, index: int, amount: str) -> Outcome:
+async def extract(context: CommandContext, index: int, amount: str) -> Outcome:
     """Move collateral from a pool to its authority, which is this wallet."""
-    address, pool = await _pool(desk, index)
-    units = units_of(amount, await decimals(desk, pool.collateral_mint))
-    own = tokens.associated(desk.payer, pool.collateral_mint)
+    address, pool = await _pool(context, index)
+    units = units_of(amount, await decimals(context, pool.collateral_mint))
+    own = tokens.associated(context.payer, pool.collateral_mint)
     moved = layout.pool_extract(
-        desk.payer, own, pool=address, vault=pool.collateral_vault, amount=units, program=desk.programs.mining_pool
+        context.payer, own, pool=address, vault=pool.collateral_vault, amount=units, program=context.programs.mining_pool
     )
-    made = tokens.create_associated(desk.payer, desk.payer, mint=pool.collateral_mint)
-    sent = await desk.send(made, moved)
+    made = tokens.create_associated(context.payer, context.payer, mint=pool.collateral_mint)
+    sent = await context.send(made, moved)
     return Outcome(f"{amount} tokens are at {own}", {"units": units, "account": own, "signature": sent.signature})
 
 
@@ -116,11 +116,11 @@ async def extract(desk: Desk, index: int, amount: str) -> Outcome:
 @_index
 @click.option("--mint", type=ADDRESS, required=True, help="Token that is shared among the lenders.")
 @command()
-async def open_claims(desk: Desk, index: int, mint: Pubkey) -> Outcome:
+async def open_claims(context: CommandContext, index: int, mint: Pubkey) -> Outcome:
     """Say which token lenders share, and open their claims: for good, and deposits end."""
-    address, _ = await _pool(desk, index)
-    sent = await desk.send(
-        layout.pool_claimable(desk.payer, desk.payer, pool=address, mint=mint, program=desk.programs.mining_pool)
+    address, _ = await _pool(context, index)
+    sent = await context.send(
+        layout.pool_claimable(context.payer, context.payer, pool=address, mint=mint, program=context.programs.mining_pool)
     )
     vault = tokens.associated(address, mint)
     return Outcome(f"lenders of the pool {index} share what lies in {vault}", {"vault": vault, "signature": sent.signature})
@@ -129,92 +129,94 @@ async def open_claims(desk: Desk, index: int, mint: Pubkey) -> Outcome:
 @mining_pool.command("open-refunds", epilog=example(f"{_PREFIX} open-refunds", "--index 1 -w authority.json"))
 @_index
 @command()
-async def open_refunds(desk: Desk, index: int) -> Outcome:
+async def open_refunds(context: CommandContext, index: int) -> Outcome:
     """Give the collateral that is left back to the lenders: for good, and deposits and extraction end."""
-    address, _ = await _pool(desk, index)
-    sent = await desk.send(layout.pool_refundable(desk.payer, address, program=desk.programs.mining_pool))
+    address, _ = await _pool(context, index)
+    sent = await context.send(layout.pool_refundable(context.payer, address, program=context.programs.mining_pool))
     return Outcome(f"lenders of the pool {index} can take their share back", {"pool": address, "signature": sent.signature})
 
 
 @mining_pool.command("claim", epilog=example(f"{_PREFIX} claim", "--index 1 -w wallet.json"))
 @_index
 @command()
-async def claim(desk: Desk, index: int) -> Outcome:
+async def claim(context: CommandContext, index: int) -> Outcome:
     """Take out all that is this wallet's share of what the pool brought."""
-    address, pool = await _pool(desk, index)
+    address, pool = await _pool(context, index)
     if pool.redeemable is None:
         message = f"claims of the pool {index} are not open yet"
         raise UserError(message)
 
     mint, vault = pool.redeemable
-    lender = await _lender(desk, address)
-    pot = pool.claimed + await amount_of(desk, vault)
+    lender = await _lender(context, address)
+    pot = pool.claimed + await amount_of(context, vault)
     units = layout.share(pot, lender.deposited, pool.deposited) - lender.claimed
-    return await _take(desk, layout.lender_claim, address, mint=mint, vault=vault, units=units)
+    return await _take(context, layout.lender_claim, address, mint=mint, vault=vault, units=units)
 
 
 @mining_pool.command("refund", epilog=example(f"{_PREFIX} refund", "--index 1 -w wallet.json"))
 @_index
 @command()
-async def refund(desk: Desk, index: int) -> Outcome:
+async def refund(context: CommandContext, index: int) -> Outcome:
     """Take this wallet's share of the collateral back."""
-    address, pool = await _pool(desk, index)
-    lender = await _lender(desk, address)
-    pot = pool.refunded + await amount_of(desk, pool.collateral_vault)
+    address, pool = await _pool(context, index)
+    lender = await _lender(context, address)
+    pot = pool.refunded + await amount_of(context, pool.collateral_vault)
     units = layout.share(pot, lender.deposited, pool.deposited) - lender.refunded
-    return await _take(desk, layout.lender_refund, address, mint=pool.collateral_mint, vault=pool.collateral_vault, units=units)
+    return await _take(
+        context, layout.lender_refund, address, mint=pool.collateral_mint, vault=pool.collateral_vault, units=units
+    )
 
 
 @mining_pool.command("show", epilog=example(f"{_PREFIX} show", "--index 1", "--index 1 --address WALLET"))
 @_index
 @click.option("--address", type=ADDRESS, help="Also what this lender put in and had back.")
 @command(ChainSettings)
-async def show(desk: Desk, index: int, address: Pubkey | None) -> Outcome:
+async def show(context: CommandContext, index: int, address: Pubkey | None) -> Outcome:
     """Print a pool, in smallest units."""
-    at, pool = await _pool(desk, index)
+    at, pool = await _pool(context, index)
     facts: dict[str, Any] = {"pool": at} | {name: getattr(pool, name) for name in layout.Pool.__slots__ if name != "bump"}
     if address is not None:
-        lender = await _lender(desk, at, address)
+        lender = await _lender(context, at, address)
         facts["lender"] = {"deposited": lender.deposited, "claimed": lender.claimed, "refunded": lender.refunded}
     phase = "refunds are open" if pool.refunding else "claims are open" if pool.claiming else "it takes deposits"
     return Outcome(f"the pool {index} holds deposits of {pool.deposited} units from {pool.lenders} lenders; {phase}", facts)
 
 
-async def _take(desk: Desk, paying: Any, pool: Pubkey, *, mint: Pubkey, vault: Pubkey, units: int) -> Outcome:
+async def _take(context: CommandContext, paying: Any, pool: Pubkey, *, mint: Pubkey, vault: Pubkey, units: int) -> Outcome:
     if units <= 0:
         message = "there is nothing to take out for this wallet now"
         raise UserError(message)
 
-    own = tokens.associated(desk.payer, mint)
-    made = tokens.create_associated(desk.payer, desk.payer, mint=mint)
-    taken = paying(desk.payer, own, pool=pool, vault=vault, amount=units, program=desk.programs.mining_pool)
-    sent = await desk.send(made, taken)
+    own = tokens.associated(context.payer, mint)
+    made = tokens.create_associated(context.payer, context.payer, mint=mint)
+    taken = paying(context.payer, own, pool=pool, vault=vault, amount=units, program=context.programs.mining_pool)
+    sent = await context.send(made, taken)
     return Outcome(f"{units} units were paid to {own}", {"units": units, "account": own, "signature": sent.signature})
 
 
-async def _pool(desk: Desk, index: int) -> tuple[Pubkey, layout.Pool]:
-    await desk.check_ids("mining_pool")
-    address = layout.pool_address(index, program=desk.programs.mining_pool)
-    read = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
+async def _pool(context: CommandContext, index: int) -> tuple[Pubkey, layout.Pool]:
+    await context.check_ids("mining_pool")
+    address = layout.pool_address(index, program=context.programs.mining_pool)
+    read = await methods.account(context.rpc, address, timeout=CALL_SECONDS)
     if read is None:
         message = f"there is no pool {index}"
         raise UserError(message)
 
     try:
-        return address, layout.parse_pool(Account(read.lamports, read.data, read.owner), program=desk.programs.mining_pool)
+        return address, layout.parse_pool(Account(read.lamports, read.data, read.owner), program=context.programs.mining_pool)
     except WireError as error:
         raise BackendError(str(error)) from error
 
 
-async def _lender(desk: Desk, pool: Pubkey, user: Pubkey | None = None) -> layout.Lender:
-    who = user or desk.payer
-    at = layout.lender_address(pool, who, program=desk.programs.mining_pool)
-    read = await methods.account(desk.rpc, at, timeout=CALL_SECONDS)
+async def _lender(context: CommandContext, pool: Pubkey, user: Pubkey | None = None) -> layout.Lender:
+    who = user or context.payer
+    at = layout.lender_address(pool, who, program=context.programs.mining_pool)
+    read = await methods.account(context.rpc, at, timeout=CALL_SECONDS)
     if read is None:
         message = f"the wallet {who} is no lender of this pool"
         raise UserError(message)
 
     try:
-        return layout.parse_lender(Account(read.lamports, read.data, read.owner), program=desk.programs.mining_pool)
+        return layout.parse_lender(Account(read.lamports, read.data, read.owner), program=context.programs.mining_pool)
     except WireError as error:
         raise BackendError(str(error)) from error

@@ -18,7 +18,7 @@ from psyche_backend_solana.commands.closing import is_old, settle_slashed
 from psyche_backend_solana.commands.context import (
     ADDRESS,
     CALL_SECONDS,
-    Desk,
+    CommandContext,
     Outcome,
     command,
     example,
@@ -59,7 +59,7 @@ later_version_option = click.option(
 @click.option("--join-authority", type=ADDRESS, help="Wallet that says who may join; ours when not given.")
 @command()
 async def create_run(
-    desk: Desk,
+    context: CommandContext,
     run_id: str,
     client_version: str,
     later: bool,
@@ -73,53 +73,53 @@ async def create_run(
         message = "--treasurer-index means a run that is paid for: give --treasurer-collateral-mint, too"
         raise ConfigError(message)
 
-    await desk.check_ids("coordinator", "authorizer")
+    await context.check_ids("coordinator", "authorizer")
     space = Keypair()
-    address, _ = coordinator.instance_address(run_id, program=desk.programs.coordinator)
-    run = coordinator.Run(address, space.pubkey(), desk.programs.coordinator)
-    grantor = join_authority or desk.payer
-    rent = await methods.rent_exempt(desk.rpc, ACCOUNT_BYTES, timeout=CALL_SECONDS)
+    address, _ = coordinator.instance_address(run_id, program=context.programs.coordinator)
+    run = coordinator.Run(address, space.pubkey(), context.programs.coordinator)
+    grantor = join_authority or context.payer
+    rent = await methods.rent_exempt(context.rpc, ACCOUNT_BYTES, timeout=CALL_SECONDS)
     made = create_account(
         CreateAccountParams(
-            from_pubkey=desk.payer,
+            from_pubkey=context.payer,
             to_pubkey=space.pubkey(),
             lamports=rent,
             space=ACCOUNT_BYTES,
-            owner=desk.programs.coordinator,
+            owner=context.programs.coordinator,
         )
     )
     facts: dict[str, Any] = {"run_id": run_id, "instance": address, "account": space.pubkey(), "join_authority": grantor}
     if mint is None:
         begin = coordinator.init(
             run,
-            payer=desk.payer,
+            payer=context.payer,
             run_id=run_id,
-            main_authority=desk.payer,
+            main_authority=context.payer,
             join_authority=grantor,
             client_version=client_version,
         )
     else:
-        await desk.check_ids("treasurer")
-        index = await free_index(desk, run_id) if treasurer_index is None else treasurer_index
+        await context.check_ids("treasurer")
+        index = await free_index(context, run_id) if treasurer_index is None else treasurer_index
         treasury = treasurer.Treasury.of(
             index,
             mint=mint,
             instance=address,
             coordinator=space.pubkey(),
-            program=desk.programs.treasurer,
-            coordinator_program=desk.programs.coordinator,
+            program=context.programs.treasurer,
+            coordinator_program=context.programs.coordinator,
         )
         facts |= {"treasurer_run": treasury.run, "treasurer_index": index, "vault": treasury.vault}
         begin = treasurer.run_create(
-            desk.payer,
+            context.payer,
             treasury,
             index=index,
-            main_authority=desk.payer,
+            main_authority=context.payer,
             join_authority=grantor,
             run_id=run_id,
             client_version=client_version,
         )
-    sent = await desk.send(made, begin, signers=(Wallet(space),))
+    sent = await context.send(made, begin, signers=(Wallet(space),))
     sentence = f"the run {run_id!r} is made: instance {address}, account {space.pubkey()}; configure it with update-config"
     return Outcome(sentence, {**facts, "signature": sent.signature})
 
@@ -145,7 +145,7 @@ async def create_run(
 @later_version_option
 @command()
 async def update_config(
-    desk: Desk,
+    context: CommandContext,
     run_id: str,
     treasurer_index: int | None,
     config_path: Path | None,
@@ -158,8 +158,8 @@ async def update_config(
     """Change a run's configuration, its place in the training, or what people are told of it. Most of it needs a paused run."""
     if client_version is not None:
         check_asked(client_version, ours=version("psyche-core"), later=later)
-    owner = await owner_of(desk, run_id, treasurer_index)
-    account = await coordinator_account(desk.rpc, owner.found.run)
+    owner = await owner_of(context, run_id, treasurer_index)
+    account = await coordinator_account(context.rpc, owner.found.run)
     state = account.state
     config, model = (None, None) if config_path is None else read_config(config_path)
     if switch_to_hub:
@@ -190,8 +190,8 @@ async def update_config(
         message = "nothing would change: everything that was given is as it is already"
         raise UserError(message)
 
-    for instruction in coordinator.staged_update(owner.found.run, wanted, authority=desk.payer):
-        sent = await desk.send(owner.say(desk, instruction))
+    for instruction in coordinator.staged_update(owner.found.run, wanted, authority=context.payer):
+        sent = await context.send(owner.say(context, instruction))
     sentence = f"the run {run_id!r} has new {', '.join(changed)}"
     return Outcome(sentence, {"run_id": run_id, "changed": changed, "signature": sent.signature})
 
@@ -214,18 +214,20 @@ async def update_config(
     help="With --resume, of a run whose model no member holds any more: train again what came after the stored checkpoint.",
 )
 @command()
-async def set_paused(desk: Desk, run_id: str, treasurer_index: int | None, resume: bool, from_checkpoint: bool) -> Outcome:
+async def set_paused(
+    context: CommandContext, run_id: str, treasurer_index: int | None, resume: bool, from_checkpoint: bool
+) -> Outcome:
     """Pause a run after its current round, or let it go on. Nothing that was trained is lost, nobody has to join again."""
     if from_checkpoint and not resume:
         message = "--from-checkpoint says how to go on: give --resume, too"
         raise ConfigError(message)
 
-    owner = await owner_of(desk, run_id, treasurer_index)
+    owner = await owner_of(context, run_id, treasurer_index)
     instruction = coordinator.set_paused(
-        owner.found.run, authority=desk.payer, paused=not resume, from_checkpoint=from_checkpoint
+        owner.found.run, authority=context.payer, paused=not resume, from_checkpoint=from_checkpoint
     )
-    sent = await desk.send(owner.say(desk, instruction))
-    state = (await coordinator_account(desk.rpc, owner.found.run)).state
+    sent = await context.send(owner.say(context, instruction))
+    state = (await coordinator_account(context.rpc, owner.found.run)).state
     phase = "Uninitialized" if state is None else state.run_state.name
     doing = (
         "is waiting for its present epoch to end, then it pauses"
@@ -249,18 +251,18 @@ async def set_paused(desk: Desk, run_id: str, treasurer_index: int | None, resum
 )
 @command()
 async def set_future_epoch_rates(
-    desk: Desk, run_id: str, treasurer_index: int | None, earning: int | None, slashing: int | None
+    context: CommandContext, run_id: str, treasurer_index: int | None, earning: int | None, slashing: int | None
 ) -> Outcome:
     """Say what the epochs after the present one pay, in points: one point is one smallest unit of the treasurer's token."""
     if earning is None and slashing is None:
         message = "give --earning-rate-total-shared, --slashing-rate-per-client, or both"
         raise ConfigError(message)
 
-    owner = await owner_of(desk, run_id, treasurer_index)
+    owner = await owner_of(context, run_id, treasurer_index)
     instruction = coordinator.set_future_epoch_rates(
-        owner.found.run, authority=desk.payer, earning_total_shared=earning, slashing_per_client=slashing
+        owner.found.run, authority=context.payer, earning_total_shared=earning, slashing_per_client=slashing
     )
-    sent = await desk.send(owner.say(desk, instruction))
+    sent = await context.send(owner.say(context, instruction))
     facts = {"run_id": run_id, "earning_total_shared": earning, "slashing_per_client": slashing, "signature": sent.signature}
     return Outcome(f"the next epochs of {run_id!r} pay as you said", facts)
 
@@ -269,28 +271,30 @@ async def set_future_epoch_rates(
 @run_id_option
 @treasurer_index_option
 @command()
-async def close_run(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
+async def close_run(context: CommandContext, run_id: str, treasurer_index: int | None) -> Outcome:
     """Close a halted run for good: its accounts are deleted, their rent comes back to this wallet.
 
     A treasurer is first told of every slashed member, which takes some transactions where they are many.
     """
-    owner = await owner_of(desk, run_id, treasurer_index)
+    owner = await owner_of(context, run_id, treasurer_index)
     state = None
-    if owner.treasury is not None or not await is_old(desk, owner.found.run.account):  # the program knows if an old one is halted
-        state = (await coordinator_account(desk.rpc, owner.found.run)).state
+    if owner.treasury is not None or not await is_old(
+        context, owner.found.run.account
+    ):  # the program knows if an old one is halted
+        state = (await coordinator_account(context.rpc, owner.found.run)).state
     if state is not None and not state.run_state.halted:
         message = f"pause the run first (set-paused) and wait until it is: {run_id!r} is in {state.run_state.name}"
         raise UserError(message)
 
     if owner.treasury is None:
-        sent = await desk.send(coordinator.free(owner.found.run, authority=desk.payer, spill=desk.payer))
+        sent = await context.send(coordinator.free(owner.found.run, authority=context.payer, spill=context.payer))
     else:
         if state is not None:
-            await settle_slashed(desk, await the_treasurer(desk, owner.found, treasurer_index), state)
-        own = tokens.associated(desk.payer, owner.treasury.mint)
-        sent = await desk.send(
-            tokens.create_associated(desk.payer, desk.payer, mint=owner.treasury.mint),
-            treasurer.run_close(desk.payer, desk.payer, destination=own, treasury=owner.treasury),
+            await settle_slashed(context, await the_treasurer(context, owner.found, treasurer_index), state)
+        own = tokens.associated(context.payer, owner.treasury.mint)
+        sent = await context.send(
+            tokens.create_associated(context.payer, context.payer, mint=owner.treasury.mint),
+            treasurer.run_close(context.payer, context.payer, destination=own, treasury=owner.treasury),
         )
     return Outcome(f"the run {run_id!r} is closed", {"run_id": run_id, "signature": sent.signature})
 

@@ -12,7 +12,7 @@ from solders.account import Account
 from solders.pubkey import Pubkey
 
 from psyche_backend_solana.commands.authority import TreasurerRun
-from psyche_backend_solana.commands.context import CALL_SECONDS, Desk
+from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext
 from psyche_backend_solana.layouts import treasurer
 from psyche_backend_solana.rpc import methods
 from psyche_core.errors import BackendError, WireError
@@ -22,13 +22,17 @@ _Item = TypeVar("_Item")
 _READ_AT_ONCE = 100
 
 
-async def read_participants(desk: Desk, paying: TreasurerRun, users: Sequence[Pubkey]) -> list[treasurer.Participant | None]:
+async def read_participants(
+    context: CommandContext, paying: TreasurerRun, users: Sequence[Pubkey]
+) -> list[treasurer.Participant | None]:
     """The accounts of these users in a run, None for who has none. Raises BackendError."""
     found: list[treasurer.Participant | None] = []
     for part in parts(users, _READ_AT_ONCE):
-        addresses = [treasurer.participant_address(paying.treasury.run, user, program=desk.programs.treasurer) for user in part]
-        read = await methods.accounts(desk.rpc, addresses, timeout=CALL_SECONDS)
-        found.extend(_participant(content, paying, desk.programs.treasurer) for content in read)
+        addresses = [
+            treasurer.participant_address(paying.treasury.run, user, program=context.programs.treasurer) for user in part
+        ]
+        read = await methods.accounts(context.rpc, addresses, timeout=CALL_SECONDS)
+        found.extend(_participant(content, paying, context.programs.treasurer) for content in read)
     return found
 
 

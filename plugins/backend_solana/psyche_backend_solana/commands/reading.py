@@ -13,7 +13,7 @@ from psyche_backend_solana.commands.authority import TreasurerRun, find_treasure
 from psyche_backend_solana.commands.context import (
     ADDRESS,
     CALL_SECONDS,
-    Desk,
+    CommandContext,
     Outcome,
     command,
     example,
@@ -51,13 +51,13 @@ _HIDDEN = (RunState.Finished, RunState.Paused)
     help="Whose program made the run: ours, or the other implementation's, whose runs can be looked at and nothing else.",
 )
 @command(ChainSettings)
-async def json_dump_run(desk: Desk, run_id: str, treasurer_index: int | None, program: str) -> Outcome:
+async def json_dump_run(context: CommandContext, run_id: str, treasurer_index: int | None, program: str) -> Outcome:
     """Print all that the chain knows of a run, as JSON."""
     if program == "reference":
-        return _as_json(await reference_run(desk, run_id))
+        return _as_json(await reference_run(context, run_id))
 
-    found = await desk.run(run_id)
-    account = await coordinator_account(desk.rpc, found.run)
+    found = await context.run(run_id)
+    account = await coordinator_account(context.rpc, found.run)
     facts: dict[str, Any] = {
         "run_id": run_id,
         "instance": found.run.instance,
@@ -66,9 +66,9 @@ async def json_dump_run(desk: Desk, run_id: str, treasurer_index: int | None, pr
         "join_authority": found.instance.join_authority,
         **described(account),
     }
-    paying = await find_treasurer(desk, found, treasurer_index)
+    paying = await find_treasurer(context, found, treasurer_index)
     if paying is not None:
-        facts["treasurer"] = await funds(desk, paying, account.state)
+        facts["treasurer"] = await funds(context, paying, account.state)
     return _as_json(facts)
 
 
@@ -77,15 +77,15 @@ async def json_dump_run(desk: Desk, run_id: str, treasurer_index: int | None, pr
 @treasurer_index_option
 @click.option("--address", "--wallet", "--user", "address", type=ADDRESS, required=True, help="The member's wallet.")
 @command(ChainSettings)
-async def json_dump_user(desk: Desk, run_id: str, treasurer_index: int | None, address: Pubkey) -> Outcome:
+async def json_dump_user(context: CommandContext, run_id: str, treasurer_index: int | None, address: Pubkey) -> Outcome:
     """Print all that the chain knows of one member of a run, as JSON."""
-    found = await desk.run(run_id)
-    state = (await coordinator_account(desk.rpc, found.run)).state
+    found = await context.run(run_id)
+    state = (await coordinator_account(context.rpc, found.run)).state
     facts: dict[str, Any] = {"run_id": run_id, "address": address, **membership(state, address)}
-    facts["lamports"] = await methods.balance(desk.rpc, address, timeout=CALL_SECONDS)
-    paying = await find_treasurer(desk, found, treasurer_index)
+    facts["lamports"] = await methods.balance(context.rpc, address, timeout=CALL_SECONDS)
+    paying = await find_treasurer(context, found, treasurer_index)
     if paying is not None:
-        claimed = await claimed_by(desk, paying, address)
+        claimed = await claimed_by(context, paying, address)
         facts["treasurer"] = {"claimed": claimed, "claimable": max(0, facts["earned"] - facts["slashed"] - claimed)}
     return _as_json(facts)
 
@@ -94,9 +94,9 @@ async def json_dump_user(desk: Desk, run_id: str, treasurer_index: int | None, a
 @click.option("--authorizer", type=ADDRESS, help="Only runs whose joining this wallet grants.")
 @click.option("--all", "every", is_flag=True, help="Also runs that are paused, finished or not configured yet.")
 @command(ChainSettings)
-async def list_runs(desk: Desk, authorizer: Pubkey | None, every: bool) -> Outcome:
+async def list_runs(context: CommandContext, authorizer: Pubkey | None, every: bool) -> Outcome:
     """List the runs on a chain, those that wait for members first."""
-    rows = await runs_on_chain(desk)
+    rows = await runs_on_chain(context)
     if authorizer is not None:
         rows = [row for row in rows if row["join_authority"] == authorizer]
     if not every:
@@ -114,16 +114,16 @@ async def list_runs(desk: Desk, authorizer: Pubkey | None, every: bool) -> Outco
 @click.option("--authorizer", type=ADDRESS, help="Whose authorization names the wallet as its delegate.")
 @click.option("--address", "--wallet", "--user", "address", type=ADDRESS, required=True, help="The wallet that wants to join.")
 @command(ChainSettings)
-async def can_join(desk: Desk, run_id: str, authorizer: Pubkey | None, address: Pubkey) -> Outcome:
+async def can_join(context: CommandContext, run_id: str, authorizer: Pubkey | None, address: Pubkey) -> Outcome:
     """Say whether a wallet may join a run, and if not what is missing. Exit code 1 when it may not."""
-    found = await desk.run(run_id)
+    found = await context.run(run_id)
     grantees = None if authorizer is None else (authorizer,)
     at = await find_authorization(
-        desk.rpc, found.instance.join_authority, address, grantees=grantees, programs=desk.programs, timeout=CALL_SECONDS
+        context.rpc, found.instance.join_authority, address, grantees=grantees, programs=context.programs, timeout=CALL_SECONDS
     )
-    state = (await coordinator_account(desk.rpc, found.run)).state
+    state = (await coordinator_account(context.rpc, found.run)).state
     phase = "Uninitialized" if state is None else state.run_state.name
-    funds_there = await methods.balance(desk.rpc, address, timeout=CALL_SECONDS)
+    funds_there = await methods.balance(context.rpc, address, timeout=CALL_SECONDS)
     if not funds_there:
         message = f"the wallet {address} is authorized, but has no SOL to pay fees with"
         raise CommandRefused("NoFunds", message)
@@ -136,18 +136,18 @@ def _as_json(facts: dict[str, Any]) -> Outcome:
     return Outcome(json.dumps(plain(facts), indent=2), facts)
 
 
-async def reference_run(desk: Desk, run_id: str) -> dict[str, Any]:
+async def reference_run(context: CommandContext, run_id: str) -> dict[str, Any]:
     """A run of the other implementation. Raises AccessRefused (WrongRun), BackendError."""
-    program = reference.PROGRAM_ID if desk.programs.coordinator == COORDINATOR else desk.programs.coordinator
+    program = reference.PROGRAM_ID if context.programs.coordinator == COORDINATOR else context.programs.coordinator
     address = Pubkey.find_program_address([b"coordinator", run_id.encode()[:64]], program)[0]
     try:
-        read = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
+        read = await methods.account(context.rpc, address, timeout=CALL_SECONDS)
         if read is None or read.owner != program:
-            message = f"the program {program} has no run {run_id!r} at {desk.rpc.current.name}"
+            message = f"the program {program} has no run {run_id!r} at {context.rpc.current.name}"
             raise AccessRefused("WrongRun", message)
 
         instance = reference.parse_instance(read.data)
-        kept = await methods.account(desk.rpc, instance["account"], timeout=CALL_SECONDS)
+        kept = await methods.account(context.rpc, instance["account"], timeout=CALL_SECONDS)
         if kept is None or kept.owner != program:
             message = f"the account {instance['account']} of the run {run_id!r} is gone"
             raise BackendError(message)
@@ -222,9 +222,9 @@ def membership(state: CoordinatorState | None, address: Pubkey) -> dict[str, Any
     }
 
 
-async def funds(desk: Desk, paying: TreasurerRun, state: CoordinatorState | None) -> dict[str, Any]:
+async def funds(context: CommandContext, paying: TreasurerRun, state: CoordinatorState | None) -> dict[str, Any]:
     """What a run's treasurer has, owes, and lacks."""
-    read = await methods.account(desk.rpc, paying.treasury.vault, timeout=CALL_SECONDS)
+    read = await methods.account(context.rpc, paying.treasury.vault, timeout=CALL_SECONDS)
     held = 0 if read is None else tokens.parse(Account(read.lamports, read.data, read.owner)).amount
     earned = sum(max(0, one.earned - one.slashed) for one in state.accounts) if state is not None else 0
     owed = max(0, earned - paying.run.claimed)
@@ -244,24 +244,24 @@ async def funds(desk: Desk, paying: TreasurerRun, state: CoordinatorState | None
     }
 
 
-async def claimed_by(desk: Desk, paying: TreasurerRun, user: Pubkey) -> int:
+async def claimed_by(context: CommandContext, paying: TreasurerRun, user: Pubkey) -> int:
     """Units that a user was paid by a run's treasurer."""
-    participant = (await read_participants(desk, paying, [user]))[0]
+    participant = (await read_participants(context, paying, [user]))[0]
     return 0 if participant is None else participant.claimed
 
 
-async def runs_on_chain(desk: Desk) -> list[dict[str, Any]]:
+async def runs_on_chain(context: CommandContext) -> list[dict[str, Any]]:
     """All runs of the coordinator program, those that wait for members first. What is malformed is left out."""
-    await desk.check_ids("coordinator")
-    program = desk.programs.coordinator
+    await context.check_ids("coordinator")
+    program = context.programs.coordinator
     found = await methods.program_accounts(
-        desk.rpc, program, begins_with=INSTANCE_MAGIC, size=INSTANCE_BYTES, timeout=CALL_SECONDS
+        context.rpc, program, begins_with=INSTANCE_MAGIC, size=INSTANCE_BYTES, timeout=CALL_SECONDS
     )
     rows = []
     for address, read in found.items():
         try:
             instance = read_instance(read, program=program)
-            kept = await methods.account(desk.rpc, instance.account, timeout=CALL_SECONDS)
+            kept = await methods.account(context.rpc, instance.account, timeout=CALL_SECONDS)
             if kept is None:
                 continue
             account = read_coordinator(kept, Run(address, instance.account, program))

@@ -15,7 +15,7 @@ from solders.pubkey import Pubkey
 from psyche_backend_solana.commands.authority import TreasurerRun, owner_of, the_treasurer
 from psyche_backend_solana.commands.context import (
     CALL_SECONDS,
-    Desk,
+    CommandContext,
     Outcome,
     command,
     example,
@@ -42,12 +42,12 @@ _PAID_AT_ONCE = 4
 @treasurer_index_option
 @click.option("--collateral-amount", "amount", required=True, help="Tokens to put in, with decimals as people write them.")
 @command()
-async def top_up(desk: Desk, run_id: str, treasurer_index: int | None, amount: str) -> Outcome:
+async def top_up(context: CommandContext, run_id: str, treasurer_index: int | None, amount: str) -> Outcome:
     """Put tokens of this wallet into the vault that a run's members are paid from."""
-    paying = await the_treasurer(desk, await desk.run(run_id), treasurer_index)
-    units = units_of(amount, await decimals(desk, paying.run.mint))
-    source = tokens.associated(desk.payer, paying.run.mint)
-    sent = await desk.send(treasurer.top_up(desk.payer, source, treasury=paying.treasury, amount=units))
+    paying = await the_treasurer(context, await context.run(run_id), treasurer_index)
+    units = units_of(amount, await decimals(context, paying.run.mint))
+    source = tokens.associated(context.payer, paying.run.mint)
+    sent = await context.send(treasurer.top_up(context.payer, source, treasury=paying.treasury, amount=units))
     sentence = f"{amount} tokens ({units} units) are in the vault of {run_id!r}"
     return Outcome(sentence, {"vault": paying.treasury.vault, "units": units, "signature": sent.signature})
 
@@ -56,22 +56,22 @@ async def top_up(desk: Desk, run_id: str, treasurer_index: int | None, amount: s
 @run_id_option
 @treasurer_index_option
 @command()
-async def claim(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
+async def claim(context: CommandContext, run_id: str, treasurer_index: int | None) -> Outcome:
     """Have this wallet paid what it has earned and not had yet, as far as the vault reaches."""
-    found = await desk.run(run_id)
-    paying = await the_treasurer(desk, found, treasurer_index)
-    balance = membership((await coordinator_account(desk.rpc, found.run)).state, desk.payer)
-    participant = (await read_participants(desk, paying, [desk.payer]))[0]
+    found = await context.run(run_id)
+    paying = await the_treasurer(context, found, treasurer_index)
+    balance = membership((await coordinator_account(context.rpc, found.run)).state, context.payer)
+    participant = (await read_participants(context, paying, [context.payer]))[0]
     due = max(0, balance["earned"] - balance["slashed"] - (0 if participant is None else participant.claimed))
-    held = await amount_of(desk, paying.treasury.vault)
+    held = await amount_of(context, paying.treasury.vault)
     units = min(due, held)
     if not units:
         why = "the vault is empty; the owner tops it up" if due else "nothing is owed to this wallet"
         message = f"nothing to claim from {run_id!r}: {why}"
         raise UserError(message)
 
-    own = tokens.associated(desk.payer, paying.run.mint)
-    sent = await desk.send(*_payment(desk, paying, Due(desk.payer, units, known=participant is not None)))
+    own = tokens.associated(context.payer, paying.run.mint)
+    sent = await context.send(*_payment(context, paying, Due(context.payer, units, known=participant is not None)))
     sentence = f"{units} units were paid to {own}" + (
         f"; {due - units} more are owed when the vault is filled" if due > units else ""
     )
@@ -82,17 +82,17 @@ async def claim(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome
 @run_id_option
 @treasurer_index_option
 @command()
-async def pay_members(desk: Desk, run_id: str, treasurer_index: int | None) -> Outcome:
+async def pay_members(context: CommandContext, run_id: str, treasurer_index: int | None) -> Outcome:
     """Pay every member what it has earned and not claimed, as far as the vault reaches; for the run's owner.
 
     Units go to the members' own accounts; this wallet pays the fees and the rent of accounts that are not there yet. If it is
     interrupted, what was paid stays paid: call it again.
     """
-    owner = await owner_of(desk, run_id, treasurer_index)
-    paying = await the_treasurer(desk, owner.found, treasurer_index)
-    state = (await coordinator_account(desk.rpc, owner.found.run)).state
-    owed = await _owed(desk, paying, () if state is None else state.accounts)
-    affordable = _within(owed, await amount_of(desk, paying.treasury.vault))
+    owner = await owner_of(context, run_id, treasurer_index)
+    paying = await the_treasurer(context, owner.found, treasurer_index)
+    state = (await coordinator_account(context.rpc, owner.found.run)).state
+    owed = await _owed(context, paying, () if state is None else state.accounts)
+    affordable = _within(owed, await amount_of(context, paying.treasury.vault))
     rest = sum(due.units for due in owed) - sum(due.units for due in affordable)
     if not affordable:
         message = f"nobody can be paid by {run_id!r}: " + ("the vault is empty; top it up" if rest else "nobody is owed anything")
@@ -103,7 +103,7 @@ async def pay_members(desk: Desk, run_id: str, treasurer_index: int | None) -> O
         length=len(affordable), label="paying members", file=sys.stderr, hidden=not sys.stderr.isatty()
     ) as bar:
         for part in parts(affordable, _PAID_AT_ONCE):
-            sent = await desk.send(*(instruction for due in part for instruction in _payment(desk, paying, due)))
+            sent = await context.send(*(instruction for due in part for instruction in _payment(context, paying, due)))
             signatures.append(sent.signature)
             bar.update(len(part))
 
@@ -123,11 +123,11 @@ class Due:
     known: bool
 
 
-async def _owed(desk: Desk, paying: TreasurerRun, accounts: Sequence[Balance]) -> list[Due]:
+async def _owed(context: CommandContext, paying: TreasurerRun, accounts: Sequence[Balance]) -> list[Due]:
     """Who is owed something. Raises BackendError."""
     users = [Pubkey(account.signer) for account in accounts]
     found = []
-    for account, user, participant in zip(accounts, users, await read_participants(desk, paying, users), strict=True):
+    for account, user, participant in zip(accounts, users, await read_participants(context, paying, users), strict=True):
         units = account.earned - account.slashed - (0 if participant is None else participant.claimed)
         if units > 0:
             found.append(Due(user, units, known=participant is not None))
@@ -146,18 +146,18 @@ def _within(owed: Sequence[Due], held: int) -> list[Due]:
     return found
 
 
-def _payment(desk: Desk, paying: TreasurerRun, due: Due) -> list[Instruction]:
+def _payment(context: CommandContext, paying: TreasurerRun, due: Due) -> list[Instruction]:
     """What pays one member, accounts that are missing included."""
     treasury = paying.treasury
-    made = [] if due.known else [treasurer.participant_create(desk.payer, due.user, treasury=treasury)]
+    made = [] if due.known else [treasurer.participant_create(context.payer, due.user, treasury=treasury)]
     own = tokens.associated(due.user, treasury.mint)
-    claimed = treasurer.participant_claim(desk.payer, due.user, destination=own, treasury=treasury, amount=due.units)
-    return [tokens.create_associated(desk.payer, due.user, mint=treasury.mint), *made, claimed]
+    claimed = treasurer.participant_claim(context.payer, due.user, destination=own, treasury=treasury, amount=due.units)
+    return [tokens.create_associated(context.payer, due.user, mint=treasury.mint), *made, claimed]
 
 
-async def decimals(desk: Desk, mint: Pubkey) -> int:
+async def decimals(context: CommandContext, mint: Pubkey) -> int:
     """Decimals of a token. Raises BackendError."""
-    read = await methods.account(desk.rpc, mint, timeout=CALL_SECONDS)
+    read = await methods.account(context.rpc, mint, timeout=CALL_SECONDS)
     if read is None:
         message = f"there is no token {mint}"
         raise BackendError(message)
@@ -168,9 +168,9 @@ async def decimals(desk: Desk, mint: Pubkey) -> int:
         raise BackendError(str(error)) from error
 
 
-async def amount_of(desk: Desk, address: Pubkey) -> int:
+async def amount_of(context: CommandContext, address: Pubkey) -> int:
     """Units in a token account, 0 when there is none."""
-    read = await methods.account(desk.rpc, address, timeout=CALL_SECONDS)
+    read = await methods.account(context.rpc, address, timeout=CALL_SECONDS)
     return 0 if read is None else tokens.parse(Account(read.lamports, read.data, read.owner)).amount
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.context import ADDRESS, CALL_SECONDS, CommandContext, Outcome, command, example
 from psyche_backend_solana.commands.run_manager import TableGroup
 from psyche_backend_solana.programs import PROGRAMS, sums
 from psyche_backend_solana.programs.own_ids import with_ids
@@ -87,9 +87,9 @@ def address(file: Path) -> None:
 @click.command("balance", epilog=example("solana balance", "--address WALLET"))
 @click.option("--address", type=ADDRESS, required=True, help="The account.")
 @command(ChainSettings)
-async def balance(desk: Desk, address: Pubkey) -> Outcome:
+async def balance(context: CommandContext, address: Pubkey) -> Outcome:
     """Print what an account holds."""
-    lamports = await methods.balance(desk.rpc, address, timeout=CALL_SECONDS)
+    lamports = await methods.balance(context.rpc, address, timeout=CALL_SECONDS)
     return Outcome(f"{lamports / _LAMPORTS:.9f} SOL", {"address": address, "lamports": lamports})
 
 
@@ -97,9 +97,9 @@ async def balance(desk: Desk, address: Pubkey) -> Outcome:
 @click.option("--address", type=ADDRESS, required=True, help="Who gets it.")
 @click.option("--sol", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="How much.")
 @command(ChainSettings)
-async def airdrop(desk: Desk, address: Pubkey, sol: float) -> Outcome:
+async def airdrop(context: CommandContext, address: Pubkey, sol: float) -> Outcome:
     """Ask the chain for free SOL, which local chains and devnet give."""
-    signature = await desk.rpc.call("requestAirdrop", str(address), round(sol * _LAMPORTS), timeout=CALL_SECONDS)
+    signature = await context.rpc.call("requestAirdrop", str(address), round(sol * _LAMPORTS), timeout=CALL_SECONDS)
     return Outcome(f"{sol:g} SOL are on their way to {address}", {"address": address, "signature": signature})
 
 

@@ -25,7 +25,7 @@ from psyche_backend_solana.commands.client_image import Containers, prepare_imag
 from psyche_backend_solana.commands.client_plan import Image, PipEnvironment, Plan, Trust, plan, read_trust
 from psyche_backend_solana.commands.client_process import Launch, Ready
 from psyche_backend_solana.commands.client_supervisor import Pace, Versions, take_part
-from psyche_backend_solana.commands.context import CALL_SECONDS, Desk, load, open_desk
+from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext, load, open_desk
 from psyche_backend_solana.commands.env_file import PREFIX, read_env_file, words, yes
 from psyche_backend_solana.commands.reading import runs_on_chain
 from psyche_backend_solana.layouts.coordinator import Run
@@ -63,7 +63,7 @@ class StartOptions:
 
 
 async def choose_run(
-    desk: Desk,
+    context: CommandContext,
     wanted: str | None,
     *,
     wallet: Pubkey,
@@ -77,18 +77,18 @@ async def choose_run(
     this wallet grants. Raises UserError, CommandRefused.
     """
     if wanted is not None:
-        found = await desk.run(wanted)
-        await find_authorization(desk.rpc, found.instance.join_authority, wallet, grantees=grantees, programs=desk.programs)
-        return wanted, (await coordinator_account(desk.rpc, found.run)).client_version
+        found = await context.run(wanted)
+        await find_authorization(context.rpc, found.instance.join_authority, wallet, grantees=grantees, programs=context.programs)
+        return wanted, (await coordinator_account(context.rpc, found.run)).client_version
 
     refused: list[str] = []
-    for row in await runs_on_chain(desk):
+    for row in await runs_on_chain(context):
         if row["run_state"] in NOT_JOINABLE or grantor not in (None, row["join_authority"]):
             continue
         try:
-            if desk.pinned:
-                await desk.run(row["run_id"])
-            await find_authorization(desk.rpc, row["join_authority"], wallet, grantees=grantees, programs=desk.programs)
+            if context.pinned:
+                await context.run(row["run_id"])
+            await find_authorization(context.rpc, row["join_authority"], wallet, grantees=grantees, programs=context.programs)
             allowed(row["client_version"])
         except CommandRefused:
             continue
@@ -108,8 +108,8 @@ async def choose_run(
 class VersionReader:
     """Which version a run asks for, read again and again."""
 
-    def __init__(self, desk: Desk, run_id: str) -> None:
-        self._desk = desk
+    def __init__(self, context: CommandContext, run_id: str) -> None:
+        self._desk = context
         self._run_id = run_id
         self._run: Run | None = None
         self._seen = b""
@@ -156,9 +156,9 @@ async def _start(given: Mapping[str, str], options: StartOptions) -> int:
     def decide(text: str) -> Plan:
         return plan(text, ours=version("psyche-core"), trust=trust)
 
-    async with open_desk(settings) as desk:
+    async with open_desk(settings) as context:
         run_id, asked = await choose_run(
-            desk,
+            context,
             environment.get(f"{PREFIX}RUN_ID") or None,
             wallet=wallet,
             grantees=settings.grantees,
@@ -183,7 +183,7 @@ async def _start(given: Mapping[str, str], options: StartOptions) -> int:
             launch = Launch((sys.executable, "-c", "from psyche_core.cli import main; main()", *arguments), environment)
             return lambda: launch
 
-        versions = Versions(read=VersionReader(desk, run_id).read, plan=decide, prepare=prepare)
+        versions = Versions(read=VersionReader(context, run_id).read, plan=decide, prepare=prepare)
         click.echo(f"taking part in {run_id!r} with the wallet {wallet}, with {decide(asked)}", err=True)
         return await take_part(asked, versions, pace=options.pace)
 

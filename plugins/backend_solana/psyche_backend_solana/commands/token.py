@@ -6,7 +6,7 @@ import click
 from solders.keypair import Keypair
 from solders.system_program import CreateAccountParams, create_account
 
-from psyche_backend_solana.commands.context import CALL_SECONDS, Desk, Outcome, command, example
+from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext, Outcome, command, example
 from psyche_backend_solana.commands.rewards import units_of
 from psyche_backend_solana.layouts import tokens
 from psyche_backend_solana.programs.addresses import TOKEN
@@ -20,20 +20,20 @@ MOST_DECIMALS = 9
 @click.option("--supply", default="1000000", show_default=True, help="Tokens to make, with decimals as people write them.")
 @click.option("--decimals", type=click.IntRange(0, MOST_DECIMALS), default=6, show_default=True, help="Decimals of a token.")
 @command()
-async def create_token(desk: Desk, supply: str, decimals: int) -> Outcome:
+async def create_token(context: CommandContext, supply: str, decimals: int) -> Outcome:
     """Make a token of SPL Token and give all of it to this wallet, who may make more of it later."""
     units = units_of(supply, decimals)
     mint = Wallet(Keypair())
-    rent = await methods.rent_exempt(desk.rpc, tokens.MINT_BYTES, timeout=CALL_SECONDS)
+    rent = await methods.rent_exempt(context.rpc, tokens.MINT_BYTES, timeout=CALL_SECONDS)
     space = CreateAccountParams(
-        from_pubkey=desk.payer, to_pubkey=mint.pubkey, lamports=rent, space=tokens.MINT_BYTES, owner=TOKEN
+        from_pubkey=context.payer, to_pubkey=mint.pubkey, lamports=rent, space=tokens.MINT_BYTES, owner=TOKEN
     )
-    account = tokens.associated(desk.payer, mint.pubkey)
-    sent = await desk.send(
+    account = tokens.associated(context.payer, mint.pubkey)
+    sent = await context.send(
         create_account(space),
-        tokens.initialize_mint(mint.pubkey, authority=desk.payer, decimals=decimals),
-        tokens.create_associated(desk.payer, desk.payer, mint=mint.pubkey),
-        tokens.mint_to(mint.pubkey, account, authority=desk.payer, amount=units),
+        tokens.initialize_mint(mint.pubkey, authority=context.payer, decimals=decimals),
+        tokens.create_associated(context.payer, context.payer, mint=mint.pubkey),
+        tokens.mint_to(mint.pubkey, account, authority=context.payer, amount=units),
         signers=(mint,),
     )
     sentence = f"made the token {mint.pubkey}; {supply} of it are in {account}"

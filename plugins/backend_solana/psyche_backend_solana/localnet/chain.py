@@ -1,4 +1,4 @@
-"""A local chain: the node in its thread, front doors, the passing of time, and the file that keeps it.
+"""A local chain: the node in its thread, RPC providers, the passing of time, and the file that keeps it.
 
     async with LocalChain() as chain:
         client = AsyncClient(chain.rpc_url)
@@ -29,7 +29,7 @@ from psyche_backend_solana.localnet.faults import FaultSwitch
 from psyche_backend_solana.localnet.genesis import FIRST_SLOT
 from psyche_backend_solana.localnet.ledger import Ledger, Refused
 from psyche_backend_solana.localnet.node import Node
-from psyche_backend_solana.localnet.provider import Door
+from psyche_backend_solana.localnet.provider import RpcProvider
 from psyche_backend_solana.localnet.settings import ChainSettings
 from psyche_backend_solana.localnet.snapshot import restore, take_snapshot
 from psyche_backend_solana.localnet.store import Store
@@ -49,7 +49,7 @@ def shipped_programs() -> dict[str, bytes]:
 
 
 class LocalChain:
-    """A chain, running while it is entered. Entering opens the first front door.
+    """A chain, running while it is entered. Entering opens the first RPC provider.
 
     wall: unix seconds, where the clock begins. steady: seconds that never go back, what drives it. `restored`: it goes on from
     a saved state. `differing`: addresses whose programs are not those of the settings; a chain keeps its own until they are
@@ -64,7 +64,7 @@ class LocalChain:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or ChainSettings()
-        self.doors: list[Door] = []
+        self.providers: list[RpcProvider] = []
         self._wall = wall
         self._steady = steady
         self._outboxes = Outboxes()
@@ -105,29 +105,29 @@ class LocalChain:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the doors and save; idempotent."""
+        """Close the providers and save; idempotent."""
         with anyio.CancelScope(shield=True):  # a cancelled close would lose state and leave sockets open
             await self._stack.aclose()
 
     @property
     def rpc_url(self) -> str:
-        """Of the first front door."""
-        return self.doors[0].rpc_url
+        """Of the first RPC provider."""
+        return self.providers[0].rpc_url
 
     @property
     def ws_url(self) -> str:
-        """Of the first front door."""
-        return self.doors[0].ws_url
+        """Of the first RPC provider."""
+        return self.providers[0].ws_url
 
     @property
     def faults(self) -> FaultSwitch:
-        """Of the first front door."""
-        return self.doors[0].faults
+        """Of the first RPC provider."""
+        return self.providers[0].faults
 
-    async def open_door(self, rpc_port: int = 0, ws_port: int | None = None) -> Door:
+    async def open_door(self, rpc_port: int = 0, ws_port: int | None = None) -> RpcProvider:
         """Another pair of URLs of the same chain, with faults of its own. Raises UserError when a port cannot be had."""
         settings = self.settings
-        door = Door(
+        provider = RpcProvider(
             self._engine,
             host=settings.host,
             outboxes=self._outboxes,
@@ -135,9 +135,9 @@ class LocalChain:
             limits=settings.limits,
             admin=settings.allow_faults,
         )
-        await door.open(rpc_port, ws_port)
-        self.doors.append(door)
-        return door
+        await provider.open(rpc_port, ws_port)
+        self.providers.append(provider)
+        return provider
 
     # ------------------------------------------------------------ the test's hand
 
@@ -242,7 +242,7 @@ class LocalChain:
             settings.limits,
             admin=settings.allow_faults,
             save=self._save_now if self._store else None,
-            doors=lambda: [(door.rpc_place, door.ws_place) for door in tuple(self.doors)],
+            providers=lambda: [(provider.rpc_place, provider.ws_place) for provider in tuple(self.providers)],
         )
 
     def _go_on(self, saved: Any, wall: float) -> tuple[Ledger, Instant, float]:
@@ -290,8 +290,8 @@ class LocalChain:
             await self._save_changes()
 
     async def _close_doors(self) -> None:
-        for door in self.doors:
-            await door.close()
+        for provider in self.providers:
+            await provider.close()
 
 
 def read_address(text: str) -> Pubkey:

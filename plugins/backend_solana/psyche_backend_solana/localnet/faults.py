@@ -1,4 +1,4 @@
-"""What a front door does wrong on purpose, so that clients can be tested against bad providers.
+"""What a RPC provider does wrong on purpose, so that clients can be tested against bad providers.
 
 `Faults` is a value; `FaultSwitch` holds the one in force and may be turned while clients are connected, in process or, where
 `--allow-faults` was given, with the JSON-RPC method `psyche_setFaults`. Decided: shares are drawn from a seeded generator, so a
@@ -20,7 +20,7 @@ _WEBSOCKETS = ("normal", "silent", "refuse")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How one front door misbehaves; the defaults are good behaviour.
+    """How one RPC provider misbehaves; the defaults are good behaviour.
 
     latency_ms: before every answer and notification. drop_share: of HTTP requests closed unseen. lose_answer_share: of HTTP
     requests carried out, then closed unanswered. http_status: answer to every HTTP request instead of its result, such as 429
@@ -69,7 +69,7 @@ FAULT_NAMES = frozenset(field.name for field in fields(Faults))
 
 
 class FaultSwitch:
-    """The faults in force at one front door.
+    """The faults in force at one RPC provider.
 
     Safe to read from any thread: the value is replaced as a whole. Watchers are called in the thread that turns the switch.
     """

@@ -1,4 +1,4 @@
-"""The node behind all front doors: requests in, answers and notifications out. No sockets, no clock, one thread.
+"""The node behind all RPC providers: requests in, answers and notifications out. No sockets, no clock, one thread.
 
 JSON is read and written here too, so that the event loop's thread does neither. Decided: nothing a client sends gets further
 than an error object: what the methods do not expect is logged and answered with -32603, and the next request finds the node as
@@ -39,7 +39,7 @@ class Node:
     """Answers requests about one ledger.
 
     ledger: the chain. limits: bounds on requests. admin: serve the methods of this chain only. save: writes the state, for them.
-    doors: `host:port` of RPC and of websockets, of all front doors.
+    providers: `host:port` of RPC and of websockets, of all RPC providers.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Node:
         *,
         admin: bool = False,
         save: Callable[[], None] | None = None,
-        doors: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        providers: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> None:
         self.ledger = ledger
         self._limits = limits
         self._methods = {**METHODS, **ADMIN_METHODS} if admin else METHODS
         self._save = save
-        self._doors = doors
+        self._providers = providers
         self._subscriptions = Subscriptions(ledger)
         self._outgoing: list[tuple[int, str]] = []
 
@@ -125,7 +125,9 @@ class Node:
         self._outgoing.extend((one.connection, _dump(one.message)) for one in notifications)
 
     def _call(self, params: list[Any], faults: FaultSwitch) -> Call:
-        return Call(ledger=self.ledger, values=params, limits=self._limits, faults=faults, save=self._save, doors=self._doors())
+        return Call(
+            ledger=self.ledger, values=params, limits=self._limits, faults=faults, save=self._save, providers=self._providers()
+        )
 
     # ------------------------------------------------------------ JSON-RPC
 

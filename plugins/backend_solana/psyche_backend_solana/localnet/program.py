@@ -28,7 +28,7 @@ _DOORS = 16
 @click.option("--host", default="127.0.0.1", show_default=True, help="IP to listen on. Whoever reaches it may do anything.")
 @click.option("--rpc-port", default=8899, show_default=True, help="Port of JSON-RPC over HTTP. 0 picks a free one.")
 @click.option("--ws-port", type=int, help="Port of websockets. [default: the one after --rpc-port, where clients look for it]")
-@click.option("--doors", default=1, show_default=True, help="Pairs of ports onto the same chain, as if by several providers.")
+@click.option("--providers", default=1, show_default=True, help="Pairs of ports onto the same chain, as if by several providers.")
 @click.option("--state", type=click.Path(path_type=Path, dir_okay=False), help="File to go on from and to save to.")
 @click.option("--reset", is_flag=True, help="Begin a new chain, whatever --state holds.")
 @click.option("--slot-ms", default=400, show_default=True, help="Length of a slot. A blockhash is good for 150 of them.")
@@ -60,12 +60,12 @@ def localnet(**given: Any) -> None:
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     faults = {name: given.pop(name) for name in _FAULTS}
-    doors = given.pop("doors")
-    if not 1 <= doors <= _DOORS:
-        message = f"--doors is from 1 to {_DOORS}, got {doors}"
+    providers = given.pop("providers")
+    if not 1 <= providers <= _DOORS:
+        message = f"--providers is from 1 to {_DOORS}, got {providers}"
         raise ConfigError(message)
 
-    number = anyio.run(_run, read_settings(given), faults, doors)
+    number = anyio.run(_run, read_settings(given), faults, providers)
     raise SystemExit(128 + number)
 
 
@@ -106,17 +106,17 @@ def read_airdrop(text: str) -> tuple[str, int]:
     return address, whole
 
 
-async def _run(settings: ChainSettings, faults: dict[str, Any], doors: int) -> int:
+async def _run(settings: ChainSettings, faults: dict[str, Any], providers: int) -> int:
     """Until a signal, whose number is returned."""
     from psyche_backend_solana.localnet.chain import LocalChain
 
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with LocalChain(settings) as chain:
-            for index in range(1, doors):
+            for index in range(1, providers):
                 port = settings.rpc_port + 2 * index if settings.rpc_port else 0
                 await chain.open_door(port)
-            for door in chain.doors:
-                door.faults.set(**faults)
+            for provider in chain.providers:
+                provider.faults.set(**faults)
             _announce(chain, settings)
             async for number in signals:
                 return int(number)
@@ -125,8 +125,8 @@ async def _run(settings: ChainSettings, faults: dict[str, Any], doors: int) -> i
 
 def _announce(chain: Any, settings: ChainSettings) -> None:
     with contextlib.suppress(BrokenPipeError):
-        for door in chain.doors:
-            click.echo(f"RPC {door.rpc_url}  websockets {door.ws_url}")
+        for provider in chain.providers:
+            click.echo(f"RPC {provider.rpc_url}  websockets {provider.ws_url}")
         for address in settings.programs or {}:
             differs = "  (not this package's build: the chain keeps the one it has; --reset begins with this one)"
             click.echo(f"program {address}{differs if address in chain.differing else ''}")

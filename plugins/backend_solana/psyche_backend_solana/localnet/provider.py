@@ -1,4 +1,4 @@
-"""A front door: one RPC provider's pair of URLs, with its own faults, onto a chain that several may share."""
+"""A RPC provider: one RPC provider's pair of URLs, with its own faults, onto a chain that several may share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRIES = 50
 _ADMIN = b'"psyche_'
 
 
-class Door:
+class RpcProvider:
     """HTTP and websockets at two ports. Closed and opened again, it keeps its ports and its faults."""
 
     def __init__(

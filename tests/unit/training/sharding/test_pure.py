@@ -59,7 +59,7 @@ def test_pieces_put_together_are_the_whole(
 
 
 def test_halves_are_cut_each_by_itself() -> None:
-    """A gate and an up projection in one tensor: rank 1 has the second half of each."""
+    """A admission and an up projection in one tensor: rank 1 has the second half of each."""
     placement = Placement(shape=(8, 1), tensor_dim=0, halves=2)
     piece = placement.piece(torch.arange(8.0).view(8, 1), places(1, 2)[1])
     assert piece.flatten().tolist() == [2, 3, 6, 7]

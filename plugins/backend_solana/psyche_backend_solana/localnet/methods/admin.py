@@ -12,7 +12,7 @@ from psyche_core.errors import ConfigError
 
 
 def set_faults(call: Call) -> dict[str, Any]:
-    """Change faults of the front door that was asked; null or nothing clears them. The answer is what is in force."""
+    """Change faults of the RPC provider that was asked; null or nothing clears them. The answer is what is in force."""
     params = call.params(most=1)
     try:
         changes = asdict(Faults()) if params.get(0) is None else faults_from_json(params.get(0))

@@ -17,9 +17,9 @@ API_VERSION = "3.0.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """The chain, the request's parameters, the front door it came through and what it may cost.
+    """The chain, the request's parameters, the RPC provider it came through and what it may cost.
 
-    save: writes the state now. doors: `host:port` of RPC and of websockets, of all front doors.
+    save: writes the state now. providers: `host:port` of RPC and of websockets, of all RPC providers.
     """
 
     ledger: Ledger
@@ -27,7 +27,7 @@ class Call:
     limits: Limits
     faults: FaultSwitch
     save: Callable[[], None] | None = None
-    doors: Sequence[tuple[str, str]] = ()
+    providers: Sequence[tuple[str, str]] = ()
 
     def params(self, *, most: int) -> Params:
         """The parameters. most: how many the method takes."""

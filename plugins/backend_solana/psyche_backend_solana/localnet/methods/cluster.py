@@ -14,7 +14,7 @@ _MAX_SAMPLES = 720
 
 
 def get_health(call: Call) -> str:
-    """Always well; a sick node is a fault of its front door."""
+    """Always well; a sick node is a fault of its RPC provider."""
     call.params(most=0)
     return "ok"
 
@@ -38,11 +38,11 @@ def get_identity(call: Call) -> dict[str, Any]:
 
 
 def get_cluster_nodes(call: Call) -> list[dict[str, Any]]:
-    """This node, once for each of its front doors."""
+    """This node, once for each of its RPC providers."""
     call.params(most=0)
     node = {"pubkey": str(call.ledger.identity), "version": API_VERSION, "featureSet": _FEATURE_SET, "shredVersion": 1}
     silent = {"gossip": None, "tpu": None, "tpuQuic": None}
-    return [{**node, **silent, "rpc": rpc, "pubsub": pubsub} for rpc, pubsub in call.doors]
+    return [{**node, **silent, "rpc": rpc, "pubsub": pubsub} for rpc, pubsub in call.providers]
 
 
 def get_epoch_info(call: Call) -> dict[str, Any]:
