@@ -22,10 +22,10 @@ class Limits:
     """What a server grants. Times in seconds.
 
     Before the login, see `admission`. silent_seconds: until a connection's first bytes, sent at once by a client; two seconds
-    leave time to send lost ones again. max_silent: connections that have said nothing; cheap, so many. handshake_seconds: for all until
-    the login is done. max_unauthenticated: connections in TLS or login without a member's proof; one more needs a solved puzzle.
-    max_unauthenticated_per_address: the same for one address. puzzle_bits, puzzle_most_bits: of a puzzle, when none of the places
-    is held by who solved one, and when all are; 2**bits hashes, some 50 ms and 1 s of one core in Python.
+    leave time to send lost ones again. max_silent: connections that have said nothing; cheap, so many. handshake_seconds: for all
+    until the login is done. max_unauthenticated: connections in TLS or login without a member's proof; one more needs a solved
+    puzzle. max_unauthenticated_per_address: the same for one address. puzzle_bits, puzzle_most_bits: of a puzzle, when none of
+    the places is held by who solved one, and when all are; 2**bits hashes, some 50 ms and 1 s of one core in Python.
     At the login. max_connections: logged-in ones besides the members'. max_connections_per_key: of one key; two, because a client
     that comes back may be here before we know that its old connection is dead. logins_per_second, login_burst: of one key.
     Members. reconnect_seconds: a lost one may come back within this time before it is withdrawn; 0 withdraws at once.

@@ -11,10 +11,10 @@ SHA-256(cookie || counter) begins with that many zero bits. The signature is one
 Decided: TCP has proved the address already, so a cookie alone would cost a flood nothing; work does. The puzzle is a plain hash
 and no memory-hard one, since those cost the server as much to check as the client to solve; whoever has graphics cards solves it
 a thousand times faster, which is why more bits win over fewer (`admission`) and why members need not compete at all. A cookie
-lets one connection in: what was used is remembered, up to a bound, until it lapses. The client signs and solves without knowing whether it
-counts as a member. Its key travels in the clear then, and only then. A signature relayed by somebody in between takes a member's
-place for one connection, until the member's own takes it back; the login itself is bound to TLS. Refuses, as a client, puzzles
-of more than `MOST_BITS` bits: whoever answers at a port could keep us busy.
+lets one connection in: what was used is remembered, up to a bound, until it lapses. The client signs and solves without knowing
+whether it counts as a member. Its key travels in the clear then, and only then. A signature relayed by somebody in between takes
+a member's place for one connection, until the member's own takes it back; the login itself is bound to TLS. Refuses, as a client,
+puzzles of more than `MOST_BITS` bits: whoever answers at a port could keep us busy.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Every number that concerns a coordinator has a test below that is named after it
     B5   file name of a saved state             the TCP backend's: plugins/backend_tcp/tests
     B6   re-join forgotten after an exit        its rule below; the TCP server's own list: plugins/backend_tcp/tests
     B9   owned Merkle proofs swap siblings      there are no proofs here, only roots (test_vectors, test_data)
-    B14  division by zero in a first update     below, and for files in tests/unit/test_run_config.py
+    B14  division by zero in a first update     below, and for files in tests/unit/config/test_run_config.py
     B16  first resume sets the step to 1        test_pause
     B17  resume at total_steps                  test_pause
     B19  client version and nonce of an account on the chain: the Solana backend's
