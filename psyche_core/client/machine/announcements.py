@@ -1,6 +1,6 @@
 """What a member says and when: readiness, Finished, witness statements, health checks, coming back (protocol sections 3 and 5).
 
-Pure functions that mark in the notes what was said, so that it is said once.
+Each function returns the actions that are due and marks them as said in the epoch's notes, so that each is said once.
 """
 
 from __future__ import annotations

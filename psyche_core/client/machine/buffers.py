@@ -1,7 +1,7 @@
-"""Payloads asked for and messages that came before the state they belong to. Bounded, whatever peers send.
+"""Buffers, bounded whatever peers send: payloads that were asked for, and messages that came too early.
 
-Decided here: a peer may be one state update ahead of us, so its messages for the next rounds wait, a bounded number per sender;
-after a start, all live messages of the last rounds may come before the first state.
+A peer may be one state update ahead of us, so its messages about the next rounds wait here, a bounded number per sender. After a
+start, all live messages of the last rounds may come before the first state.
 """
 
 from __future__ import annotations

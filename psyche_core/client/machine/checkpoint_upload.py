@@ -1,10 +1,13 @@
-"""Storing the model after an epoch, and telling the coordinator where it is (protocol section 5, F9).
+"""Store the model after an epoch and tell the coordinator where it is (protocol section 5, F9).
 
-Decided here: only who has the duty stores, the others' copies would cost their lines for nothing; who cannot (no store, nothing
-saved, storing failed) passes the duty on at once. Before the duty is taken the others are heard, for a replica that went astray
-must not become everybody's next start; who hears nobody waits for a moment and stores. What is stored is told while checkpoints
-are taken, after an epoch's rounds; what was stored too late is told to people only, unless the owner listed us. Refuses to touch
-files or stores: StoreModel does.
+- Only the elected checkpointer stores: copies of others would only cost upload. A checkpointer that cannot store (no store,
+  nothing saved, storing failed) passes the duty on at once.
+- It first waits for other members' digests: a replica that differs must not become everybody's next start. If none come, it waits
+  for a moment and then stores.
+- It tells the place while checkpoints are accepted, after an epoch's rounds. If it is later, only people are told, unless the
+  owner listed this member as a checkpointer.
+
+Files and stores are not touched here: the runtime carries out StoreModel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Following the coordinator: epochs entered, rounds seen and settled, membership kept.
+"""Follow the coordinator: enter epochs, see rounds and how they were settled, keep the membership.
 
-Decided here: we join once per process, which also publishes our address, and again whenever we are no longer expected; an epoch
-that can be finished is finished before the next one is entered; what has not been settled while it was stored is lost and makes
-`recovery` fetch the masters.
+- The client joins once per process, which also publishes its address, and again whenever it is no longer expected.
+- An epoch that can be finished is finished before the next one is entered.
+- What was not settled while the state still stored it is lost; `resync` then fetches the masters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether our replica is the others': at the two ends of an epoch, and in every round's statements.
+"""Is our replica equal to the others'? Digests are compared at both ends of an epoch and in every round's statements.
 
 The reference never exchanged a hash of its weights, so replicas could drift unseen (its defect 9.1-1).
 """

@@ -1,4 +1,4 @@
-"""What a client notes about the epoch it is in: its slot, the rounds seen, payloads and digests. Replaced whole at each epoch."""
+"""What a client knows about its epoch: its slot, the rounds seen, payloads and digests. Replaced as a whole at each epoch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the client machine is told (events) and what it asks for (actions). Values only.
+"""What the client machine is told (events) and what it asks for (actions). Plain values.
 
-The runtime turns I/O into events and actions into I/O; the simulator does the same without I/O. One piece of trainer work is
-outstanding at a time: a `Work` action is answered by exactly one of the events named in its docstring, or by WorkFailed.
+The runtime turns I/O into events and actions into I/O; the simulator does the same without I/O. At most one piece of trainer work
+is outstanding: each `Work` action is answered by exactly one of the events named in its docstring, or by WorkFailed.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""How long our training takes and how long a round's turn takes, so that Finished can be said in time for the next round.
+"""Estimate when our training ends, so that Finished can be sent ahead of time.
 
-Between the last Finished of a round and the news of the next one lie three journeys: ours to the witnesses, theirs to the
-coordinator, its to us. A trainer that speaks only once it is done waits for all three with idle hands. Nothing that anybody
-attests to depends on it: results of round h are attested to in h + 1 (protocol section 3), and who says Finished(h) must hold
-the payloads of h - 1, which it does while it trains. So a trainer says it ahead by what the journeys have taken, when it expects
-to be done by the time they are over.
+From the last Finished of a round to the news of the next round, three messages travel: ours to the witnesses, theirs to the
+coordinator, its state to us. A trainer that sends Finished only when it is done is idle for all three. Sending it earlier is
+safe: results of round h are attested to in h + 1 (protocol section 3), and Finished(h) says that the sender holds the payloads of
+h - 1, which it does while it trains. So a trainer sends it as early as the three messages have taken, if it expects to be done
+when they have arrived.
 
-Decided here: the expectation is our last training's time for a sample; the head start is the shortest turn of the last rounds,
-never more than half of the training, for a turn also holds our wait for slower members, which ends when they speak. Too early an
-announcement costs this: our result comes after the next round's start, and should we stall for as long as a round may last, we
-are waited for in one round and not in two. Refuses to guess before one training and one turn were seen.
+The expected duration is our last training's time per sample. The head start is the shortest time of the last rounds from Finished
+to the next round, and at most half of the training time: that time also contains our wait for slower members, which ends when
+they speak. If Finished is sent too early, our result comes after the next round's start; if we then stall for as long as a round
+may last, others wait for us in one round instead of two. Without one observed training and one observed round nothing is
+estimated.
 """
 
 from __future__ import annotations

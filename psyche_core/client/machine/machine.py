@@ -1,12 +1,11 @@
-"""The whole behaviour of a client as a pure state machine: events in, actions out; no I/O, no clock, no randomness, no torch.
+"""The whole behaviour of a client as a pure state machine: events in, actions out. No I/O, clock, randomness or torch.
 
-`handle(event, now)` returns the actions to take, in order. `now` is any monotonic clock in seconds and only bounds waiting. The
-same object runs in a real client (psyche_core.client.runtime.runtime) and in the simulator.
+`handle(event, now)` returns the actions to take, in order. `now` is any monotonic clock in seconds and only limits waiting. The
+same object runs in a real client (`psyche_core.client.runtime`) and in the simulator.
 
-Decided here: one piece of trainer work at a time, chosen afresh after each event; a client that cannot follow, or whose replica
-is not the others', stops training, gets the masters from them and comes back in the same epoch before it ever gives up. What the
-machine knows is in `standing`, which names the rooms that do the rest. Refuses to interpret payloads or to know time-outs of the
-network.
+After each event the machine chooses at most one piece of trainer work. A client that cannot follow, or whose replica differs from
+the others', stops training, gets the masters from them, and comes back in the same epoch; it gives up only when that fails. What
+the machine knows is in `state`. Payload contents and network time-outs are not known here.
 """
 
 from __future__ import annotations

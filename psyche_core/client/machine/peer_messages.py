@@ -1,7 +1,7 @@
-"""What other members say, taken in: results, Finished, digests, wishes for models and offers of them; and payloads as they come.
+"""Take in what other members say: results, Finished, digests, requests for models and offers of them; and payloads.
 
-Decided here: only members of the epoch are heard, by the key that signed; what is about rounds or epochs still to come waits,
-bounded. Refuses to act on what it hears beyond asking for payloads and reporting proof of equivocation.
+Only members of the epoch are heard, identified by the key that signed. Messages about rounds or epochs to come wait in a bounded
+buffer. The only reactions here are to ask for payloads and to report proof of equivocation.
 """
 
 from __future__ import annotations

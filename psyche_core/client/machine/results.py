@@ -1,13 +1,15 @@
-"""Results of other trainers: announcements checked against the round, payloads asked for, again when that failed.
+"""Results of other trainers: check announcements against the round, ask for payloads, and ask again after a failure.
 
-Decided here: an announcement must be for the share the coordinator dealt to that slot, carry the commitment that follows from it
-(F7) and its trainer's signature, before anything is fetched; only the first one of a slot is fetched unasked; two of one slot are
-proof of equivocation and go to the coordinator. Refuses to look into payloads.
+- Before anything is fetched, an announcement must be for the share that the coordinator assigned to that slot, and carry the
+  commitment that follows from it (F7) with its trainer's signature.
+- Only the first result of a slot is fetched unasked. Two different results of one slot prove equivocation and go to the
+  coordinator.
+- A result is not refused because its payload bytes are known, from an earlier round or from another slot. Two honest results of
+  zeros have equal bytes, and which of them is later differs between honest witnesses. A commitment names round, share and
+  trainer, so equal bytes are different results; they are applied as often as the statements say. Whether bytes were copied is a
+  question for verification.
 
-Decided here, too: a result is not refused for a payload whose bytes are known, be it the same trainer's of an earlier round or
-another slot's. Two honest results of zeros have equal bytes, and refusing the later one would go by the order of arrival, which
-differs between honest witnesses. A commitment names round, share and trainer, so equal bytes are different results; they are
-applied as often as the statements say. Whether somebody copied them is a question for verification.
+Payloads are not looked into here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Seeing that our masters are the others', and getting theirs when ours cannot be used (protocol section 5).
+"""Check that our masters equal the others', and get theirs when ours cannot be used (protocol section 5).
 
-Decided here: digests judge at an epoch's two ends and in every settled round; who is astray, or cannot be brought up to date from
-what it knows, asks the members for their masters and takes no part in training until it has them. Only when that fails again and
-again, or no model has a majority, the client withdraws with a sentence.
+Digests decide at both ends of an epoch and in every settled round. A member whose replica differs, or that cannot catch up with
+what it knows, asks the other members for their masters and does not train until it has them. It withdraws, with a reason, only
+when that fails several times or no model has a majority.
 """
 
 from __future__ import annotations

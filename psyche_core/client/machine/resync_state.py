@@ -1,14 +1,16 @@
-"""Getting the masters from other members: after a late start, after too much was missed, after a replica went astray.
+"""State of a resync: which masters we need, who offered them, what was tried; and requests of others for ours.
 
-Protocol section 5. A client that needs the masters says which step's it needs (ModelWanted); members that hold exactly those
-offer them (ModelOffer); what most of them offer is fetched piece by piece, every piece verified against the agreed manifest.
+Protocol section 5. A client that needs masters says after which step (ModelWanted). Members that hold exactly those offer them
+(ModelOffer). What most of them offer is fetched piece by piece, and every piece is checked against the agreed manifest.
 
-Decided here: an offer counts once per slot and step; it is believed when more than half of the other members made it, healthy or
-not (a cut network leaves few healthy, and those may be the wrong ones), or after a while when more than half of the healthy and
-of who spoke up did. Before the first round of an epoch it is then enough that no other offer has as many voices: only those who
-took part before can offer anything. Whose masters changed under its hands knows who had the right ones: it asks those, and
-believes nobody who had others. A manifest that led astray is never taken again, one that could not be had rests for a while.
-Refuses to fetch for ever: a bounded number of attempts per epoch.
+- An offer counts once per slot and step. It is believed when more than half of the other members made it, healthy or not (in a
+  cut network few are healthy, and those may be the wrong ones); after a while, when more than half of the healthy members and of
+  those who offered made it.
+- Before the first round of an epoch it is enough that no other offer has as many votes: only members that took part before can
+  offer anything.
+- A member whose masters changed by themselves knows who had the right ones. It asks those, and believes nobody who had others.
+- A manifest that led to wrong masters is never used again. One that could not be fetched is tried again after a pause.
+- The number of attempts per epoch is bounded.
 """
 
 from __future__ import annotations

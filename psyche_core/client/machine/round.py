@@ -1,8 +1,8 @@
-"""What one client knows about one round: who owes which share, which results it saw, what it did itself.
+"""What one client knows about one round: who owes which share, which results it has seen, what it did itself.
 
-Decided here: announcements are kept per slot by commitment, a bounded number, whatever order they came in; a result that
-arrived counts once its payload was fetched, matched its hash and passed our optimizer's check. Refuses to decide what is
-applied: that is the coordinator's statements' business (`verdict`), evaluated the same way by everybody.
+Announcements are kept per slot and commitment, a bounded number, in any order of arrival. A result has arrived when its payload
+was fetched, matched its hash and passed our optimizer's check. Which results are applied is not decided here but by the
+coordinator's statements (`psyche_core.coordinator.witness`), which all members evaluate alike.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which piece of trainer work comes next, and what stands in the way. Pure functions over what the client knows.
+"""Which piece of trainer work comes next, and what prevents it. Pure functions over what the client knows.
 
-Decided here, in this order: masters from others while ours cannot be used; masters for others who asked for exactly those we
-hold; results that are settled, oldest first; the digest of the masters; our share of the current round; the end of the epoch.
+The order: masters from others while ours cannot be used; masters for others that asked for exactly ours; settled results, oldest
+first; the digest of the masters; our share of the current round; the end of the epoch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a coordinator's state says about rounds that a process of ours had not applied when it ended. Pure.
+"""What a coordinator state says about rounds that an earlier process of ours had not applied. Pure.
 
-A restarted client has, in its journal, results it had verified; the state still stores the last rounds with their statements.
-Together they say what was accepted, as long as nothing is missing.
+A restarted client has verified results in its journal, and the state still stores the last rounds with their statements. Together
+they say which results were accepted, as long as none is missing.
 """
 
 from __future__ import annotations

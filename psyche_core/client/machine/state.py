@@ -1,8 +1,4 @@
-"""Where one client stands: everything its machine knows, in one mutable place that the machine's rooms share.
-
-The rooms: `course` follows the coordinator's states, `hearing` takes peers' messages in, `outcomes` the results of our own work,
-`recovery` sees that our masters are the others', `agenda` says which work comes next, `speech` what we say and when.
-"""
+"""Everything one client's machine knows, in one mutable object that the modules of the machine share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a client waits for others before it does something else about it."""
+"""How long a client waits for others before it does something else."""
 
 from __future__ import annotations
 

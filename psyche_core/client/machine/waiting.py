@@ -1,18 +1,19 @@
-"""Whom a member waits for: waiting is earned (protocol F16).
+"""For whom a member waits, and how long: waiting is earned (protocol F16).
 
-A round lasts until its slowest trainer is done, so one that is slow on purpose, or keeps its result back, would set everybody's
-pace. Each slot has a budget of seconds in an epoch by which it may hold the others up with its results, and one for Finished.
-Behind all trainers but one it may be TWICE a round's usual time and then SINGLE of the epoch's time so far, and in both together
-no more than the same and TOGETHER: that is what one liar can cost. Where several are slow together, each is held against two
-thirds of the trainers, with SEVERAL: members may differ in speed. Who has no budget left is not waited for: its result counts if
-it comes before the next round's witnesses speak. Budgets grow with time, so a bad moment is forgiven.
+A round lasts until its slowest trainer is done. A trainer that is slow on purpose, or holds its result back, would set
+everybody's pace. So each slot has a budget of seconds per epoch by which it may delay the others with its results, and one for
+Finished. Behind all trainers but one it may be TWICE a round's usual time late, and then SINGLE of the epoch's time so far; with
+both together no more than the same and TOGETHER. That is what one liar can cost. Where several are slow together, each is
+compared with two thirds of the trainers, with SEVERAL, because members may differ in speed. A slot without budget is not waited
+for: its result counts if it comes before the next round's witnesses speak. Budgets grow with time, so a short problem is
+forgiven.
 
-A member that has everything but what somebody keeps from it alone, or that waits for a liar longer than others do because it was
-busy itself when they lost their timeouts, would look late. So it stops once all others that are waited for have said Finished
-and ALONE is over, where a quorum does without its word: SPARE of the elected, and all results of the last settled round.
+A member may look late without being slow: because somebody keeps a result from it alone, or because it was busy when the others
+stopped to wait for a liar. So it stops waiting once all others that are waited for have said Finished and ALONE is over, where a
+quorum does without its word: SPARE of the elected, and all results of the last settled round.
 
-The usual time of a round is the shortest that most trainers needed for one in this epoch. The present round's would let whoever
-stretches a round be waited for longer because of that.
+A round's usual time is the shortest in this epoch that most trainers needed. The present round's time would give more to whoever
+delays it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What finished work changes: the model is open, a share is trained, results are applied, the epoch is closed.
 
-Also answers to our commands. Refuses to choose what comes next (`agenda`).
+Answers to our commands are taken in here too. What comes next is decided by `scheduler`.
 """
 
 from __future__ import annotations

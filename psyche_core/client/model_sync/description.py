@@ -1,9 +1,8 @@
-"""How a model is built, handed from member to member beside its weights: for those who have nothing to build it from.
+"""How a model is built, sent from member to member beside its weights, for members that have nothing to build it from.
 
-Out: the model's small files as one blob. In: the blob that the offers name, read as files of harmless kinds, written into a
-folder of its own that the model is built from. Decided here: a description is kept by its hash, so it is fetched once; what was
-written is complete or not there. Refuses to judge it: whether it is the run's shows when the model built from it has the
-parameters of the manifest that most members agree on.
+Out: the model's small files as one blob. In: the blob that the offers name, read as files of harmless kinds, and written to a
+folder of its own. A description is kept by its hash, so it is fetched once; a folder is complete or absent. Whether it is the
+run's description shows later: the model built from it must have the parameters of the manifest that most members agree on.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A model handed from member to member: masters out as blobs, masters in from blobs (protocol section 5).
+"""A whole model from member to member: masters out as blobs, masters in from blobs (protocol section 5).
 
-Out: the masters are written to a scratch file piece by piece, each piece is offered from there, then the manifest that names them
-is published, so who has the manifest can have the rest. In: the manifest is read against our own parameter table; only pieces in
-which our masters differ are fetched, many at once and from all sources, into a scratch file, and each is offered to others as
-soon as it is there; the masters are replaced when every piece is there and verified, never before.
+Out: the masters are written to a scratch file piece by piece, each piece is offered from there, and then the manifest that names
+them is published; so whoever has the manifest can get the rest. In: the manifest is checked against our own parameter table. Only
+pieces that differ from our masters are fetched, many at once and from all sources, into a scratch file; each is offered to others
+as soon as it is there. The masters are replaced when every piece is there and verified, never before.
 
-Decided here: what is offered or fetched is on disk, so a model needs little more memory than its masters, and the disk is the
-limit; a few models are offered at a time. What was fetched for a manifest is kept until another is asked for, also when this
-process is killed in between, so a second attempt begins where the first ended. A piece that cannot be read back is fetched again,
-once. Refuses to judge whose masters are the right ones: the machine does.
+What is offered or fetched is on disk, so a model needs little more memory than its masters, and the disk is the limit; only a few
+models are offered at a time. What was fetched for a manifest is kept until another one is asked for, even if the process is
+killed in between, so a second attempt continues the first. A piece that cannot be read back is fetched once more. Which masters
+are the right ones is decided by the machine.
 """
 
 from __future__ import annotations

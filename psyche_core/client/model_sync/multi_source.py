@@ -1,10 +1,9 @@
-"""Many blobs from several sources at once: who is asked for which.
+"""Many blobs from several sources at once: which source is asked for which blob.
 
-Decided here: each blob is asked of the source that is expected to have handed it over first, judged by how long its last ones
-took and how many it is busy with, so a fast source gives more and one that falls silent is soon left alone; the transport asks
-the others when that one fails, and those with wrong bytes last. What could not be had is asked for again after all else. The
-blobs are asked for in an order of our own, so that members that fetch the same at the same time soon have different parts and
-can help each other. Refuses to keep what comes.
+Each blob is asked of the source that is expected to deliver it first, from how long its last blobs took and how many it is busy
+with. So a fast source gives more, and a silent one is soon left alone. The transport asks the others when that source fails, and
+sources of wrong bytes last. What could not be had is asked for again after everything else. The order of the blobs is our own, so
+that members that fetch the same model soon have different parts and can help each other. Blobs are not kept here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A few of many at once, where nobody can block the others for long.
+"""Limit how many tasks run at once, such that none can block the others for long.
 
-Decided here: who has had its turn for too long goes on, and another begins beside it. So downloads share the line in an order,
-and those whose source says nothing hold up nobody. Refuses to cancel anything.
+A task that has had its place for too long goes on, and another one starts beside it. So downloads share the line in order, and
+those with a silent source delay nobody. Nothing is cancelled.
 """
 
 from __future__ import annotations

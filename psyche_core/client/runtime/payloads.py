@@ -1,7 +1,7 @@
-"""Bytes of results while anything may still apply them, and the check of our own before it is sent.
+"""Payload bytes for as long as they may still be applied, and the check of our own payload before it is sent.
 
-Equal bytes may belong to several results: of several rounds, of several slots. They are kept until the newest tag under which any
-of them was brought expires.
+Equal bytes may belong to several results, of several rounds or slots. They are kept until the newest tag under which they came
+expires.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a client works on and with: the trainer, the data and the place for models that a worker is given.
+"""What a worker works with: the trainer, the data, and the place where models are stored.
 
-Decided here: they are contracts by shape (protocols), so that tests and embedders bring their own and this room needs no torch.
+They are protocols, so that tests and embedders bring their own and this module needs no torch.
 """
 
 from __future__ import annotations

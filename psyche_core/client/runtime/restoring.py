@@ -1,8 +1,8 @@
 """From our disk to the newest masters that the run still knows: checkpoint, journal, and what the coordinator's state adds.
 
 The journal's rounds are applied again on top of the checkpoint, then those that the state says were accepted while we were
-ending. How far: to where the coordinator is, never beyond, since it may have been restored from an older state. A journal of a
-history that the run has left is used as far as a step that members signed. Blocking; for a worker thread.
+ending. They are applied up to the coordinator's step and never beyond, since it may have been restored from an older state. A
+journal of a history that the run has left is used up to a step that members signed. Blocking: call it in a worker thread.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The anyio shell around the client machine: turns I/O into events and actions into I/O, and decides nothing itself.
 
-One queue feeds the machine, so events are handled one at a time in one task; everything that waits runs in tasks of one task
-group. Cancelling `run` leaves without ceremony; `leave` asks the machine to leave in order: it withdraws, serves its last results
-for a bounded moment (`Timeouts.leaving`) and stops, and we wait, bounded too, until the coordinator has acknowledged.
+One queue feeds the machine, so one task handles one event at a time; everything that waits runs in tasks of one task group.
+Cancelling `run` ends at once. `leave` asks the machine to leave in order: it withdraws, serves its last results for a bounded
+time (`Timeouts.leaving`) and stops; the runtime waits, bounded too, until the coordinator has acknowledged.
 
-Decided here: the queue is bounded and nothing that matters is ever dropped from it. Who brings a state, a message, a peer change
-or the outcome of work waits for room; only ticks and bandwidth figures are dropped when there is none. So a flood of messages
-holds back the flood: unread messages pile up in the transport, which bounds them per peer and cuts off who exceeds its share. A
-coordinator that does not answer is told to people once and waited for, until the backend says that it is gone for good.
+The queue is bounded, and nothing that matters is dropped from it. A state, a message, a peer change or the outcome of work waits
+for space; only ticks and bandwidth figures are dropped. So a flood of messages slows down the flood: unread messages pile up in
+the transport, which limits them per peer and disconnects a peer that exceeds its share. When a coordinator does not answer,
+people are told once, and the runtime waits until the backend says that the coordinator is gone for good.
 """
 
 from __future__ import annotations

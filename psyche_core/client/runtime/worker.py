@@ -1,10 +1,10 @@
-"""The heavy half of a client: model, optimizer, data and payload bytes, worked in threads so that the event loop never blocks.
+"""The heavy half of a client: model, optimizer, data and payload bytes, in threads so that the event loop never blocks.
 
-Decided here: one trainer thread at a time (the machine never asks for two pieces of work), payload checks beside it, samples of
-the next share read while the trainer is busy with something else; model and data are opened before the run is joined, so that a
-model that does not fit keeps nobody waiting. An error of any work but Load is an event, never an exception, unless nothing can
-go on after it: our own result that nobody could use, ranks that are lost, what the user has to mend. Refuses to decide anything:
-it does one `Work` and says what happened.
+One trainer thread works at a time (the machine never asks for two pieces of work), payload checks run beside it, and samples of
+the next share are read meanwhile. Model and data are opened before the run is joined, so that a model that does not fit keeps
+nobody waiting. An error of any work but Load becomes an event, unless nothing can go on after it: our own result that nobody
+could use, lost ranks, or something that the user has to mend. The worker does one `Work` at a time and says what happened; it
+decides nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Puts a client together from settings and plugins, and runs it.
+"""Put a client together from settings and plugins, and run it.
 
-Everything is chosen by name through the registry that is handed in; nothing is imported that the run does not use. Refuses
-nothing by itself: each room says what is wrong in its own sentence.
+Everything is chosen by name through the registry that is passed in. Nothing is imported that the run does not use. Each module
+that is called says itself what is wrong with its input.
 """
 
 from __future__ import annotations

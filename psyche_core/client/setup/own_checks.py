@@ -1,4 +1,4 @@
-"""What a program's options name on this machine, looked at before anything is connected to or built."""
+"""Check what a program's options name on this machine, before anything is connected to or built."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the options say about dividing the model among processes, as the training room wants it.
+"""What the options say about dividing the model among processes, in the terms of `psyche_core.models.sharding`.
 
-Decided here: one process needs none of it, so nothing is asked for then. Refuses half of what several machines need, before
-anything is loaded.
+One process needs none of it, so nothing is asked for then. Incomplete options for several machines are refused before anything is
+loaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Training in one process on this machine's data: the run file's model, optimizer and rates, without coordinator and network.
 
-Decided here: the batch sizes and the order of samples are those a coordinator would hand out; several members take turns, each
-with an optimizer of its own, so what more members do to the loss can be seen on one machine. Refuses data that only a run's
-server can give.
+Batch sizes and the order of samples are those of a coordinator. Several members take turns, each with an optimizer of its own, so
+that one can see on one machine what more members do to the loss. Data that only a run's server can give is refused.
 """
 
 from __future__ import annotations
