@@ -144,17 +144,27 @@ class EpochNotes:
     def waits_alone(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> bool:
         """Whether we should go on without results that we lack, because nobody else waits for them (protocol F16).
 
-        Not where the last settled round needed our statement: there are as many liars as a quorum can bear, and a result that we
-        do not attest to would not be accepted.
+        Only without results of slots that have held us up for long, as who keeps a result back does. And not where the last
+        settled round needed our statement: there are as many liars as a quorum can bear, and a result that we do not attest to
+        would not be accepted.
         """
         settled = self.records.get(record.height - 2)
-        if self.slot is None or settled is None or not settled.accepted_without(self.slot):
+        results = self._results_before(record, healthy)
+        if self.slot is None or results is None or settled is None or not settled.accepted_without(self.slot):
             return False
 
         trainers = [slot for slot in record.trainers if slot in healthy]
         finished = Awaited("finished", record.finished, trainers)
         witnesses = len(record.witnesses)
-        return self.waiting.waits_alone(finished, own=self.slot, witnesses=witnesses, opened=record.opened_at, now=now)
+        return self.waiting.waits_alone(
+            healthy.difference(results.times).intersection(results.expected),
+            results,
+            finished,
+            own=self.slot,
+            witnesses=witnesses,
+            opened=record.opened_at,
+            now=now,
+        )
 
     def round_over(self, height: int, healthy: frozenset[int], *, now: float) -> None:
         """A round is over: note who held us up in it."""

@@ -8,8 +8,8 @@ compared with two thirds of the trainers, with SEVERAL, because members may diff
 for: its result counts if it comes before the next round's witnesses speak. Budgets grow with time, so a short problem is
 forgiven.
 
-A member may look late without being slow: because somebody keeps a result from it alone, or because it was busy when the others
-stopped to wait for a liar. So it stops waiting once all others that are waited for have said Finished and ALONE is over, where a
+A member may look late without being slow: because it was busy when the others stopped to wait for a liar, and so waits for longer
+than they do. So it stops waiting once all others that are waited for have said Finished and ALONE is over, where a
 quorum does without its word: SPARE of the elected, and all results of the last settled round.
 
 A round's usual time is the shortest in this epoch that most trainers needed. The present round's time would give more to whoever
@@ -45,6 +45,10 @@ nobody looks late because somebody else keeps a result from it alone."""
 
 ALONE_LEAST = 0.25
 """Seconds that this is at least."""
+
+NEARLY = 0.5
+"""Share of its budget that a slot has used up when its result may be gone on without: others, who began to wait a little earlier,
+wait for it no longer. A slow line of our own makes all results late alike, and uses up nobody's budget."""
 
 SPARE = 2
 """Statements that a quorum must do without for this: one liar's and ours."""
@@ -108,13 +112,29 @@ class WaitingBudget:
                 waited = frozenset([slot for slot in waited if self._in_all(slot) <= left + TOGETHER * elapsed])
         return waited
 
-    def waits_alone(self, finished: Awaited, *, own: int, witnesses: int, opened: float, now: float) -> bool:
+    def nearly_used_up(self, slot: int, what: Awaited, *, opened: float, now: float) -> bool:
+        """Whether a slot that is not done has used up most of the time by which it may be later than all others but one."""
+        elapsed = 0.0 if self.began is None else now - self.began
+        for measure, moment in what.moments():
+            if measure == BEHIND_ALL:
+                at_once, late = max(TWICE * self._usual.get(measure, moment - opened), LEAST), now - moment
+                alone = (self._of(what.kind, measure, slot) + late) / (at_once + SINGLE * elapsed)
+                together = (self._in_all(slot) + late) / (at_once + TOGETHER * elapsed)
+                return max(alone, together) >= NEARLY
+
+        return False
+
+    def waits_alone(
+        self, lacking: Iterable[int], results: Awaited, finished: Awaited, *, own: int, witnesses: int, opened: float, now: float
+    ) -> bool:
         """Whether a member that still lacks results should wait no longer, because nobody else does who is waited for.
 
-        finished: who has said Finished. own: its slot. witnesses: how many will attest to the results. opened: when the round
-        began.
+        lacking: slots whose results it lacks, of those in `results`. finished: who has said Finished. own: its slot. witnesses:
+        how many will attest to the results. opened: when the round began.
         """
         if witnesses - quorum(witnesses) < SPARE:
+            return False
+        if not all(self.nearly_used_up(slot, results, opened=opened, now=now) for slot in lacking):
             return False
 
         others = [slot for slot in finished.expected if slot != own]

@@ -116,35 +116,56 @@ def test_nobody_held_up_who_had_not_done_its_own_work() -> None:
     assert record.ready_at == 9.0
 
 
-def alone_from(budget: WaitingBudget, what: Awaited, *, opened: float, witnesses: int) -> float:
-    """The first moment, to a tenth of a second, at which the late slot stops waiting for results."""
+KEPT_BACK = 0
+"""The slot whose result is kept from the late one."""
+
+
+def alone_from(budget: WaitingBudget, what: Awaited, *, opened: float, witnesses: int, lacking: int = KEPT_BACK) -> float:
+    """The first moment, to a tenth of a second, at which the late slot stops waiting for a result that everybody else has."""
+    needed = results(opened + 1.0, but={lacking: None}, members=8)
     moment = opened
-    while moment < 1000.0 and not budget.waits_alone(what, own=LATE, witnesses=witnesses, opened=opened, now=moment):
+    while moment < 1000.0 and not budget.waits_alone(
+        [lacking], needed, what, own=LATE, witnesses=witnesses, opened=opened, now=moment
+    ):
         moment += 0.1
     return moment
 
 
-def test_who_waits_for_results_alone_goes_on_soon() -> None:
+def test_who_waits_alone_for_one_that_was_late_for_long_goes_on_soon() -> None:
+    budget = played()
+    budget.charge(results(41.0, but={KEPT_BACK: 59.0}, members=8), opened=40.0, now=60.0)
+    until = alone_from(budget, finished(70.0, but={LATE: None}, members=8), opened=60.0, witnesses=8)
+    assert until == pytest.approx(70.0 + ALONE * 10.0, abs=0.2)
+
+
+def test_who_lacks_a_result_of_somebody_that_was_never_late_goes_on_waiting() -> None:
+    """Its own line may be slow: two liars who deny what it lacks would have that trainer dropped."""
     until = alone_from(played(), finished(50.0, but={LATE: None}, members=8), opened=40.0, witnesses=8)
-    assert until == pytest.approx(50.0 + ALONE * 10.0, abs=0.2)
+    assert until > 50.0 + 4 * ALONE * 10.0
 
 
 def test_who_waits_with_another_goes_on_waiting() -> None:
     """A quorum may not do without both of them and a liar: honest trainers would be dropped for what these two lack."""
-    both = finished(410.0, but={LATE: None, 5: None}, members=8)
-    until = alone_from(played(40), both, opened=400.0, witnesses=8)
-    assert until > 410.0 + TWICE * 10.0
+    budget = played(40)
+    budget.charge(results(401.0, but={KEPT_BACK: 500.0}, members=8), opened=400.0, now=500.0)
+    both = finished(510.0, but={LATE: None, 5: None}, members=8)
+    until = alone_from(budget, both, opened=500.0, witnesses=8)
+    assert until > 510.0 + TWICE * 10.0
 
 
 def test_who_waits_with_one_that_nobody_waits_for_goes_on() -> None:
     budget = played(40)
     budget.charge(finished(410.0, but={5: 5000.0}, members=8), opened=400.0, now=5000.0)
+    budget.charge(results(401.0, but={KEPT_BACK: 5000.0}, members=8), opened=400.0, now=5000.0)
     both = finished(5010.0, but={LATE: None, 5: None}, members=8)
-    assert budget.waits_alone(both, own=LATE, witnesses=8, opened=5000.0, now=5012.0)
+    needed = results(5001.0, but={KEPT_BACK: None}, members=8)
+    assert budget.waits_alone([KEPT_BACK], needed, both, own=LATE, witnesses=8, opened=5000.0, now=5012.0)
 
 
 def test_where_a_quorum_needs_every_word_nobody_goes_on_alone() -> None:
-    assert alone_from(played(), finished(50.0, but={LATE: None}), opened=40.0, witnesses=4) >= 1000
+    budget = played()
+    budget.charge(results(41.0, but={KEPT_BACK: 59.0}, members=8), opened=40.0, now=60.0)
+    assert alone_from(budget, finished(70.0, but={LATE: None}), opened=60.0, witnesses=4) >= 1000
 
 
 def test_going_on_alone_leaves_a_members_budget_as_it_was() -> None:
