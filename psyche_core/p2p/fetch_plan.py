@@ -22,6 +22,7 @@ class Answer(Enum):
     TOO_LARGE = auto()
     FALSE = auto()
     LOST = auto()
+    RELEASED = auto()
 
 
 class Outcome(Enum):
@@ -40,6 +41,7 @@ class FetchPlan:
         self._busy: set[bytes] = set()
         self._answers: dict[bytes, Answer] = {}
         self._lost: dict[bytes, int] = {}
+        self._released: dict[bytes, int] = {}
 
     def add(self, sources: Iterable[bytes]) -> None:
         """Name further sources; somebody else wants the same blob."""
@@ -48,13 +50,13 @@ class FetchPlan:
     def begin(self, *, members: Iterable[bytes], reachable: Collection[bytes], doubted: Collection[bytes] = ()) -> bytes | None:
         """The peer to ask now, counted as being asked; None when nobody unasked is both a member and reachable.
 
-        doubted: members to ask after all others. Who was lost comes after those that were not.
+        doubted: members to ask after all others. Who was lost or released comes after those that were not.
         """
         members = tuple(members)
         allowed = frozenset(members)
         order: Iterable[bytes] = (*self._order, *members)
-        if doubted or self._lost:
-            order = sorted(order, key=lambda peer: (peer in doubted, self._lost.get(peer, 0)))
+        if doubted or self._lost or self._released:
+            order = sorted(order, key=lambda peer: (peer in doubted, self._lost.get(peer, 0) + self._released.get(peer, 0)))
         for peer in order:
             if peer in allowed and peer in reachable and peer not in self._busy and peer not in self._answers:
                 self._busy.add(peer)
@@ -73,10 +75,18 @@ class FetchPlan:
         if self._lost[peer] >= MAX_LOST:
             self._answers[peer] = Answer.ABSENT
 
+    def release(self, peer: bytes) -> None:
+        """We ask a peer no longer although it may answer: it is asked again with those that had nothing."""
+        self._busy.discard(peer)
+        self._answers[peer] = Answer.RELEASED
+        self._released[peer] = self._released.get(peer, 0) + 1
+
     def ask_again(self) -> bool:
         """Let those that had nothing be asked once more: they may have it by now. Whether there are any."""
         absent = [
-            peer for peer, answer in self._answers.items() if answer is Answer.ABSENT and self._lost.get(peer, 0) < MAX_LOST
+            peer
+            for peer, answer in self._answers.items()
+            if answer is Answer.RELEASED or (answer is Answer.ABSENT and self._lost.get(peer, 0) < MAX_LOST)
         ]
         for peer in absent:
             del self._answers[peer]
@@ -84,7 +94,8 @@ class FetchPlan:
 
     def outcome(self, members: Iterable[bytes]) -> Outcome:
         """Whether it is over: every member was asked and has answered."""
-        if self._busy or any(peer not in self._answers for peer in members):
+        open_still = (None, Answer.RELEASED)
+        if self._busy or any(self._answers.get(peer) in open_still for peer in members):
             return Outcome.OPEN
 
         refused = any(answer in (Answer.TOO_LARGE, Answer.FALSE) for answer in self._answers.values())

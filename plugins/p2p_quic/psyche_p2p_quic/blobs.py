@@ -1,18 +1,18 @@
 """Blobs over streams: one request per stream, served from the store or an offer, fetched by asking one source after another.
 
-Request and answer are in `control`; the body follows the head and nothing follows the body. Decided here: a source that sends
-next to nothing for a moment is raced by the next, the first right answer wins; while all sources are that slow, members that did
-not have the blob are asked again, for who keeps it from us may have given it to them; a body is compared with its hash before
-anybody gets it, in a worker thread when it is large; a wrong one counts against its sender, who comes last from then on. What is
-offered from elsewhere is read, compared with its hash and only then announced, so its memory is held for the time of sending.
-Refuses to serve what is neither in the store nor offered.
+Request and answer are in `control_frames`; the body follows the head and nothing follows the body. Slow sources are raced by
+others (`racing`); the first right answer wins. While no source is left that has it, members that did not have the blob are asked
+again: who keeps it from us may have given it to them. A body is compared with its hash before anybody gets it, in a worker thread
+when it is large; a wrong one counts against its sender, who comes last from then on. What is offered from elsewhere is read,
+compared with its hash and only then announced, so its memory is held for the time of sending. Only what is in the store or
+offered is served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 
@@ -27,6 +27,7 @@ from psyche_p2p_quic import session
 from psyche_p2p_quic.control_frames import BLOB_HEAD_BYTES, BLOB_REQUEST_BYTES, BlobHead, BlobRequest
 from psyche_p2p_quic.endpoint import LinkLost, Stream
 from psyche_p2p_quic.mesh import Mesh
+from psyche_p2p_quic.racing import Race, Racing
 from psyche_p2p_quic.session import Session
 from psyche_p2p_quic.settings import QuicSettings
 
@@ -39,49 +40,35 @@ seen between them."""
 FIRST_BYTES = 64 * 1024
 """Of a body that are sent with the head."""
 
+FAST_PARTS = 2
+"""So many in a row are read fast before the next one is larger: what lay in buffers comes at once and says little of the line."""
+
 _TRUSTED = 8
 """As many times as much as has come there is room made for what has yet to come."""
 
-_WORTH_WAITING_BYTES = 32 * 1024
-_ALMOST = 0.9
-"""Of the hedge delay: a timer may end a moment early."""
+SLOWEST_LINE = 16 * 1024
+"""Bytes a second at which what was handed to the library may leave for a slow asker: home lines are faster."""
 
+_WORTH_WAITING_BYTES = 32 * 1024
 _MOST = 2**64 - 1
 
 
 @dataclass(slots=True)
-class _Race:
-    """One source being asked. received: body bytes so far; slow: whether next to nothing came between the last two looks."""
+class _Parts:
+    """How much of a body is read at once: more after fast parts, less after a slow one, so that slow progress is seen."""
 
-    peer: bytes
-    looked_at: float
-    received: int = 0
-    slow: bool = False
-    _seen: int = 0
+    size: int = _WORTH_WAITING_BYTES // 2
+    _fast: int = 0
 
-    def look(self, now: float, *, least: int) -> None:
-        """See what came since the last look. least: bytes that are progress."""
-        self.slow = self.received - self._seen < least
-        self._seen, self.looked_at = self.received, now
+    def took(self, seconds: float) -> None:
+        """The last part took so long."""
+        if seconds > READ_SECONDS:
+            self._fast, self.size = 0, max(self.size // 2, _WORTH_WAITING_BYTES // 2)
+            return
 
-
-@dataclass(slots=True)
-class _Again:
-    """When members that had nothing are asked again. wait: seconds after the moment at which all were slow."""
-
-    wait: float
-    at: float | None = None
-
-    def due(self, now: float) -> bool:
-        """Whether it is time; all sources are slow now, and nobody unasked is left."""
-        if self.at is None:
-            self.at = now + self.wait
-        if now < self.at:
-            return False
-
-        self.wait *= 2
-        self.at = now + self.wait
-        return True
+        self._fast += 1
+        if self._fast > FAST_PARTS:
+            self.size = min(2 * self.size, READ_BYTES)
 
 
 @dataclass(slots=True)
@@ -155,10 +142,11 @@ class BlobExchange:
         with anyio.fail_after(self._settings.stall_seconds) as patience:
             await stream.write(head.encode() + body[:FIRST_BYTES])
             for at in range(FIRST_BYTES, len(body), chunk):
-                self._go_on(patience)
+                patience.deadline = self._now() + self._settings.stall_seconds + chunk / SLOWEST_LINE
                 await stream.write(body[at : at + chunk])
 
-            self._go_on(patience)
+            # The library took all of it at once, and the line has yet to carry it.
+            patience.deadline = self._now() + self._settings.stall_seconds + len(body) / SLOWEST_LINE
             await stream.finish()
             await stream.delivered()
 
@@ -223,23 +211,27 @@ class BlobExchange:
             task.exception()  # marks it as seen: its waiters may all have left
 
     async def _transfer(self, blob_hash: bytes, transfer: _Transfer) -> bytes:
-        plan, races = transfer.plan, dict[asyncio.Task[bytes | Answer], _Race]()
-        again = _Again(self._settings.again_seconds)
+        plan, races, settings = transfer.plan, dict[asyncio.Task[bytes | Answer], Race](), self._settings
+        racing = Racing(settings.hedge_seconds, settings.hedge_bytes, settings.race_seconds, settings.again_seconds)
         now = asyncio.get_running_loop().time
         try:
             while True:
                 changed = self._mesh.changed
-                if all(race.slow for race in races.values()):
+                full = len(races) >= settings.racers
+                leaves = racing.makes_place(races.values(), now()) if full else None
+                if racing.wants_another(races.values(), now()) and (not full or leaves is not None):
                     mesh = self._mesh
                     peer = plan.begin(members=mesh.members, reachable=mesh.sessions, doubted=mesh.reputation.doubted)
                     if peer is not None:
-                        await self._make_room(races, plan)
-                        race = _Race(peer, now())
-                        asking = self._ask(self._mesh.sessions[peer], blob_hash, transfer.max_bytes, race)
-                        races[asyncio.create_task(asking)] = race
+                        source, race = mesh.sessions[peer], Race(peer, now(), now())
+                        if leaves is not None:
+                            await self._release(races, leaves, plan)
+                        racing.entered(race, races.values())
+                        races[asyncio.create_task(self._ask(source, blob_hash, transfer.max_bytes, race))] = race
                         continue
 
-                    if races and again.due(now()) and plan.ask_again():
+                    open_still = plan.outcome(mesh.members) is Outcome.OPEN  # by a slow source, or a member out of reach
+                    if open_still and racing.again_due(now()) and plan.ask_again():
                         continue
 
                 _give_up(blob_hash, plan.outcome(self._mesh.members))
@@ -249,28 +241,21 @@ class BlobExchange:
                         return answer
 
                     plan.settle(races.pop(task).peer, answer)
-                self._look(races.values())
+                given_up = racing.look(races.values(), now())
+                if given_up is not None:
+                    await self._release(races, given_up, plan)
         finally:
             for task in races:
                 task.cancel()
             await asyncio.gather(*races, return_exceptions=True)
 
-    async def _make_room(self, races: dict[asyncio.Task[bytes | Answer], _Race], plan: FetchPlan) -> None:
-        """All sources being asked are slow: where they are as many as may be, give up the one that has sent least."""
-        if len(races) < self._settings.racers:
-            return
-
-        slowest = min(races, key=lambda task: races[task].received)
-        plan.settle(races.pop(slowest).peer, Answer.LOST)
-        slowest.cancel()
-        await asyncio.gather(slowest, return_exceptions=True)
-
-    def _look(self, races: Iterable[_Race]) -> None:
-        """Judge the progress of each source that has been asked long enough."""
-        now, settings = asyncio.get_running_loop().time(), self._settings
-        for race in races:
-            if now - race.looked_at >= _ALMOST * settings.hedge_seconds:
-                race.look(now, least=settings.hedge_bytes)
+    async def _release(self, races: dict[asyncio.Task[bytes | Answer], Race], race: Race, plan: FetchPlan) -> None:
+        """Ask a source no longer, by our own choice: it may be asked again later."""
+        task = next(task for task, known in races.items() if known is race)
+        del races[task]
+        plan.release(race.peer)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     async def _first_done(
         self, tasks: set[asyncio.Task[bytes | Answer]], changed: anyio.Event
@@ -284,7 +269,7 @@ class BlobExchange:
 
         return {task for task in tasks if task.done()}
 
-    async def _ask(self, source: Session, blob_hash: bytes, max_bytes: int, race: _Race) -> bytes | Answer:
+    async def _ask(self, source: Session, blob_hash: bytes, max_bytes: int, race: Race) -> bytes | Answer:
         """Ask one source; the blob, verified, or how it failed."""
         async with source.asking:
             try:
@@ -312,7 +297,7 @@ class BlobExchange:
 
         return blob
 
-    async def _read_answer(self, source: Session, stream: Stream, request: BlobRequest, race: _Race) -> BytesIO | Answer:
+    async def _read_answer(self, source: Session, stream: Stream, request: BlobRequest, race: Race) -> BytesIO | Answer:
         with anyio.fail_after(self._settings.stall_seconds) as patience:
             await stream.write(request.encode())
             await stream.finish()
@@ -324,16 +309,15 @@ class BlobExchange:
             if head.length > request.max_bytes:
                 return Answer.TOO_LARGE
 
+            race.size = head.length
             body = BytesIO()  # hands out what came without another copy
             roomy = False
-            began = self._go_on(patience)
+            parts, began = _Parts(), self._go_on(patience)
             while race.received < head.length:
-                seconds = max(self._go_on(patience) - began, 1e-3)
-                part = min(head.length - race.received, READ_BYTES, int(READ_SECONDS * race.received / seconds))
-                if part >= _WORTH_WAITING_BYTES:
-                    chunk = await stream.read_exactly(part)
-                else:
-                    chunk = await stream.read(min(head.length - race.received, LARGE_BLOB_BYTES))
+                part = min(head.length - race.received, parts.size)
+                chunk = await (stream.read_exactly(part) if part >= _WORTH_WAITING_BYTES else stream.read(part))
+                began, before = self._go_on(patience), began
+                parts.took(began - before)
                 if not chunk:
                     return Answer.LOST
 
@@ -348,9 +332,12 @@ class BlobExchange:
 
             return body
 
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def _go_on(self, patience: anyio.CancelScope) -> float:
         """Progress was made: the deadline moves on. The time now. One scope for all reads of a body costs less than one each."""
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         patience.deadline = now + self._settings.stall_seconds
         return now
 

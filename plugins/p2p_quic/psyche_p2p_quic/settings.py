@@ -23,9 +23,10 @@ class QuicSettings:
     frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is given up as not
     reading. frames_per_second, frame_burst: how fast frames of a peer are read; beyond that it is held back.
 
-    hedge_seconds, hedge_bytes: a blob source that sends less than so many bytes in that time is raced by the next. racers: most
-    sources at once. again_seconds: members that did not have the blob are asked again after so long, where all that might have it
-    are slow; then after twice as long, and so on.
+    hedge_seconds, hedge_bytes: a blob source that sends less than so many bytes in that time is raced by the next. race_seconds:
+    so is one that needs longer than this for the rest at its pace. racers: most sources at once. again_seconds: members that did
+    not have the blob are asked again after so long, where all that might have it are slow or out of reach; then after twice as
+    long, and so on.
     chunk_bytes: of one blob write. stall_seconds: longest wait for a single read or write of a blob. streams_served: blob
     requests of one peer at once; more break the rules. streams_asked: the same for ours, kept well below.
     offers_read, offers_read_per_peer: offered blobs that are in memory at once while they are being sent, in all and for one
@@ -55,6 +56,7 @@ class QuicSettings:
 
     hedge_seconds: float = 0.5
     hedge_bytes: int = 4096
+    race_seconds: float = 3.0
     again_seconds: float = 1.0
     racers: int = 3
     chunk_bytes: int = 2**19
