@@ -389,6 +389,39 @@ async def test_a_source_that_drips_is_raced_by_the_next():
         assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=20, tag=1) == BLOB
 
 
+async def drip_as_progress(stream):
+    """Twice as much as counts as progress, of a body as long as may be asked for."""
+    await stream.write(BlobHead(True, 10**6).encode())
+    while True:
+        await stream.write(bytes(2 * SETTINGS.hedge_bytes))
+        await anyio.sleep(SETTINGS.hedge_seconds)
+
+
+async def test_a_source_that_drips_just_enough_is_raced_by_the_next():
+    """At 8 KB/s nobody else was ever asked, and an honest member that lacked the result was dropped."""
+    patient = replace(SETTINGS, stall_seconds=1000)
+    async with false_source(drip_as_progress, settings=patient) as (victim, friend, rogue, _):
+        blob_hash = await friend.publish(BLOB, tag=1)
+        sources = [rogue.peer_id, friend.peer_id]
+        assert await victim.fetch(blob_hash, sources=sources, max_bytes=10**6, timeout=40, tag=1) == BLOB
+
+
+async def test_who_had_nothing_is_asked_again_while_a_member_is_out_of_reach():
+    """The trainer closed its connection to one member only: nobody else was asked a second time."""
+    patient = replace(SETTINGS, again_seconds=0.1)
+    async with world(settings=patient) as (victim, friend, _), anyio.create_task_group() as tasks:
+        got = []
+
+        async def fetch():
+            got.append(await victim.fetch(hashlib.sha256(BLOB).digest(), sources=[], max_bytes=10**6, timeout=40, tag=1))
+
+        tasks.start_soon(fetch)
+        await anyio.sleep(2 * SETTINGS.hedge_seconds)  # the friend has been asked, and had nothing
+        await friend.publish(BLOB, tag=1)
+        await until(lambda: bool(got))
+        assert got == [BLOB]
+
+
 async def test_silent_sources_do_not_use_up_all_places():
     """As many as may be asked at once are silent: one of them is given up for the next."""
     lonely = replace(SETTINGS, stall_seconds=1000, racers=1)
