@@ -195,11 +195,13 @@ def phase_reporter(report: EventBus) -> Callable[[CoordinatorState, tuple[Event,
 
     def tell(state: CoordinatorState, events: tuple[Event, ...]) -> None:
         height = state.current_round.height if state.current_round is not None else None
-        phase = (state.run_state, state.progress.epoch, height)
+        clients, needed = len(state.healthy_slots), None
+        if state.run_state is RunState.WaitingForMembers:
+            height, clients, needed = None, len(state.pending), state.config.init_min_clients
+        phase = (state.run_state, state.progress.epoch, height, clients if needed else None)
         if seen != [phase]:
             seen[:] = [phase]
-            clients = len(state.healthy_slots)
-            report(PhaseChanged(state.run_state.name, state.progress.epoch, state.progress.step, clients, height))
+            report(PhaseChanged(state.run_state.name, state.progress.epoch, state.progress.step, clients, height, needed))
         for event in events:
             match event:
                 case ClientsExited():

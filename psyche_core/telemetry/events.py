@@ -57,13 +57,17 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
-    """The coordinator's phase as seen here. step: next step to train; clients: healthy members of the epoch."""
+    """The coordinator's phase as seen here. step: next step to train; clients: healthy members of the epoch.
+
+    While the run waits for members: clients are those that wait, and needed is how many an epoch needs to start.
+    """
 
     phase: str
     epoch: int
     step: int
     clients: int
     height: int | None = None
+    needed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ from psyche_core.ui.formatting import bytes_text, count_text
 TOTALS_SECONDS = 60.0
 """From one line about the network's totals to the next."""
 
+FETCH_SECONDS = 5.0
+"""The same about a model that is being fetched, but for the last piece."""
+
 
 def describe(event: Event) -> str:
     """One line without a time stamp, safe to show whoever's words are in it."""
@@ -67,6 +70,9 @@ def _sentence(event: Event) -> str:
                 f"stopping before step {event.step}: the run's state is saved in {event.folder}, and goes on when the server is "
                 "started again with it"
             )
+        case PhaseChanged(needed=int(needed)):
+            more = "" if event.clients >= needed else f": {event.clients} here, {needed} are needed to start"
+            return f"{event.phase}: epoch {event.epoch}, step {event.step}{more or f', {event.clients} clients'}"
         case PhaseChanged():
             height = "" if event.height is None else f", round {event.height}"
             return f"{event.phase}: epoch {event.epoch}, step {event.step}{height}, {event.clients} clients"
@@ -84,6 +90,9 @@ def _sentence(event: Event) -> str:
                 f"trained step {event.step}: loss {event.loss:.4f}, {event.tokens} tokens in {event.seconds:.2f} s "
                 f"({count_text(rate)}/s), result {bytes_text(event.payload_bytes)}"
             )
+        case StepApplied(accepted=0):
+            none = f"no quorum saw any of its {event.trained} results"
+            return f"step {event.step} changes nothing: {none}; its samples are trained again"
         case StepApplied():
             return f"applied step {event.step}: {event.accepted} of {event.trained} results in {event.seconds:.2f} s"
         case WitnessSent():
@@ -177,14 +186,21 @@ def console_lines(stream: TextIO, *, clock: Callable[[], float] = time.monotonic
     clock: seconds, for tests.
     """
     meter = _Meter(clock)
+    fetched_at = -FETCH_SECONDS
 
     def write(event: Event) -> None:
+        nonlocal fetched_at
+        sentence: str | None
         if isinstance(event, NetworkTotals):
             sentence = meter.read(event)
+        elif isinstance(event, ModelSync) and event.pieces_done < event.pieces_total and clock() - fetched_at < FETCH_SECONDS:
+            sentence = None
         elif isinstance(event, Ended) and (last := meter.last()) is not None:
             sentence = f"{last}\n{stamp()} {describe(event)}"
         else:
             sentence = describe(event)
+        if isinstance(event, ModelSync) and sentence is not None:
+            fetched_at = clock()
         if sentence is not None:
             stream.write(f"{stamp()} {sentence}\n")
             stream.flush()
@@ -205,6 +221,8 @@ class _Meter:
 
     def read(self, totals: NetworkTotals) -> str | None:
         """A sentence when it is time for one."""
+        if totals.bytes_sent < self._told.bytes_sent or totals.bytes_received < self._told.bytes_received:
+            self._told, self._told_at = NetworkTotals(0, 0, 0), self._clock()  # the client has begun anew, and counts from zero
         self._newest = totals
         return self._sentence() if self._clock() - self._told_at >= TOTALS_SECONDS else None
 

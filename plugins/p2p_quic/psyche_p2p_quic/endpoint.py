@@ -218,7 +218,8 @@ class Endpoint:
             with _as_link_lost(f"cannot bind {wanted}"):
                 endpoint = await iroh.Endpoint.bind(options)
         except LinkLost as error:
-            raise TransportError(str(error)) from error
+            message = f"cannot bind {wanted}: no interface of this machine has that address, or the port is taken; choose another"
+            raise TransportError(message) from error
 
         return cls(endpoint, _reachable(endpoint.addr().direct_addresses(), ip.version))
 

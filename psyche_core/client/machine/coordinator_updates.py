@@ -98,10 +98,14 @@ def _place(state: CoordinatorState) -> tuple[int, int, float]:
 
 
 def _tell_phase(client: MachineState, previous: CoordinatorState | None, state: CoordinatorState) -> None:
-    height = _playing_height(state)
-    if previous is None or previous.run_state is not state.run_state or _playing_height(previous) != height:
-        step, clients = state.progress.step, len(client.healthy)
-        client.tell(telemetry.PhaseChanged(state.run_state.name, state.progress.epoch, step, clients, height))
+    height, progress = _playing_height(state), state.progress
+    if state.run_state is RunState.WaitingForMembers:
+        waiting, needed = len(state.pending), state.config.init_min_clients
+        if previous is None or previous.run_state is not state.run_state or len(previous.pending) != waiting:
+            client.tell(telemetry.PhaseChanged(state.run_state.name, progress.epoch, progress.step, waiting, needed=needed))
+    elif previous is None or previous.run_state is not state.run_state or _playing_height(previous) != height:
+        name, clients = state.run_state.name, len(client.healthy)
+        client.tell(telemetry.PhaseChanged(name, progress.epoch, progress.step, clients, height))
 
 
 def _playing_height(state: CoordinatorState) -> int | None:

@@ -39,7 +39,8 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
         return f"this client holds the model after step {masters_at}, and the run is at step {due}"
     if masters_at is None:
         return f"this client has to begin with the model after step {start}, which it does not have"
-    if state.run_state in _LAST_CHANCE and masters_at == due and _signed_otherwise(state, due, notes.digests.ours):
+    judged = notes.done and state.run_state in _LAST_CHANCE and masters_at == due  # before its end is closed, the digest is older
+    if judged and _signed_otherwise(state, due, notes.digests.ours):
         return f"this client's model after step {due} is not the one that the run's members signed"
     if masters_at < start and (record is None or record.round.step > masters_at + 1):
         return f"this client has to begin with the model after step {start} and holds that after step {masters_at}"

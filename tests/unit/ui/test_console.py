@@ -147,3 +147,30 @@ def test_the_network_s_totals_are_one_line_a_minute_with_rates() -> None:
         "sent 260.0 kB, received 6.5 kB, 3 peers; 2.0 kB/s out and 50 B/s in for 10 s",
         "the run finished",
     ]
+
+
+def test_who_waits_for_members_says_how_many_are_here_and_needed() -> None:
+    """Two members waited for a third for minutes, and no log said so."""
+    assert describe(telemetry.PhaseChanged("WaitingForMembers", 9, 435, 2, needed=3)).endswith("2 here, 3 are needed to start")
+    assert describe(telemetry.PhaseChanged("WaitingForMembers", 9, 435, 3, needed=3)).endswith("3 clients")
+
+
+def test_a_step_that_changed_nothing_says_so() -> None:
+    assert "changes nothing" in describe(telemetry.StepApplied(8, 433, 0, 4, 0.01))
+
+
+def test_a_client_that_began_anew_has_no_negative_rates_and_a_fetch_no_line_for_each_piece() -> None:
+    stream, now = io.StringIO(), [0.0]
+    write = console_lines(stream, clock=lambda: now[0])
+    write(telemetry.NetworkTotals(5_000_000, 5_000_000, 3))
+    now[0] = 61.0
+    write(telemetry.NetworkTotals(6_000_000, 6_000_000, 3))
+    now[0] = 90.0
+    write(telemetry.NetworkTotals(1_000, 1_000, 3))
+    now[0] = 151.0
+    write(telemetry.NetworkTotals(2_000_000, 2_000_000, 3))
+    for done in range(40):  # the first and the last are told
+        write(telemetry.ModelSync(60, done, 39, 512 * done))
+    text = stream.getvalue()
+    assert "-" not in text.replace("--", "")
+    assert text.count("fetching the model") == 2
