@@ -15,7 +15,7 @@ from psyche_p2p_quic.address import MAX_ADDRESS_BYTES, PeerAddress
 from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Have, Hello, Message, Ping, Pong
 from psyche_p2p_quic.control_protocol import ControlProtocol, PeerSilent
 from psyche_p2p_quic.mesh import newer_stays
-from psyche_p2p_quic.reputation import MachineState
+from psyche_p2p_quic.reputation import Reputation
 from psyche_p2p_quic.settings import QuicSettings
 
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -276,7 +276,7 @@ def test_who_dials_again_has_lost_the_older_connection():
 
 
 def test_standing_refuses_for_a_while_and_forgets_strangers():
-    reputation = MachineState(penalty_seconds=10, false_blobs=2)
+    reputation = Reputation(penalty_seconds=10, false_blobs=2)
     assert not reputation.served_false(b"a", now=0)
     assert reputation.served_false(b"a", now=1)
     assert reputation.refused_for(b"a", now=2) == 9
