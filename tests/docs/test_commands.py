@@ -13,7 +13,8 @@ import pytest
 from command_lines import all_options, known
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))]
+OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/psyche-core.md", "docs/policy.md")
+PAGES = [*(REPOSITORY / name for name in OTHERS), *sorted((REPOSITORY / "docs" / "how-to").glob("*.md"))]
 SPAN = re.compile(r"`(psyche [^`\n]+|--[a-z][^`\n]*)`")
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
 import zipfile
 from collections.abc import Sequence
@@ -63,6 +64,7 @@ def test_wheels_say_what_they_are(wheels: list[Path]) -> None:
         assert metadata["Requires-Python"] == ">=3.11", wheel.name
         assert metadata["Summary"], wheel.name
         assert metadata["License-Expression"] == "Apache-2.0", wheel.name
+        assert "Apache License" in content(wheel, r"\.dist-info/licenses/LICENSE$"), wheel.name
         entry_points = ConfigParser(delimiters=("=",))
         entry_points.optionxform = str  # type: ignore[assignment,method-assign]  # names are case-sensitive
         entry_points.read_string(content(wheel, r"\.dist-info/entry_points\.txt$"))
@@ -74,6 +76,14 @@ def test_wheels_say_what_they_are(wheels: list[Path]) -> None:
 def test_the_installed_command_runs(fresh_environment: Path, tmp_path: Path) -> None:
     done = call(fresh_environment, "--version", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"psyche {__version__}\n")
+
+
+def test_what_the_wheels_want_is_what_they_are_tested_with(fresh_environment: Path, tmp_path: Path) -> None:
+    """Bounds that the versions of this repository do not keep, between core and plugins or of theirs, would be told here."""
+    command = [sys.executable, "-m", "pip", "--python", fresh_environment / "python", "check"]
+    done = run(command, cwd=tmp_path, timeout=120)
+    assert done.stdout, done.stderr
+    assert [line for line in done.stdout.splitlines() if "psyche" in line] == []
 
 
 def test_all_plugins_load_from_the_wheels(fresh_environment: Path, wheels: list[Path], tmp_path: Path) -> None:
