@@ -20,7 +20,7 @@ def create(settings: DistroSettings, model: Model) -> Optimizer:
 
 def create_deepspeed_engine(context: ShardingContext) -> ShardingEngine:
     """Divide a model with DeepSpeed's AutoTP."""
-    from psyche_optim_distro.deepspeed_sharding import DeepSpeedEngine
+    from psyche_optim_distro.sharding.deepspeed import DeepSpeedEngine
 
     return DeepSpeedEngine(context)
 

@@ -2,8 +2,8 @@
 
 All float32 state (masters, delta, coefficients) is one flat buffer each, with the same layout. Parameters that are cut alike
 (same height, width, columns) stand together as one *group*, so that work is done per group and never per parameter or chunk.
-A group is worked off in *strips* that fit into a processor's cache. Chunks are numbered as they lie in memory, so the chunks of a
-strip are consecutive; that is also their order in the payload. A *class* is all chunks of one size and top-k.
+A group is worked off in *tiles* that fit into a processor's cache. Chunks are numbered as they lie in memory, so the chunks of a
+tile are consecutive; that is also their order in the payload. A *class* is all chunks of one size and top-k.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parameters cut alike, or a strip of them: `flat[start:stop]` seen as [row_blocks, height, columns].
+    """Parameters cut alike, or a tile of them: `flat[start:stop]` seen as [row_blocks, height, columns].
 
-    Its blocks are height x width. keep: coefficients sent per chunk. first_chunk: number of its first chunk; the others follow in
+    Its blocks are height x width. topk: coefficients sent per chunk. first_chunk: number of its first chunk; the others follow in
     block order.
     """
 
@@ -48,7 +48,7 @@ class Group:
     height: int
     columns: int
     width: int
-    keep: int
+    topk: int
     first_chunk: int
 
     @property
@@ -76,7 +76,7 @@ class Group:
         """int64 [chunk_count], the chunk numbers in block order."""
         return np.arange(self.first_chunk, self.first_chunk + self.chunk_count, dtype=np.int64)
 
-    def strips(self, limit: int) -> Iterator[Group]:
+    def tiles(self, limit: int) -> Iterator[Group]:
         """The same in parts of at most `limit` elements, or of one row of blocks where that is longer."""
         row = self.height * self.columns
         rows = max(1, limit // row)
@@ -88,10 +88,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkClass:
-    """All chunks of `size` elements that send up to `keep` coefficients. chunks: int64, ascending chunk numbers."""
+    """All chunks of `size` elements that send up to `topk` coefficients. chunks: int64, ascending chunk numbers."""
 
     size: int
-    keep: int
+    topk: int
     chunks: IntArray
 
 
@@ -206,16 +206,16 @@ def _group(members: Sequence[_Cut], start: int, first_chunk: int, topk: int) -> 
         height=first.height,
         columns=first.columns,
         width=first.width,
-        keep=min(topk, first.height * first.width),
+        topk=min(topk, first.height * first.width),
         first_chunk=first_chunk,
     )
 
 
 def _classes(groups: Sequence[Group]) -> tuple[ChunkClass, ...]:
     classes = []
-    for size, keep in sorted({(group.height * group.width, group.keep) for group in groups}):
+    for size, topk in sorted({(group.height * group.width, group.topk) for group in groups}):
         numbers = [group.chunks for group in groups if group.height * group.width == size]
-        classes.append(ChunkClass(size, keep, np.concatenate(numbers)))
+        classes.append(ChunkClass(size, topk, np.concatenate(numbers)))
 
     return tuple(classes)
 

@@ -29,23 +29,23 @@ from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
 from psyche_optim_distro import codec
-from psyche_optim_distro.checked import CheckedVotes
-from psyche_optim_distro.finding import TorchFinder, add_sent, bases, finder_for
-from psyche_optim_distro.in_blocks import InBlocks, Prefixed
+from psyche_optim_distro.vote_cache import VoteCache
+from psyche_optim_distro.compress import TorchCompressor, add_sent, bases, compressor_for
+from psyche_optim_distro.blocked_buffer import BlockedBuffer, PrefixedMapping
 from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.moving import mover_for
+from psyche_optim_distro.update import updater_for
 from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.selection import Selection, Tables
+from psyche_optim_distro.top_k import Selection, CoefficientTables
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.strips import CPU_ELEMENTS, Part, Workspace, parts_of, strips_of
+from psyche_optim_distro.tiles import CPU_ELEMENTS, Part, Workspace, parts_of, tiles_of
 from psyche_optim_distro.transform import blocks_of
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.value_format import ValueFormat
 
 _CLIP_EPSILON = 1e-6
 _LARGEST_NORM = 1e15
 """Of delta, before its norm is looked at: no sum over coefficients or weights that large overflows float32 when squared."""
 
-CHECKED_SHARE = 16
+VOTE_CACHE_SHARE = 16
 """What was checked and may be applied is kept decoded in up to this part of the masters' memory."""
 
 
@@ -56,7 +56,7 @@ class _Sent:
     subtracted: None while delta still contains it, else the product of the decays since it was taken off.
     """
 
-    tables: Tables
+    tables: CoefficientTables
     norm: float
     subtracted: float | None = None
 
@@ -78,19 +78,19 @@ class DistroOptimizer(Optimizer):
         self._layout = build_layout(shapes, chunk=settings.compression_chunk, topk=settings.compression_topk)
         self._values = settings.values
         self._max_payload_bytes = codec.max_payload_bytes(self._layout, values=self._values)
-        self._checked = CheckedVotes(limit=4 * self._layout.total // CHECKED_SHARE)
+        self._vote_cache = VoteCache(limit=4 * self._layout.total // VOTE_CACHE_SHARE)
         self._basis = bases(self._layout, self._device)
-        small = strips_of(self._layout, self._device, elements=CPU_ELEMENTS // 2)  # float32 takes twice bfloat16's scratch memory
-        self._ahead = [(strip, parts_of(strip, self._layout)) for strip in small]
+        small = tiles_of(self._layout, self._device, elements=CPU_ELEMENTS // 2)  # float32 takes twice bfloat16's scratch memory
+        self._ahead = [(tile, parts_of(tile, self._layout)) for tile in small]
         self._work = Workspace(self._device)
-        self._finder = finder_for(
+        self._compressor = compressor_for(
             self._layout, self._values, self._device, work=self._work, precision=precision, compiled=compiled
         )
-        self._mover = mover_for(self._layout, self._values, self._device, work=self._work, compiled=compiled)
+        self._updater = updater_for(self._layout, self._values, self._device, work=self._work, compiled=compiled)
         self._flat_masters = self._zeros()
         self._flat_delta = self._zeros()
         self._masters = MappingProxyType(self._views(self._flat_masters))
-        self._delta = InBlocks(self._flat_delta, self._layout)
+        self._delta = BlockedBuffer(self._flat_delta, self._layout)
         self._delta_bound = 0.0
         self._sent: dict[int, _Sent] = {}
         self.load_parameters({name: parameter.detach() for name, parameter in self._parameters.items()})
@@ -103,7 +103,7 @@ class DistroOptimizer(Optimizer):
     @property
     def compiled(self) -> bool:
         """Whether compiled code does the work; of values it only finds what is sent."""
-        return not isinstance(self._finder, TorchFinder)
+        return not isinstance(self._compressor, TorchCompressor)
 
     @property
     def max_payload_bytes(self) -> int:
@@ -123,14 +123,14 @@ class DistroOptimizer(Optimizer):
     @torch.no_grad()
     def load_lookahead(self, *, learning_rate: float) -> None:
         """Write cast(masters - lr sign(delta)): delta still holds what is on its way and not applied yet."""
-        for strip, parts in self._ahead:
-            own = slice(strip.start, strip.stop)
-            direction = torch.sign(self._flat_delta[own].view(strip.blocks), out=self._work.lend(0, strip.blocks))
-            ahead, masters = self._work.lend(1, strip.shape), self._flat_masters[own].view(strip.shape)
-            torch.sub(blocks_of(masters, strip.width), direction, alpha=learning_rate, out=blocks_of(ahead, strip.width))
+        for tile, parts in self._ahead:
+            own = slice(tile.start, tile.stop)
+            direction = torch.sign(self._flat_delta[own].view(tile.blocks), out=self._work.lend(0, tile.blocks))
+            ahead, masters = self._work.lend(1, tile.shape), self._flat_masters[own].view(tile.shape)
+            torch.sub(blocks_of(masters, tile.width), direction, alpha=learning_rate, out=blocks_of(ahead, tile.width))
             ahead = ahead.view(-1)
             for part in parts:
-                self._write(part, ahead[part.start - strip.start : part.stop - strip.start])
+                self._write(part, ahead[part.start - tile.start : part.stop - tile.start])
 
     @torch.no_grad()
     def load_masters(self) -> None:
@@ -153,13 +153,13 @@ class DistroOptimizer(Optimizer):
         gradients = self._flat_gradients()
         waiting = [sent for sent in self._sent.values() if sent.subtracted is None]
         scale = self._gradient_scale(gradients, waiting, step, learning_rate)
-        tables = Tables(self._layout, self._device, self._finder.precision)
+        tables = CoefficientTables(self._layout, self._device, self._compressor.precision)
         sent_before = [sent.tables for sent in waiting]
-        self._finder.find(self._flat_delta, gradients, sent_before, tables, scale=scale, decay=decay)
+        self._compressor.compress(self._flat_delta, gradients, sent_before, tables, scale=scale, decay=decay)
         tables.drop_noise()
         selection = tables.selection()
         travels = codec.as_sent(selection.values, self._values)
-        if self._values is not Values.SIGNS:
+        if self._values is not ValueFormat.SIGNS:
             tables.replace_values(travels)
         for sent in self._sent.values():
             sent.subtracted = (1.0 if sent.subtracted is None else sent.subtracted) * decay
@@ -168,9 +168,9 @@ class DistroOptimizer(Optimizer):
 
     def check(self, payload: bytes) -> None:
         """Decode against our table; signs are kept for `apply`. Raises PayloadRejected, never anything else."""
-        read = self._mover.read(payload)
+        decoded = self._updater.decode(payload)
         if self._settings.quantize_1bit:
-            self._checked.keep(payload, read)
+            self._vote_cache.put(payload, decoded)
 
     @torch.no_grad()
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:
@@ -178,11 +178,11 @@ class DistroOptimizer(Optimizer):
 
         Raises PayloadRejected, changing nothing, for a payload that `check` refuses.
         """
-        read = [self._checked.take(payload) or self._mover.read(payload) for payload in payloads]
+        decoded = [self._vote_cache.pop(payload) or self._updater.decode(payload) for payload in payloads]
         self._settle(step, accepted=own_accepted)
-        if read:
-            keep = 1 - learning_rate * (self._settings.weight_decay or 0.0)
-            self._mover.move(self._flat_masters, read, keep=keep, rate=learning_rate)
+        if decoded:
+            decay = 1 - learning_rate * (self._settings.weight_decay or 0.0)
+            self._updater.update(self._flat_masters, decoded, decay=decay, learning_rate=learning_rate)
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:
@@ -206,7 +206,7 @@ class DistroOptimizer(Optimizer):
 
     def private_state(self) -> Mapping[str, Any]:
         """delta, by parameter name."""
-        return Prefixed("delta.", self._delta)
+        return PrefixedMapping("delta.", self._delta)
 
     @torch.no_grad()
     def load_private_state(self, state: Mapping[str, Any]) -> None:
@@ -228,8 +228,8 @@ class DistroOptimizer(Optimizer):
                 self._add_everywhere(sent, sent.subtracted)
 
     def _add_everywhere(self, sent: _Sent, factor: float) -> None:
-        for strip in strips_of(self._layout, self._device):
-            add_sent(self._flat_delta, strip, sent.tables, self._basis, factor=factor)
+        for tile in tiles_of(self._layout, self._device):
+            add_sent(self._flat_delta, tile, sent.tables, self._basis, factor=factor)
         self._delta_bound += abs(factor) * sent.norm
 
     def _flat_gradients(self) -> dict[str, Tensor]:

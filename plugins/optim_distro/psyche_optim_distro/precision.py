@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.value_format import ValueFormat
 
 SMALLEST = 1024
 """Elements of a chunk that is worth it."""
@@ -31,13 +31,13 @@ class Precision:
         return self.large if size >= SMALLEST else torch.float32
 
 
-def precision_for(values: Values, device: torch.device) -> Precision:
+def precision_for(values: ValueFormat, device: torch.device) -> Precision:
     """The precision for what travels of a coefficient, on a device."""
-    fits = values in (Values.SIGNS, Values.BFLOAT16) and device.type == "cpu" and multiplies_bfloat16()
+    fits = values in (ValueFormat.SIGNS, ValueFormat.BFLOAT16) and device.type == "cpu" and cpu_has_bfloat16()
     return Precision(torch.bfloat16 if fits else torch.float32)
 
 
-def multiplies_bfloat16() -> bool:
+def cpu_has_bfloat16() -> bool:
     """Whether this CPU has instructions for it and torch uses them. False where torch cannot tell."""
     ask = getattr(torch.cpu, "get_capabilities", None)
     known = {} if ask is None else ask()

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.value_format import ValueFormat
 
 MAX_CHUNK = 1024
 """Longest chunk side: beyond it the exact integer decode keeps fewer than 7 bits per operand, and the basis is megabytes."""
@@ -42,9 +42,9 @@ class DistroSettings(BaseModel):
     """Bits of a value where values are sent: bfloat16 or float32. Ours: the reference sends what its parameters are in."""
 
     @property
-    def values(self) -> Values:
+    def values(self) -> ValueFormat:
         """What travels of a coefficient."""
         if self.quantize_1bit:
-            return Values.SIGNS
+            return ValueFormat.SIGNS
 
-        return Values.BFLOAT16 if self.value_bits == 16 else Values.FLOAT32
+        return ValueFormat.BFLOAT16 if self.value_bits == 16 else ValueFormat.FLOAT32

@@ -76,15 +76,15 @@ def add_decoded(
 ) -> None:
     """Add factor times the `decode` of a few coefficients to blocks [chunks, height, width], in place.
 
-    indices: int64 row-by-row positions inside each block, values: float, both [chunks, keep]; a value of zero adds nothing.
+    indices: int64 row-by-row positions inside each block, values: float, both [chunks, topk]; a value of zero adds nothing.
     A block that gets k coefficients is a sum of k outer products, which is a product of [height, k] and [k, width].
     """
     width = basis_width.shape[0]
     if values.shape[1] * 4 <= width:
-        chunks, keep = values.shape
+        chunks, topk = values.shape
         row, column = (indices // width).view(-1), (indices % width).view(-1)
-        rows = basis_height.T.contiguous().index_select(0, row).view(chunks, keep, -1) * values.unsqueeze(2)
-        columns = basis_width.T.contiguous().index_select(0, column).view(chunks, keep, -1)
+        rows = basis_height.T.contiguous().index_select(0, row).view(chunks, topk, -1) * values.unsqueeze(2)
+        columns = basis_width.T.contiguous().index_select(0, column).view(chunks, topk, -1)
         blocks.baddbmm_(rows.transpose(1, 2), columns, alpha=factor)
         return
 

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psyche_optim_distro import integer_inverse
+from psyche_optim_distro import integer_idct
 from psyche_optim_distro.aggregation import Aggregator
-from psyche_optim_distro.integer_inverse import (
+from psyche_optim_distro.integer_idct import (
     BASIS_SCALE,
     EXACT_LIMIT,
     bfloat16_is_exact,
@@ -24,8 +24,8 @@ from psyche_optim_distro.integer_inverse import (
     rescale,
 )
 from psyche_optim_distro.layout import Layout, build_layout
-from psyche_optim_distro.normalised import normalised
-from psyche_optim_distro.selection import Selection
+from psyche_optim_distro.normalization import normalize_values
+from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.settings import MAX_CHUNK
 from psyche_optim_distro.transform import blocks_of, dct_basis, decode
 
@@ -105,7 +105,7 @@ def int64_direction_of_values(layout: Layout, selections: Sequence[Selection], b
     amounts: dict[int, dict[int, list[int]]] = {}
     for part in selections:
         slots = layout.slots(part.chunks, part.indices).tolist()
-        for chunk, slot, amount in zip(part.chunks.tolist(), slots, normalised(part).tolist(), strict=True):
+        for chunk, slot, amount in zip(part.chunks.tolist(), slots, normalize_values(part).tolist(), strict=True):
             amounts.setdefault(chunk, {}).setdefault(slot, []).append(amount)
     coefficients = np.zeros(layout.total, np.int64)
     for slots_of_chunk in amounts.values():
@@ -273,7 +273,7 @@ def test_a_machine_whose_bfloat16_products_are_not_exact_multiplies_float32(monk
 
     assert bfloat16_is_exact(64)
     bfloat16_is_exact.cache_clear()
-    monkeypatch.setattr(integer_inverse, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(integer_idct, "cpu_has_bfloat16", lambda: True)
     assert Aggregator(LAYOUT, CPU)._inverse._products == torch.bfloat16
     bfloat16_is_exact.cache_clear()
     with monkeypatch.context() as changed:

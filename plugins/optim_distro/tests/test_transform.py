@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.selection import largest, magnitudes, top_coefficients
-from psyche_optim_distro.strips import parts_of
+from psyche_optim_distro.top_k import largest, magnitudes, top_k
+from psyche_optim_distro.tiles import parts_of
 from psyche_optim_distro.transform import add_decoded, blocks_of, chunk_size, dct_basis, decode, encode
 
 
@@ -65,7 +65,7 @@ def test_encode_2d_4x6_chunk2(vectors: dict[str, Any]) -> None:
     torch.testing.assert_close(coefficients, torch.tensor(case["coeffs"]).view(6, 4), rtol=0, atol=1e-6)
 
     layout = build_layout({"w": (4, 6)}, chunk=2, topk=2)
-    found = top_coefficients(encode_tensor(weights, 2).view(6, 2, 2), keep=2)
+    found = top_k(encode_tensor(weights, 2).view(6, 2, 2), keep=2)
     wanted = [np.array(case[name]).reshape(6, 2) for name in ("idx", "val")]
     for number, (indices, values) in enumerate(zip(*wanted, strict=True)):
         got = dict(zip(found[0][number].tolist(), found[1][number].tolist(), strict=True))
@@ -115,7 +115,7 @@ def test_top_coefficients_are_the_largest(height: int, width: int, keep: int) ->
     keep = min(keep, height * width)
     blocks = torch.randn(6, height, width, generator=torch.Generator().manual_seed(keep))
     blocks[1, 0, 0] = 1e9
-    indices, values = top_coefficients(blocks, keep=keep)
+    indices, values = top_k(blocks, keep=keep)
     rows = blocks.flatten(1)
     expected = torch.topk(rows.abs(), keep, dim=1).values.sort(dim=1).values
     assert torch.equal(values, rows.gather(1, indices))
@@ -126,21 +126,21 @@ def test_top_coefficients_are_the_largest(height: int, width: int, keep: int) ->
 def test_what_is_not_a_number_counts_as_largest() -> None:
     blocks = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(1))
     blocks[1, 5, 6] = math.nan
-    indices, values = top_coefficients(blocks, keep=8)
+    indices, values = top_k(blocks, keep=8)
     assert values.isnan().sum(dim=1).tolist() == [0, 1]
     assert 5 * 64 + 6 in indices[1].tolist()
 
 
 @pytest.mark.parametrize("limit", [1, 100, 1000, 10**9])
-def test_strips_are_the_groups_in_parts(limit: int) -> None:
+def test_tiles_are_the_groups_in_parts(limit: int) -> None:
     layout = build_layout({"b": (6, 10), "a": (36, 10), "n": (14,), "m": (6, 20), "z": (3, 4, 9)}, chunk=4, topk=2)
-    strips = [strip for group in layout.groups for strip in group.strips(limit)]
-    assert [strip.start for strip in strips] == [0, *(strip.stop for strip in strips[:-1])]
-    assert strips[-1].stop == layout.total
-    assert np.concatenate([strip.chunks for strip in strips]).tolist() == list(range(layout.chunk_base.size))
-    assert all(strip.stop - strip.start <= max(limit, strip.height * strip.columns) for strip in strips)
+    tiles = [tile for group in layout.groups for tile in group.tiles(limit)]
+    assert [tile.start for tile in tiles] == [0, *(tile.stop for tile in tiles[:-1])]
+    assert tiles[-1].stop == layout.total
+    assert np.concatenate([tile.chunks for tile in tiles]).tolist() == list(range(layout.chunk_base.size))
+    assert all(tile.stop - tile.start <= max(limit, tile.height * tile.columns) for tile in tiles)
     flat = {entry.name: torch.arange(entry.start, entry.stop) for entry in layout.parameters}
-    seen = [flat[part.name][part.first : part.last] for strip in strips for part in parts_of(strip, layout)]
+    seen = [flat[part.name][part.first : part.last] for tile in tiles for part in parts_of(tile, layout)]
     assert torch.cat(seen).tolist() == list(range(layout.total))
 
 

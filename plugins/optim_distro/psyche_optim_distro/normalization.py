@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psyche_optim_distro.layout import IntArray
-from psyche_optim_distro.selection import Selection
+from psyche_optim_distro.top_k import Selection
 
 UNIT_BITS = 12
 UNIT = 1 << UNIT_BITS
@@ -26,7 +26,7 @@ _VALUE_BITS = 15
 _ROOT_BITS = 8
 
 
-def normalised(selection: Selection) -> NDArray[np.int32]:
+def normalize_values(selection: Selection) -> NDArray[np.int32]:
     """The values of one payload in units of 1 / UNIT, int32 [n].
 
     In each chunk the root mean square is UNIT, but for a 16,000th part and the rounding of each value.

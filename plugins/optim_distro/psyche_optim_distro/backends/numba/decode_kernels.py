@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.compiled.compiler import compiled
+from psyche_optim_distro.backends.numba.jit import jit
 
 _DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
 """Times a power of two it has another upper six bits for each: how the place of a bit is found without an instruction for it."""
@@ -17,8 +17,8 @@ _BIT_OF[[(int(_DE_BRUIJN) << bit & 0xFFFFFFFFFFFFFFFF) >> 58 for bit in range(64
 _ONE, _TO_TABLE, _WORD = np.uint64(1), np.uint64(58), np.uint64(64)
 
 
-@compiled
-def read_votes(
+@jit
+def decode_votes(
     low: NDArray[np.uint64],
     rice: int,
     unary: NDArray[np.uint64],

@@ -15,24 +15,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psyche_optim_distro.compiled.bases import forward_basis
-from psyche_optim_distro.compiled.finding import find_group
-from psyche_optim_distro.compiled.product import Floats, Integers
-from psyche_optim_distro.compiled.threads import in_threads
-from psyche_optim_distro.finding import Finder
+from psyche_optim_distro.backends.numba.fast_dct import forward_basis
+from psyche_optim_distro.backends.numba.compress_kernels import compress_group
+from psyche_optim_distro.backends.numba.matrix_kernels import Floats, Integers
+from psyche_optim_distro.backends.numba.threads import run_in_threads
+from psyche_optim_distro.compress import Compressor
 from psyche_optim_distro.layout import Group, Layout
 from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.selection import Tables
+from psyche_optim_distro.top_k import CoefficientTables
 
 _RUNS = (16, 8, 4, 2)
 """Rows of which only the largest is looked at first, where there are at least twice as many of these as coefficients."""
 
-NO_FLOATS, NO_HALVES = np.empty(0, np.float32), np.empty(0, np.uint16)
+NO_F32, NO_BF16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Chunks first to last - 1 of one parameter. group: all of the parameter's. run: see `find_group`."""
+    """Chunks first to last - 1 of one parameter. group: all of the parameter's. run: see `compress_group`."""
 
     name: str
     group: Group
@@ -41,7 +41,7 @@ class _Share:
     last: int
 
 
-class CompiledFinder(Finder):
+class NumbaCompressor(Compressor):
     """layout: of the parameters, which are on a CPU. Compiles on its first use on a machine, for some seconds."""
 
     precision = Precision()
@@ -54,12 +54,12 @@ class CompiledFinder(Finder):
         self._parameters = _parameters_of(layout)
         self._warm_up()
 
-    def find(
+    def compress(
         self,
         delta: Tensor,
         gradients: Mapping[str, Tensor],
-        waiting: Sequence[Tables],
-        tables: Tables,
+        waiting: Sequence[CoefficientTables],
+        tables: CoefficientTables,
         *,
         scale: float,
         decay: float,
@@ -69,17 +69,17 @@ class CompiledFinder(Finder):
         arrays = {name: _array(gradient) for name, gradient in gradients.items()}
         sent = [_sent(waiting, number, entry.chunks.size) for number, entry in enumerate(self._layout.classes)]
 
-        def some(part: int, parts: int) -> None:
+        def work(part: int, parts: int) -> None:
             for share in _shares(self._parameters, part, parts):
                 group, number = share.group, int(self._layout.chunk_class[share.group.first_chunk])
                 rank = int(self._layout.chunk_rank[group.first_chunk])
                 own = slice(rank, rank + group.chunk_count)
                 down, across = self._bases[group.height], self._bases[group.width]
-                find_group(
+                compress_group(
                     share.first,
                     share.last,
                     flat[group.start : group.stop],
-                    *arrays.get(share.name, (NO_FLOATS, NO_HALVES)),
+                    *arrays.get(share.name, (NO_F32, NO_BF16)),
                     np.float32(scale),
                     np.float32(decay),
                     sent[number][0][own],
@@ -100,18 +100,18 @@ class CompiledFinder(Finder):
                     tables.values[number].numpy()[own],
                 )
 
-        in_threads(some, elements=self._layout.total)
+        run_in_threads(work, elements=self._layout.total)
 
     def _warm_up(self) -> None:
         """Have everything compiled now, and not in the middle of a round."""
         basis, places, values, zero = forward_basis(1), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.float32(0)
         one = basis.rows, basis.blocks, basis.matrices
-        find_group(
+        compress_group(
             0,
             0,
-            NO_FLOATS,
-            NO_FLOATS,
-            NO_HALVES,
+            NO_F32,
+            NO_F32,
+            NO_BF16,
             zero,
             zero,
             places,
@@ -157,19 +157,19 @@ def _shares(parameters: Sequence[_Share], part: int, parts: int) -> Iterator[_Sh
 
 
 def _run(group: Group) -> int:
-    fitting = (run for run in _RUNS if group.width // run * group.height >= 2 * group.keep)
+    fitting = (run for run in _RUNS if group.width // run * group.height >= 2 * group.topk)
     return next(fitting, 1)
 
 
 def _array(gradient: Tensor) -> tuple[Floats, NDArray[np.uint16]]:
     """A flat gradient as float32, or as the bits of bfloat16; the other is empty."""
     if gradient.dtype == torch.bfloat16:
-        return NO_FLOATS, gradient.contiguous().view(torch.int16).numpy().view(np.uint16)
+        return NO_F32, gradient.contiguous().view(torch.int16).numpy().view(np.uint16)
 
-    return gradient.to(torch.float32).contiguous().numpy(), NO_HALVES
+    return gradient.to(torch.float32).contiguous().numpy(), NO_BF16
 
 
-def _sent(waiting: Sequence[Tables], number: int, chunks: int) -> tuple[Integers, Floats]:
+def _sent(waiting: Sequence[CoefficientTables], number: int, chunks: int) -> tuple[Integers, Floats]:
     """What waits to be taken off the chunks of a class: places and values, [chunks, any]."""
     places = [np.empty((chunks, 0), np.int64), *(tables.indices[number].numpy() for tables in waiting)]
     values = [np.empty((chunks, 0), np.float32), *(tables.values[number].numpy() for tables in waiting)]

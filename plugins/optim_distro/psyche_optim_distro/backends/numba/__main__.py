@@ -1,28 +1,28 @@
-"""Compile everything now: `python -m psyche_optim_distro.compiled`; else a machine's first client does, in ten seconds or so."""
+"""Compile everything now: `python -m psyche_optim_distro.backends.numba`; else a machine's first client does, in ten seconds or so."""
 
 from __future__ import annotations
 
 import sys
 import time
 
-from psyche_optim_distro.compiled import can_compile
+from psyche_optim_distro.backends.numba import numba_available
 from psyche_optim_distro.layout import build_layout
 
 
 def main() -> int:
     """Exit code 2 where nothing can be compiled."""
-    if not can_compile():
+    if not numba_available():
         sys.stderr.write("Error: this needs numba, and NUMBA_DISABLE_JIT not set; pip install 'psyche-core[fast]'\n")
         return 2
 
-    from psyche_optim_distro.compiled.finder import CompiledFinder
-    from psyche_optim_distro.compiled.mover import CompiledMover
+    from psyche_optim_distro.backends.numba.compress import NumbaCompressor
+    from psyche_optim_distro.backends.numba.update import NumbaUpdater
 
     began = time.monotonic()
     for side in (1, 192):  # places in 16 bits, and in 32
         layout = build_layout({"w": (side, side)}, chunk=side, topk=1)
-        CompiledMover(layout)
-        CompiledFinder(layout)
+        NumbaUpdater(layout)
+        NumbaCompressor(layout)
     sys.stdout.write(f"DisTrO's work is compiled for this processor ({time.monotonic() - began:.1f} s)\n")
     return 0
 

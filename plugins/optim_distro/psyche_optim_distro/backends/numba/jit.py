@@ -15,12 +15,12 @@ import numba
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def compiled(function: F) -> F:
+def jit(function: F) -> F:
     """Machine code that rounds each operation by itself."""
     return _compiled(function, fastmath=False)
 
 
-def free(function: F) -> F:
+def jit_fma(function: F) -> F:
     """The same where a product may be added without being rounded before."""
     return _compiled(function, fastmath={"contract"})
 

@@ -20,26 +20,26 @@ from psyche_core.errors import PayloadRejected
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec
-from psyche_optim_distro.compiled import can_compile
-from psyche_optim_distro.finding import finder_for
+from psyche_optim_distro.backends.numba import numba_available
+from psyche_optim_distro.compress import compressor_for
 from psyche_optim_distro.layout import Layout, build_layout
-from psyche_optim_distro.moving import Mover, VoteMover, mover_for
+from psyche_optim_distro.update import Updater, TorchVoteUpdater, updater_for
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.selection import Selection, Tables
+from psyche_optim_distro.top_k import Selection, CoefficientTables
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.strips import Workspace
+from psyche_optim_distro.tiles import Workspace
 from psyche_optim_distro.transform import dct_basis
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.value_format import ValueFormat
 
-pytestmark = pytest.mark.skipif(not can_compile(), reason="needs psyche-optim-distro[fast]")
+pytestmark = pytest.mark.skipif(not numba_available(), reason="needs psyche-optim-distro[fast]")
 
 CPU = torch.device("cpu")
 ODD_SHAPES = {"w": (128, 192), "odd": (97, 30), "norm": (64,), "tall": (60, 7), "one": (1,), "stack": (2, 48, 40), "none": (0, 3)}
 
 
-def mover(layout: Layout, *, compiled: bool) -> Mover[object]:
-    return mover_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), compiled=compiled)
+def mover(layout: Layout, *, compiled: bool) -> Updater[object]:
+    return updater_for(layout, ValueFormat.SIGNS, CPU, work=Workspace(CPU), compiled=compiled)
 
 
 def payload(layout: Layout, generator: np.random.Generator, *, fill: float = 1.0) -> bytes:
@@ -56,7 +56,7 @@ def payload(layout: Layout, generator: np.random.Generator, *, fill: float = 1.0
     selection = Selection(
         np.concatenate([np.zeros(0, np.int64), *chunks]), np.concatenate([np.zeros(0, np.int64), *indices]), values
     )
-    return codec.encode(layout, selection, values=Values.SIGNS)
+    return codec.encode(layout, selection, values=ValueFormat.SIGNS)
 
 
 def moved(layout: Layout, payloads: Sequence[bytes], *, compiled: bool, keep: float = 0.9999, rate: float = 1e-3) -> torch.Tensor:
@@ -72,8 +72,8 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def test_it_is_used_where_it_can_be() -> None:
     layout = build_layout({"w": (4, 4)}, chunk=4, topk=2)
-    assert not isinstance(mover(layout, compiled=True), VoteMover)
-    assert isinstance(mover(layout, compiled=False), VoteMover)
+    assert not isinstance(mover(layout, compiled=True), TorchVoteUpdater)
+    assert isinstance(mover(layout, compiled=False), TorchVoteUpdater)
 
 
 @pytest.mark.parametrize("senders", [1, 2, 7, 32, 256])
@@ -161,7 +161,7 @@ def test_zero_has_no_sign_and_no_weight_changes_for_it() -> None:
     """Two peers say the opposite: keep alone moves the weights, and -0.0 stays -0.0."""
     layout = build_layout({"w": (2, 2)}, chunk=2, topk=2)
     both = [
-        codec.encode(layout, Selection(np.zeros(2, np.int64), np.array([0, 3]), np.array(signs, np.float32)), values=Values.SIGNS)
+        codec.encode(layout, Selection(np.zeros(2, np.int64), np.array([0, 3]), np.array(signs, np.float32)), values=ValueFormat.SIGNS)
         for signs in ([1, -1], [-1, 1])
     ]
     masters = torch.tensor([-0.0, 0.0, 1.0, -1.0])
@@ -230,12 +230,12 @@ def deltas(layout: Layout) -> torch.Tensor:
 
 
 def found(
-    layout: Layout, gradients: Mapping[str, torch.Tensor], waiting: Sequence[Tables] = (), *, compiled: bool, scale: float = 0.5
-) -> tuple[torch.Tensor, Tables]:
+    layout: Layout, gradients: Mapping[str, torch.Tensor], waiting: Sequence[CoefficientTables] = (), *, compiled: bool, scale: float = 0.5
+) -> tuple[torch.Tensor, CoefficientTables]:
     """Delta afterwards, and what is sent."""
     precision = None if compiled else Precision()
-    by = finder_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), precision=precision, compiled=compiled)
-    delta, tables = deltas(layout), Tables(layout, CPU, by.precision)
+    by = compressor_for(layout, ValueFormat.SIGNS, CPU, work=Workspace(CPU), precision=precision, compiled=compiled)
+    delta, tables = deltas(layout), CoefficientTables(layout, CPU, by.precision)
     by.find(delta, gradients, waiting, tables, scale=scale, decay=0.9)
     return delta, tables
 
@@ -245,7 +245,7 @@ def random_gradients(layout: Layout, seed: int) -> dict[str, torch.Tensor]:
     return {entry.name: torch.randn(math.prod(entry.shape), generator=generator) for entry in layout.parameters}
 
 
-def close(ours: tuple[torch.Tensor, Tables], theirs: tuple[torch.Tensor, Tables]) -> None:
+def close(ours: tuple[torch.Tensor, CoefficientTables], theirs: tuple[torch.Tensor, CoefficientTables]) -> None:
     """Equal but for float32's rounding: delta, and the sizes of what is sent, whichever of nearly equal ones that is."""
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
     for left, right in zip(ours[1].indices, theirs[1].indices, strict=True):
@@ -314,8 +314,8 @@ def test_equal_coefficients_are_sent_up_to_the_limit() -> None:
     signs[7, 6:] = torch.tensor([3.0, -2.0])
     blocks = torch.zeros(8, 16)
     blocks[:, 8:] = dct_basis(8).float() @ signs @ dct_basis(8).float().T
-    by = finder_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), precision=None, compiled=True)
-    delta, tables = torch.zeros(layout.total), Tables(layout, CPU, by.precision)
+    by = compressor_for(layout, ValueFormat.SIGNS, CPU, work=Workspace(CPU), precision=None, compiled=True)
+    delta, tables = torch.zeros(layout.total), CoefficientTables(layout, CPU, by.precision)
     by.find(delta, {"w": blocks.reshape(-1)}, [], tables, scale=1.0, decay=0.5)
     indices, values = tables.indices[0], tables.values[0]
     assert values[0].tolist() == [0.0] * 5
@@ -329,8 +329,8 @@ def test_a_basis_taken_apart_is_the_basis(size: int) -> None:
     """Column by column, as a delta of one column whose coefficients are all sent."""
     layout = build_layout({"w": (size, 1)}, chunk=size, topk=size)
     column = torch.randn(size, generator=torch.Generator().manual_seed(size))
-    by = finder_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), precision=None, compiled=True)
-    delta, tables = torch.zeros(layout.total), Tables(layout, CPU, by.precision)
+    by = compressor_for(layout, ValueFormat.SIGNS, CPU, work=Workspace(CPU), precision=None, compiled=True)
+    delta, tables = torch.zeros(layout.total), CoefficientTables(layout, CPU, by.precision)
     by.find(delta, {"w": column}, [], tables, scale=1.0, decay=0.5)
     assert tables.indices[0][0].tolist() == list(range(size))
     torch.testing.assert_close(tables.values[0][0].double(), column.double() @ dct_basis(size), rtol=1e-4, atol=1e-5)
@@ -340,7 +340,7 @@ WITHOUT_BOUNDS = """
 import sys
 import numpy as np
 sys.path.insert(0, sys.argv[1])
-import test_compiled as tests
+import test_numba_backend as tests
 from psyche_core.errors import PayloadRejected
 from psyche_optim_distro.layout import build_layout
 
@@ -377,7 +377,7 @@ def test_nothing_outside_an_array_is_touched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["sys.modules['numba'] = None", "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"])
 def test_without_numba_the_plain_code_does_the_work(how: str) -> None:
-    program = f"import sys; {how}; from psyche_optim_distro.compiled import can_compile; print(can_compile())"
+    program = f"import sys; {how}; from psyche_optim_distro.backends.numba import numba_available; print(numba_available())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
 
@@ -388,7 +388,7 @@ def test_compiling_ahead(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-m", "psyche_optim_distro.compiled"],
+            [sys.executable, "-m", "psyche_optim_distro.backends.numba"],
             env=environment,
             capture_output=True,
             text=True,
@@ -399,7 +399,7 @@ def test_compiling_ahead(tmp_path: Path) -> None:
         kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")}
         assert len([name for name in kept if name.startswith("finding.find_group")]) == 1
         assert len([name for name in kept if name.startswith("moving.move_group")]) == 2
-    without = "import sys; sys.modules['numba'] = None; from psyche_optim_distro.compiled.__main__ import main; sys.exit(main())"
+    without = "import sys; sys.modules['numba'] = None; from psyche_optim_distro.backends.numba.__main__ import main; sys.exit(main())"
     failed = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 2
     assert "psyche-core[fast]" in failed.stderr

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-WORTH = 2**18
+ELEMENTS_PER_THREAD = 2**18
 """Elements that are worth a thread of their own: the work takes some ten times as long as starting it."""
 
 
-def in_threads(work: Callable[[int, int], None], *, elements: int) -> None:
+def run_in_threads(work: Callable[[int, int], None], *, elements: int) -> None:
     """work(part, parts) for each part, the last in this thread. elements: of all. Raises what the first that fails raises."""
-    parts = max(1, min(torch.get_num_threads(), elements // WORTH))
+    parts = max(1, min(torch.get_num_threads(), elements // ELEMENTS_PER_THREAD))
     if parts == 1:
         work(0, 1)
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 
-def can_compile() -> bool:
+def numba_available() -> bool:
     """Whether numba is here, works with this numpy and may compile, and words are little endian."""
     try:
         import numba

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from psyche_optim_distro.layout import Group
-from psyche_optim_distro.precision import multiplies_bfloat16
-from psyche_optim_distro.strips import Workspace
+from psyche_optim_distro.precision import cpu_has_bfloat16
+from psyche_optim_distro.tiles import Workspace
 
 BASIS_SCALE = 126
 """Even on purpose: cos = ±1/2 (the only rational value besides 0 and ±1) must not fall on a rounding tie, where the last bit of a
@@ -73,12 +73,12 @@ def bfloat16_is_exact(size: int) -> bool:
     return torch.equal(from_right, sums) and all(torch.equal(each.T, sums) for each in from_left)
 
 
-class IntegerInverse:
+class IntegerIDCT:
     """sizes: of all chunk sides. work: scratch memory. products: bfloat16 or float32; None for the faster."""
 
     def __init__(self, sizes: list[int], device: torch.device, *, work: Workspace, products: torch.dtype | None = None) -> None:
         if products is None:
-            able = device.type == "cpu" and multiplies_bfloat16() and all(bfloat16_is_exact(size) for size in sizes)
+            able = device.type == "cpu" and cpu_has_bfloat16() and all(bfloat16_is_exact(size) for size in sizes)
             products = torch.bfloat16 if able else torch.float32
         self._products = products
         self._basis = {size: integer_basis(size).to(device, products) for size in sizes}
@@ -89,22 +89,22 @@ class IntegerInverse:
         """Scratch memory for what `signs` is given, bfloat16 [elements]; it is not used for anything else."""
         return self._work.lend(0 if self._products == torch.bfloat16 else 3, (elements,), dtype=torch.bfloat16)
 
-    def signs(self, stage: Tensor, strip: Group) -> Tensor:
-        """Sign, float32, of the inverse of integer coefficients (bfloat16, magnitude <= 2**operand_bits), in the strip's shape.
+    def signs(self, stage: Tensor, tile: Group) -> Tensor:
+        """Sign, float32, of the inverse of integer coefficients (bfloat16, magnitude <= 2**operand_bits), in the tile's shape.
 
         Valid until the next call.
         """
-        if strip.width > 1:
-            operand, sums = self._operand(stage), self._work.lend(1, strip.shape, dtype=self._products)
-            torch.mm(operand.view(-1, strip.width), self._transposed[strip.width], out=sums.view(-1, strip.width))
+        if tile.width > 1:
+            operand, sums = self._operand(stage), self._work.lend(1, tile.shape, dtype=self._products)
+            torch.mm(operand.view(-1, tile.width), self._transposed[tile.width], out=sums.view(-1, tile.width))
             stage = self._rounded(sums)
-        if strip.height > 1:
-            if strip.width > 1:
-                out = self._work.lend(2, strip.shape, dtype=torch.bfloat16)
-                stage = rescale(stage, width=strip.width, bits=operand_bits(strip.height), out=out)
-            operand, sums = self._operand(stage), self._work.lend(1, strip.shape, dtype=self._products)
-            stage = torch.matmul(self._basis[strip.height], operand, out=sums)
-        found = self._work.lend(2, strip.shape).copy_(stage)
+        if tile.height > 1:
+            if tile.width > 1:
+                out = self._work.lend(2, tile.shape, dtype=torch.bfloat16)
+                stage = rescale(stage, width=tile.width, bits=operand_bits(tile.height), out=out)
+            operand, sums = self._operand(stage), self._work.lend(1, tile.shape, dtype=self._products)
+            stage = torch.matmul(self._basis[tile.height], operand, out=sums)
+        found = self._work.lend(2, tile.shape).copy_(stage)
         return torch.sign(found, out=found)
 
     def _operand(self, stage: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from psyche_optim_distro.layout import Group, Layout, Parameter
 from psyche_optim_distro.transform import blocks_of
 
 
-class InBlocks(Mapping[str, Tensor]):
+class BlockedBuffer(Mapping[str, Tensor]):
     """The parameters in `flat` [layout.total], ascending by name; each is copied when it is looked up."""
 
     def __init__(self, flat: Tensor, layout: Layout) -> None:
@@ -53,7 +53,7 @@ class InBlocks(Mapping[str, Tensor]):
         return self._flat[entry.start : entry.stop].view(-1, *group.blocks[1:])
 
 
-class Prefixed(Mapping[str, Tensor]):
+class PrefixedMapping(Mapping[str, Tensor]):
     """Another mapping under longer names."""
 
     def __init__(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:

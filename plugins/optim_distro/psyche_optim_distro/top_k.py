@@ -44,8 +44,8 @@ class Selection:
     values: NDArray[np.float32]
 
 
-class Tables:
-    """The same for all chunks with room for all they may send, by class: int64 indices and float32 values, [chunks, keep].
+class CoefficientTables:
+    """The same for all chunks with room for all they may send, by class: int64 indices and float32 values, [chunks, topk].
 
     A value of zero is not sent. device: of the tables. precision: of the coefficients.
     """
@@ -53,15 +53,15 @@ class Tables:
     def __init__(self, layout: Layout, device: torch.device, precision: Precision) -> None:
         self._layout = layout
         self._noise = [NOISE[precision.of(entry.size)] for entry in layout.classes]
-        shapes = [(entry.chunks.size, entry.keep) for entry in layout.classes]
+        shapes = [(entry.chunks.size, entry.topk) for entry in layout.classes]
         self.indices = [torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes]
         self.values = [torch.zeros(shape, device=device) for shape in shapes]
 
-    def of(self, strip: Group) -> tuple[Tensor, Tensor]:
-        """Indices and values of a strip's chunks, as views [chunk_count, keep]."""
-        number = int(self._layout.chunk_class[strip.first_chunk])
-        first = int(self._layout.chunk_rank[strip.first_chunk])
-        own = slice(first, first + strip.chunk_count)
+    def of(self, tile: Group) -> tuple[Tensor, Tensor]:
+        """Indices and values of a tile's chunks, as views [chunk_count, topk]."""
+        number = int(self._layout.chunk_class[tile.first_chunk])
+        first = int(self._layout.chunk_rank[tile.first_chunk])
+        own = slice(first, first + tile.chunk_count)
         return self.indices[number][own], self.values[number][own]
 
     def drop_noise(self) -> None:
@@ -97,11 +97,11 @@ class Tables:
         return Selection(chunks[sent], indices[sent], values[sent])
 
 
-class TopFinder:
-    """The `keep` coefficients of largest magnitude of each block of a group, looked at strip by strip.
+class TopKSelector:
+    """The `topk` coefficients of largest magnitude of each block of a group, looked at tile by tile.
 
-    The largest k of a block lie in the k runs (parts of its columns) with the largest maxima, so of each strip only these are
-    kept, and only among them is chosen in the end, for all strips at once. NaN counts as largest, so a chunk that is not finite
+    The largest k of a block lie in the k runs (parts of its columns) with the largest maxima, so of each tile only these are
+    kept, and only among them is chosen in the end, for all tiles at once. NaN counts as largest, so a chunk that is not finite
     shows in the values. Which of equal magnitudes is taken is not specified.
     """
 
@@ -109,47 +109,47 @@ class TopFinder:
         """dtype: of the coefficients."""
         self._group = group
         self._run = run = _run_length(group)
-        count, keep = group.chunk_count, group.keep
-        self._runs = torch.empty(count, keep, dtype=torch.int64, device=device)
-        self._candidates = torch.empty(count, keep * run, dtype=dtype, device=device)
+        count, topk = group.chunk_count, group.topk
+        self._runs = torch.empty(count, topk, dtype=torch.int64, device=device)
+        self._candidates = torch.empty(count, topk * run, dtype=dtype, device=device)
         # Where each block, the first element of each of its runs, and the others of a run lie.
         self._block_starts = torch.arange(count, device=device).unsqueeze(1) * (group.height * group.width)
         of_block = torch.arange(group.height // run * group.width, device=device)
         self._run_starts = of_block // group.width * (run * group.width) + of_block % group.width
         self._steps = torch.arange(run, device=device) * group.width
 
-    def look(self, strip: Group, coefficients: Tensor, *, out: Tensor | None = None) -> None:
-        """Take in a strip's coefficients [chunks, height, width]. out: a tensor like them to work in."""
-        group, run, count = self._group, self._run, strip.chunk_count
+    def look(self, tile: Group, coefficients: Tensor, *, out: Tensor | None = None) -> None:
+        """Take in a tile's coefficients [chunks, height, width]. out: a tensor like them to work in."""
+        group, run, count = self._group, self._run, tile.chunk_count
         peaks = magnitudes(coefficients, out=out).view(count, group.height // run, run, group.width)
         peaks = (peaks.amax(dim=2) if run > 1 else peaks).view(count, -1)  # [chunks, runs]
-        best = largest(peaks, keep=group.keep)  # [chunks, keep]
+        best = largest(peaks, topk=group.topk)  # [chunks, topk]
         starts = self._block_starts[:count] + self._run_starts[best]
         places = (starts.unsqueeze(2) + self._steps).view(-1)
-        first = strip.first_chunk - group.first_chunk
+        first = tile.first_chunk - group.first_chunk
         self._runs[first : first + count] = best
         self._candidates[first : first + count].view(-1).copy_(coefficients.view(-1).index_select(0, places))
 
     def found(self) -> tuple[Tensor, Tensor]:
-        """Indices int64, ascending in each chunk, and values float32, both [chunks, keep], once all strips were looked at."""
+        """Indices int64, ascending in each chunk, and values float32, both [chunks, topk], once all tiles were looked at."""
         parts = zip(torch.split(self._candidates, _CHUNKS_AT_ONCE), torch.split(self._runs, _CHUNKS_AT_ONCE), strict=True)
         indices, values = zip(*(self._best(candidates, runs) for candidates, runs in parts), strict=True)
         return torch.cat(indices), torch.cat(values)
 
     def _best(self, candidates: Tensor, runs: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of some chunks. candidates: [chunks, keep * run]; runs: [chunks, keep]."""
+        """The same of some chunks. candidates: [chunks, topk * run]; runs: [chunks, topk]."""
         run, width = self._run, self._group.width
-        place = largest(magnitudes(candidates), keep=self._group.keep)
+        place = largest(magnitudes(candidates), topk=self._group.topk)
         chosen = runs.gather(1, place // run)
         indices, order = ((chosen // width * run + place % run) * width + chosen % width).sort(dim=1)
         return indices, candidates.gather(1, place).gather(1, order).to(torch.float32)
 
 
-def top_coefficients(coefficients: Tensor, *, keep: int) -> tuple[Tensor, Tensor]:
-    """Top-k of every block of [chunks, height, width] at once, as `TopFinder.found`."""
+def top_k(coefficients: Tensor, *, topk: int) -> tuple[Tensor, Tensor]:
+    """Top-k of every block of [chunks, height, width] at once, as `TopKSelector.found`."""
     chunks, height, width = coefficients.shape
-    whole = Group(start=0, row_blocks=chunks, height=height, columns=width, width=width, keep=keep, first_chunk=0)
-    finder = TopFinder(whole, coefficients.device, dtype=coefficients.dtype)
+    whole = Group(start=0, row_blocks=chunks, height=height, columns=width, width=width, topk=topk, first_chunk=0)
+    finder = TopKSelector(whole, coefficients.device, dtype=coefficients.dtype)
     finder.look(whole, coefficients)
     return finder.found()
 
@@ -167,32 +167,32 @@ def magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
     return torch.bitwise_and(values.view(kind), torch.iinfo(kind).max, out=None if out is None else out.view(kind))
 
 
-def largest(ordered: Tensor, *, keep: int) -> Tensor:
-    """Positions int64 [rows, keep], in any order, of the largest of each row of `magnitudes` [rows, n].
+def largest(ordered: Tensor, *, topk: int) -> Tensor:
+    """Positions int64 [rows, topk], in any order, of the largest of each row of `magnitudes` [rows, n].
 
     On a CPU a position is put into the lowest bits of its magnitude and what is so packed is partitioned, which takes a fifth of
     the time of torch's topk; magnitudes that differ by less than a 2,000th part may then change places.
     """
     count = ordered.shape[1]
     if ordered.is_floating_point() or count > _PACKED:
-        return torch.topk(ordered, keep, dim=1, sorted=False).indices
+        return torch.topk(ordered, topk, dim=1, sorted=False).indices
 
-    if keep >= count:
+    if topk >= count:
         return torch.arange(count).expand(ordered.shape)
 
     low = (1 << (count - 1).bit_length()) - 1
     wide = ordered.to(torch.int32) << 16 if ordered.dtype == torch.int16 else ordered
     packed = torch.bitwise_or(wide & ~low, torch.arange(count, dtype=torch.int32))
-    best = np.partition(packed.numpy(), count - keep, axis=1)[:, count - keep :] & low
+    best = np.partition(packed.numpy(), count - topk, axis=1)[:, count - topk :] & low
     return torch.from_numpy(best.astype(np.int64))
 
 
 def _run_length(group: Group) -> int:
     """Elements of a run, a divisor of the height, such that about twice as many runs as candidates, which lie apart, are seen."""
     size = group.height * group.width
-    ideal = math.sqrt(size / (2 * group.keep))
+    ideal = math.sqrt(size / (2 * group.topk))
     divisors = [length for length in range(1, group.height + 1) if group.height % length == 0]
-    worth = [length for length in divisors if length == 1 or group.keep * length * 4 <= size]
+    worth = [length for length in divisors if length == 1 or group.topk * length * 4 <= size]
     return min(worth, key=lambda length: abs(math.log(length / ideal)))
 
 

@@ -5,7 +5,7 @@ Column k of the inverse Q (and of any basis of cosines) is symmetric for even k 
 The even columns of a Q of even size are, in their upper half, a Q of half the size with the same symmetry, and so on inwards (a
 decomposition as old as the fast cosine transform: Chen, Smith and Fralick 1977). Forwards the rows are folded first: sums with
 their mirror images go to even, differences to odd k. All sums of the integer inverse are of some terms of one row of Q, so the
-bound of `integer_inverse` holds for each.
+bound of `integer_idct` holds for each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.compiled.product import LANES, Floats, Integers, fours, in_blocks
-from psyche_optim_distro.integer_inverse import integer_basis, operand_bits
+from psyche_optim_distro.backends.numba.matrix_kernels import LANES, Floats, Integers, round_up_to_4, pack_4x4
+from psyche_optim_distro.integer_idct import integer_basis, operand_bits
 from psyche_optim_distro.transform import dct_basis
 
 SMALLEST = 4
@@ -31,7 +31,7 @@ class InverseBasis:
     bits: of an operand. rows: float32 [size, size padded to LANES]; row k is what a coefficient k adds to a row of values, 1 for
     a size of 1. levels: int64 [parts, 3], from the innermost outwards: rows once this part is added; padded size of its matrix;
     step between the terms it takes, which begin at half a step, for the innermost at 0. matrices: float32, one after the other,
-    `in_blocks`.
+    `pack_4x4`.
     """
 
     bits: int
@@ -46,7 +46,7 @@ class ForwardBasis:
 
     rows: float32 [size, size padded to LANES]; row k is what a coefficient k is worth along a row or column. blocks: int64
     [parts, 2], from the innermost outwards: first row of the folded values that a part takes, and of the coefficients it gives;
-    padded size of its matrix. matrices: float32, one after the other, `in_blocks`. order: int64 [size], which coefficient stands
+    padded size of its matrix. matrices: float32, one after the other, `pack_4x4`. order: int64 [size], which coefficient stands
     in each row.
     """
 
@@ -62,7 +62,7 @@ def inverse_basis(size: int) -> InverseBasis:
     parts = _parts(size)
     matrices = [whole[:rows, ::step] if innermost else whole[: rows // 2, step // 2 :: step] for rows, step, innermost in parts]
     levels = [(rows, _padded(matrix), step) for (rows, step, _), matrix in zip(parts, matrices, strict=True)]
-    flat = np.concatenate([in_blocks(matrix) for matrix in matrices])
+    flat = np.concatenate([pack_4x4(matrix) for matrix in matrices])
     return InverseBasis(operand_bits(size), _rows(whole), np.array(levels, np.int64), flat)
 
 
@@ -75,7 +75,7 @@ def forward_basis(size: int) -> ForwardBasis:
         frequencies = np.arange(0, size, step) if innermost else np.arange(step // 2, size, step)
         places = np.arange(rows) if innermost else np.arange(start)[::-1]  # what was folded lies mirrored
         matrix = whole[np.ix_(places, frequencies)].T
-        matrices.append(in_blocks(matrix))
+        matrices.append(pack_4x4(matrix))
         blocks.append((start, _padded(matrix)))
         order.append(frequencies)
     return ForwardBasis(_rows(whole), np.array(blocks, np.int64), np.concatenate(matrices), np.concatenate(order))
@@ -98,4 +98,4 @@ def _rows(whole: NDArray[Any]) -> Floats:
 
 
 def _padded(matrix: NDArray[Any]) -> int:
-    return fours(matrix.shape[0])
+    return round_up_to_4(matrix.shape[0])

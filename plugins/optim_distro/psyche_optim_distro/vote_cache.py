@@ -18,7 +18,7 @@ class Votes(Protocol):
         """Bytes they take."""
 
 
-class CheckedVotes:
+class VoteCache:
     """limit: bytes of votes and of the payloads they came from. Any thread."""
 
     def __init__(self, *, limit: int) -> None:
@@ -27,7 +27,7 @@ class CheckedVotes:
         self._votes: dict[bytes, Any] = {}  # in order of arrival
         self._turn = threading.Lock()
 
-    def keep(self, payload: bytes, votes: Votes) -> None:
+    def put(self, payload: bytes, votes: Votes) -> None:
         """Keep the votes of a payload until they are taken or newer ones need the room."""
         with self._turn:
             if payload in self._votes:
@@ -39,7 +39,7 @@ class CheckedVotes:
                 oldest = next(iter(self._votes))
                 self._held -= _size(oldest, self._votes.pop(oldest))
 
-    def take(self, payload: bytes) -> Any | None:
+    def pop(self, payload: bytes) -> Any | None:
         """The votes of a payload, which are kept no longer; None when they are not here."""
         with self._turn:
             votes = self._votes.pop(payload, None)

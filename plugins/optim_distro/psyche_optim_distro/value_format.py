@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Values(IntEnum):
+class ValueFormat(IntEnum):
     """What travels of a coefficient besides its place."""
 
     SIGNS = 0

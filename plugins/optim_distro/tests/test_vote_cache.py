@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from psyche_optim_distro.aggregation import Votes
-from psyche_optim_distro.checked import CheckedVotes
+from psyche_optim_distro.vote_cache import VoteCache
 
 
 def votes(count: int) -> Votes:
@@ -15,7 +15,7 @@ def votes(count: int) -> Votes:
 
 
 def test_what_is_kept_is_given_once() -> None:
-    kept, one = CheckedVotes(limit=1000), votes(3)
+    kept, one = VoteCache(limit=1000), votes(3)
     kept.keep(b"one", one)
     kept.keep(b"one", votes(4))
     assert kept.take(b"one") is one
@@ -25,7 +25,7 @@ def test_what_is_kept_is_given_once() -> None:
 
 def test_the_oldest_go_when_there_is_no_room() -> None:
     size = 4 * 10 + 16 + 1
-    kept = CheckedVotes(limit=3 * size)
+    kept = VoteCache(limit=3 * size)
     for name in (b"a", b"b", b"c"):
         kept.keep(name, votes(10))
     assert kept.take(b"b") is not None
@@ -36,7 +36,7 @@ def test_the_oldest_go_when_there_is_no_room() -> None:
 
 
 def test_what_has_no_room_at_all_is_not_kept() -> None:
-    kept = CheckedVotes(limit=10)
+    kept = VoteCache(limit=10)
     kept.keep(b"large", votes(100))
     assert kept.take(b"large") is None
     kept.keep(b"", Votes(np.zeros(0, dtype=np.int32), np.zeros((0, 2), dtype=np.int64)))
@@ -44,7 +44,7 @@ def test_what_has_no_room_at_all_is_not_kept() -> None:
 
 
 def test_many_threads_leave_nothing_behind() -> None:
-    kept = CheckedVotes(limit=10**6)
+    kept = VoteCache(limit=10**6)
 
     def work(number: int) -> None:
         for turn in range(200):
