@@ -28,8 +28,8 @@ from benchmarks import llama
 from psyche_optim_distro import codec
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.value_format import ValueFormat
 
 LEARNING_RATE = 1e-3
@@ -98,7 +98,7 @@ def _reference_bytes(layout: Layout) -> int:
     total = 0
     for entry in layout.classes:
         width = 1 if entry.size <= 2**8 else 2 if entry.size <= 2**16 else 4
-        total += entry.chunks.size * entry.keep * width + math.ceil(entry.chunks.size * entry.keep / 8)
+        total += entry.chunks.size * entry.topk * width + math.ceil(entry.chunks.size * entry.topk / 8)
     return total
 
 

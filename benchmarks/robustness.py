@@ -35,8 +35,8 @@ from psyche_core.interfaces.optimizer import Optimizer
 from psyche_optim_distro import codec
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.value_format import ValueFormat
 
 MEMBERS = 4

@@ -31,7 +31,7 @@ class Payloads:
     def __init__(self, values: ValueFormat) -> None:
         self.layout = build_layout(_SHAPES, chunk=6, topk=_MOST_OF_A_CHUNK)
         self.values = values
-        self._mover = NumbaUpdater(self.layout) if values is ValueFormat.SIGNS and numba_available() else None
+        self._updater = NumbaUpdater(self.layout) if values is ValueFormat.SIGNS and numba_available() else None
         self.max_bytes = codec.max_payload_bytes(self.layout, values=values)
 
         self._seeds = [
@@ -75,12 +75,12 @@ class Payloads:
         np.testing.assert_array_equal(again.values, selection.values)
 
     def _compare(self, data: bytes, plain: str | list[int]) -> None:
-        if self._mover is None:
+        if self._updater is None:
             return
 
         compiled: str | list[int]
         try:
-            compiled = self._mover.read(data).places.tolist()
+            compiled = self._updater.decode(data).places.tolist()
         except PayloadRejected as refused:
             compiled = str(refused)
         assert compiled == plain
@@ -89,7 +89,7 @@ class Payloads:
         chunks, indices = [], []
         for entry in self.layout.classes:
             for chunk in entry.chunks.tolist():
-                count = int(generator.binomial(entry.keep, fill))
+                count = int(generator.binomial(entry.topk, fill))
                 chunks += [chunk] * count
                 indices += sorted(generator.permutation(entry.size)[:count].tolist())
         values = codec.as_sent(generator.standard_normal(len(chunks)).astype(np.float32), self.values)

@@ -2,16 +2,18 @@
 
     header   magic "DsTO" · version u8 = 2 · values u8 (`ValueFormat`) · fingerprint of the parameter table, 16 bytes
     class    counts u8 (0 full, 1 table, 2 exceptions) · rice u8 · unary length u32, in the order of `Layout.classes`, then
-             counts   full: nothing, every chunk sends `topk` coefficients; table: per chunk, bit_length(topk) bits each;
-                      exceptions: how many u32, which chunks of the class, bit_length(chunks - 1) bits each, and their counts,
-                      bit_length(topk) bits each. Whichever is shortest
+             counts   full: nothing, every chunk sends `topk` coefficients
+                      table: one count per chunk, bit_length(topk) bits each
+                      exceptions: their number u32, their places in the class, bit_length(chunks - 1) bits each, and their counts,
+                      bit_length(topk) bits each
+                      The shortest of these is mandatory
              low      `rice` low bits of each gap
              unary    gap >> rice of each gap
              values   1 bit each (1 = negative), float32, or the upper half of float32 (bfloat16)
 
-A gap is the number of positions skipped since the previous coefficient of the chunk (Golomb-Rice coding, Rice parameter chosen
-by the sender for the class). For k uniform positions of n this is within about 4 % of the bound log2 C(n, k). `decode`
-allocates in proportion to the bytes it was given, and to our own table, whatever the bytes say.
+A gap is the number of positions between a coefficient and the previous one of its chunk. Gaps are Golomb-Rice coded; the sender
+chooses the Rice parameter for each class. For k uniform positions of n this is within about 4 % of the bound log2 C(n, k).
+`decode` allocates memory in proportion to the payload's length and to our own table, whatever the payload contains.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from psyche_optim_distro.value_format import ValueFormat
 MAGIC = b"DsTO"
 VERSION = 2
 MAX_VALUE = 65536.0
-"""Largest magnitude of a value: far over any honest coefficient, far under what could overflow a sum."""
+"""Largest magnitude of a value: far above any honest coefficient, far below what could overflow a sum."""
 
 MIN_VALUE = 2.0**-126
-"""Smallest magnitude of a value: what is smaller travels as this, so that no value is rounded to zero."""
+"""Smallest magnitude of a value. A smaller one is sent as this, so that no value is rounded to zero."""
 
 
 _VALUE_BITS = {ValueFormat.SIGNS: 1, ValueFormat.FLOAT32: 32, ValueFormat.BFLOAT16: 16}
@@ -49,7 +51,7 @@ _EXCEPTION_COUNT = struct.Struct("<I")
 
 
 def encode(layout: Layout, selection: Selection, *, values: ValueFormat) -> bytes:
-    """The payload of a selection, whose values are what `as_sent` gives for the same `values`."""
+    """Encode a selection. Its values must be the result of `as_sent` for the same format `values`."""
     parts = [_HEADER.pack(MAGIC, VERSION, values, layout.fingerprint)]
     ends = np.searchsorted(layout.chunk_class[selection.chunks], np.arange(len(layout.classes)), side="right")
     start = 0
@@ -62,7 +64,7 @@ def encode(layout: Layout, selection: Selection, *, values: ValueFormat) -> byte
 
 
 def as_sent(exact: NDArray[np.float32], values: ValueFormat) -> NDArray[np.float32]:
-    """What peers will read for finite coefficients [n]: signs, or bounded values rounded to what travels (half to even)."""
+    """The values that peers decode for finite coefficients [n]: signs, or bounded values rounded to the format (half to even)."""
     if values is ValueFormat.SIGNS:
         return np.where(np.signbit(exact), np.float32(-1), np.float32(1))
 
@@ -75,16 +77,16 @@ def as_sent(exact: NDArray[np.float32], values: ValueFormat) -> NDArray[np.float
 
 
 def decode(layout: Layout, payload: bytes, *, values: ValueFormat) -> Selection:
-    """The selection in a payload, checked against our own table. Raises PayloadRejected and nothing else."""
+    """Decode a payload and check it against our own table. Raises PayloadRejected, never anything else."""
     return concatenate([_decoded(section, values) for section in sections(layout, payload, values=values)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Section:
-    """One class of a payload, cut into its parts, each as long as it must be; gaps and values are not looked at yet.
+    """One chunk class of a payload, split into its fields. Lengths are checked; gaps and values are not.
 
-    counts: int64, coefficients of each chunk of the class; total: of all; full: whether all chunks send as many as they may.
-    rice: parameter of the gaps. low, unary, values: see the module.
+    counts: int64 [chunks of the class], coefficients of each chunk. total: their sum. full: whether every chunk sends `topk`.
+    rice: Rice parameter of the gaps. low, unary, values: bytes of these fields, see the module.
     """
 
     entry: ChunkClass
@@ -98,7 +100,7 @@ class Section:
 
 
 def sections(layout: Layout, payload: bytes, *, values: ValueFormat) -> Iterator[Section]:
-    """A payload's classes. Raises PayloadRejected, after the last for bytes that follow."""
+    """Yield the chunk classes of a payload. Raises PayloadRejected, after the last class for bytes that follow it."""
     limit = max_payload_bytes(layout, values=values)
     if len(payload) > limit:
         message = f"a payload of {len(payload)} bytes is over the {limit} bytes this model can need"
@@ -124,10 +126,10 @@ def sections(layout: Layout, payload: bytes, *, values: ValueFormat) -> Iterator
 
 
 def max_payload_bytes(layout: Layout, *, values: ValueFormat) -> int:
-    """No payload that `encode` writes for this table is longer.
+    """Upper bound of a payload's size in bytes, computed from the parameter table alone.
 
-    A chunk with c coefficients has at most c (rice + 1) + ((size - c) >> rice) position bits, which grows with c; the sender's
-    Rice parameter is at least as good as the one that makes this smallest. Two bytes per class for rounding.
+    A chunk with c coefficients has at most c (rice + 1) + ((size - c) >> rice) position bits, which grows with c. The sender's
+    Rice parameter needs no more bits than the one that minimises this. Two bytes per class allow for rounding.
     """
     return _HEADER.size + sum(_max_class_bytes(entry.size, entry.topk, entry.chunks.size, values) for entry in layout.classes)
 
@@ -140,14 +142,14 @@ def _max_class_bytes(size: int, topk: int, chunks: int, values: ValueFormat) -> 
 
 
 def _rices(size: int) -> range:
-    """Rice parameters worth trying, and allowed, for chunks of that size: 0 up to the bits of an index."""
+    """Allowed Rice parameters for chunks of `size` elements: 0 to the number of bits of an index."""
     return range((size - 1).bit_length() + 1)
 
 
 def _encode_class(
     entry: ChunkClass, rows: IntArray, indices: IntArray, coefficients: NDArray[np.float32], values: ValueFormat
 ) -> list[bytes]:
-    """rows: position of each coefficient's chunk in the class, ascending; indices ascending inside a row."""
+    """The fields of one class. rows: place of each coefficient's chunk in the class, ascending; indices: ascending in a row."""
     counts = np.bincount(rows, minlength=entry.chunks.size)
     gaps = np.diff(indices, prepend=-1) - 1
     first = np.diff(rows, prepend=-1) != 0
@@ -165,7 +167,7 @@ def _encode_class(
 
 
 def _encode_counts(entry: ChunkClass, counts: IntArray) -> tuple[int, bytes]:
-    """How many coefficients each chunk of the class has: form and bytes."""
+    """The form and the bytes of the field `counts`."""
     short = np.flatnonzero(counts != entry.topk)
     if short.size == 0:
         return _FULL, b""
@@ -207,8 +209,8 @@ def _decoded(section: Section, values: ValueFormat) -> Selection:
     ends = unary_ends(section.unary, total)
     every = entry.topk if section.full else counts
 
-    # Positions: running sum of gap + 1 inside each chunk; what ran up before a chunk's first coefficient is taken off. A gap is
-    # its low bits and 2**rice times its high part, and `ends` of code i is i and all high parts so far.
+    # A position is the running sum of gap + 1 inside its chunk: the sum over the class minus the sum before the chunk. A gap is
+    # its low bits plus 2**rice times its high part. `ends` of code i is i plus the sum of all high parts up to i.
     kind: type[np.signedinteger[Any]] = np.int32 if ((8 * len(section.unary) + total + 1) << rice) + total < 2**31 else np.int64
     reached: NDArray[np.signedinteger[Any]] = np.arange(total + 1, dtype=kind)
     reached *= 1 - (1 << rice)
@@ -224,7 +226,7 @@ def _decoded(section: Section, values: ValueFormat) -> Selection:
 
 
 def _decode_counts(entry: ChunkClass, reader: _Reader, form: int) -> IntArray:
-    """Coefficients of each chunk of the class. Raises PayloadRejected, also for a form that is not the shortest."""
+    """Decode the field `counts`: int64 [chunks]. Raises PayloadRejected, also where the form is not the shortest one."""
     counts = np.full(entry.chunks.size, entry.topk)
     width = entry.topk.bit_length()
     short = 0
@@ -240,7 +242,7 @@ def _decode_counts(entry: ChunkClass, reader: _Reader, form: int) -> IntArray:
         bits = _place_bits(entry)
         places = unpack_integers(reader.take(packed_bytes(short, bits)), short, bits)
         if bool((places[1:] <= places[:-1]).any()) or bool((places[-1:] >= entry.chunks.size).any()):
-            message = f"chunks with fewer coefficients must be told in ascending order, from 0 to {entry.chunks.size - 1}"
+            message = f"chunks with fewer coefficients must be listed in ascending order, from 0 to {entry.chunks.size - 1}"
             raise PayloadRejected(message)
 
         fewer = unpack_integers(reader.take(packed_bytes(short, width)), short, width)
@@ -252,7 +254,7 @@ def _decode_counts(entry: ChunkClass, reader: _Reader, form: int) -> IntArray:
 
     shortest = _TABLE if short and not _exceptions_are_shorter(entry, short) else _EXCEPTIONS if short else _FULL
     if form != shortest or int(counts.max()) > entry.topk:
-        message = f"chunk counts must be at most {entry.topk} and told in their shortest form, {shortest}; got form {form}"
+        message = f"chunk counts must be at most {entry.topk} and in their shortest form, {shortest}; got form {form}"
         raise PayloadRejected(message)
 
     return counts
@@ -283,7 +285,7 @@ def _decode_values(data: bytes, total: int, values: ValueFormat) -> NDArray[np.f
 
 
 class _Reader:
-    """Takes byte strings off a payload; refuses to pass its end or to leave something over."""
+    """Reads a payload from front to back. Raises PayloadRejected for a read past its end and for bytes left over."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,13 +1,17 @@
-"""A sender's values, chunk by chunk brought to the root mean square of votes: what one sender can do is what one voter can do.
+"""Scales a sender's values in each chunk to the root mean square of votes, so that one sender has the weight of one voter.
 
-The sign of a weight depends on the coefficients of its chunk alone, so what one sender weighs is decided chunk by chunk. There
-its values keep their proportions and get the root mean square 1, whatever they were: n values have the L2 norm of n votes of ±1.
-So honest members, whose values have similar norms, lose next to nothing, and a sender gains nothing by sending larger values, nor
-by sending one that is large beside others that are small.
+The direction of a weight depends on the coefficients of its own chunk alone, so weights are normalised per sender and chunk. The
+values keep their proportions and get the root mean square 1: n values have the L2 norm of n votes of ±1. Honest members, whose
+values have similar norms, lose almost nothing. A sender gains nothing from larger values, nor from one value that is much larger
+than its others.
 
-All in integers, so equal on every replica. Values times a power of two of the chunk's own, to magnitude <= 2**15, are rounded
-half to even; with r, their root mean square in units of 2**-8 rounded down, a value q becomes UNIT q / r, rounded half away from
-zero. With n <= 65,535 values in a chunk no number here passes 2**62 and no result 2**21, so sums of 256 results fit into int32.
+All arithmetic is in integers, so the result is equal on every replica:
+
+1. Values times a power of two of their chunk, to magnitude <= 2**15, are rounded to integers q, half to even.
+2. r is the root mean square of q in units of 2**-8, rounded down.
+3. The result is UNIT q / r, rounded half away from zero.
+
+With n <= 65,535 values in a chunk no intermediate exceeds 2**62 and no result 2**21, so sums of 256 results fit into int32.
 """
 
 from __future__ import annotations
@@ -20,16 +24,16 @@ from psyche_optim_distro.top_k import Selection
 
 UNIT_BITS = 12
 UNIT = 1 << UNIT_BITS
-"""The integer that stands for 1: the magnitude of a vote, and the root mean square of a sender's values in a chunk."""
+"""The integer that represents 1: the magnitude of a vote, and the root mean square of a sender's values in a chunk."""
 
 _VALUE_BITS = 15
 _ROOT_BITS = 8
 
 
 def normalize_values(selection: Selection) -> NDArray[np.int32]:
-    """The values of one payload in units of 1 / UNIT, int32 [n].
+    """The normalised values of one payload in units of 1 / UNIT, int32 [n].
 
-    In each chunk the root mean square is UNIT, but for a 16,000th part and the rounding of each value.
+    In each chunk the root mean square is UNIT to within a 16,000th part, apart from the rounding of each value.
     """
     values = selection.values.astype(np.float64)
     if not values.size:
@@ -47,7 +51,7 @@ def normalize_values(selection: Selection) -> NDArray[np.int32]:
 
 
 def _integer_root(squares: IntArray) -> IntArray:
-    """The largest integers whose squares are not above these, 0 <= squares < 2**62, whatever a platform's root rounds to."""
+    """floor(sqrt(squares)) for 0 <= squares < 2**62, independent of how a platform rounds its square root."""
     roots = np.sqrt(squares.astype(np.float64)).astype(np.int64)
     roots -= roots * roots > squares
     roots += (roots + 1) * (roots + 1) <= squares

@@ -1,9 +1,11 @@
-"""How much of a flat buffer is worked on at a time, and which parameters lie there.
+"""Cuts flat buffers into tiles, and lends scratch memory for one tile at a time.
 
-Decided here: on a CPU a tile, its transform and a scratch copy fit into a core's second-level cache together, so memory is read
-once per step and no buffer of the model's size is needed besides masters and delta; an accelerator has its whole groups at once,
-since each call costs it more than the memory. What a tile needs for a moment is lent from a few buffers on a CPU, where fresh
-memory costs as much as the work done in it; an accelerator's allocator keeps such blocks by itself.
+On a CPU a tile, its transform and a scratch copy fit into a core's second-level cache together. So each step reads memory once,
+and needs no buffer of the model's size besides masters and delta. An accelerator gets whole groups as tiles, since each call
+costs it more than the memory does.
+
+On a CPU scratch memory comes from a few buffers that are used again, since allocating memory costs as much as the work done in
+it. An accelerator's allocator reuses blocks by itself.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from torch import Tensor
 
 from psyche_optim_distro.layout import Group, Layout
 
-CPU_ELEMENTS = 2**19
-"""Float32 elements of a tile on a CPU, at most: 2 MiB."""
+CPU_TILE_ELEMENTS = 2**19
+"""Largest number of float32 elements of a tile on a CPU: 2 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a tile and a parameter meet: `flat[start:stop]` is `parameter.view(-1)[first:last]`."""
+    """The intersection of a tile and a parameter: `flat[start:stop]` is `parameter.view(-1)[first:last]`."""
 
     name: str
     start: int
@@ -33,14 +35,14 @@ class Part:
     last: int
 
 
-def tiles_of(layout: Layout, device: torch.device, *, elements: int = CPU_ELEMENTS) -> tuple[Group, ...]:
-    """All groups in tiles that suit the device, in the order of memory. elements: most of a tile on a CPU."""
+def tiles_of(layout: Layout, device: torch.device, *, elements: int = CPU_TILE_ELEMENTS) -> tuple[Group, ...]:
+    """All groups cut into tiles that suit the device, in memory order. elements: limit per tile on a CPU."""
     limit = elements if device.type == "cpu" else max(1, layout.total)
     return tuple(tile for group in layout.groups for tile in group.tiles(limit))
 
 
 def parts_of(tile: Group, layout: Layout) -> tuple[Part, ...]:
-    """The parameters of a tile, in the order of memory."""
+    """The parts of parameters that a tile contains, in memory order."""
     parameters = sorted((entry for entry in layout.parameters if math.prod(entry.shape)), key=lambda entry: entry.start)
     first = bisect.bisect_right(parameters, tile.start, key=lambda entry: entry.start) - 1
     parts = []
@@ -53,9 +55,9 @@ def parts_of(tile: Group, layout: Layout) -> tuple[Part, ...]:
 
 
 class Workspace:
-    """Scratch memory for one tile at a time: four buffers, lent by number until the next loan of the same number.
+    """Four scratch buffers for one tile at a time. A loan ends when the same buffer number is lent again.
 
-    On a CPU a buffer is as large as the largest loan of it so far.
+    On a CPU a buffer grows to the largest loan of it so far. device: of the buffers.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,7 +65,7 @@ class Workspace:
         self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(4)]
 
     def lend(self, number: int, shape: Sequence[int], *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory of that shape with anything in it."""
+        """An uninitialised tensor of this shape in buffer `number`, 0 to 3."""
         if self._device.type != "cpu":
             return torch.empty(*shape, device=self._device, dtype=dtype)
 

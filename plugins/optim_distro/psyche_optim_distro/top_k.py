@@ -1,7 +1,7 @@
-"""Top-k: which coefficients of each chunk are sent.
+"""Top-k selection: the coefficients of each chunk that are sent.
 
-One that is zero never is, so an all-zero chunk sends nothing; nor is one that is only the rounding noise of the transform, which
-a sign would raise to a full vote. (The reference sends both.)
+Zero coefficients are not sent, so a chunk of zeros sends nothing. Coefficients that may be rounding noise of the transform are
+not sent either, since their sign would become a full vote. The reference sends both.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from psyche_optim_distro.layout import Group, IntArray, Layout
 from psyche_optim_distro.precision import Precision
 
 _CHUNKS_AT_ONCE = 512
-"""Chunks whose candidates are compared in one go: more take more memory and are no faster."""
+"""Chunks whose candidates are compared at once. More would take more memory and be no faster."""
 
 _PACKED = 4096
-"""Most magnitudes of a row that are packed with their positions: 12 bits of these leave 11 of a mantissa."""
+"""Longest row whose magnitudes are packed with their positions: 12 bits for the position leave 11 bits of the mantissa."""
 
 NOISE = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-7}
-"""Coefficients under this share of their chunk's largest may be rounding noise of two products in that precision.
+"""Coefficients below this fraction of their chunk's largest may be rounding noise of two products in that precision.
 
-Seen where one coefficient makes up a chunk: up to 2**-20.8 of it in another's place with float32, 2**-8.1 with bfloat16.
+Measured with one coefficient per chunk: noise at other positions reaches 2**-20.8 of it with float32, 2**-8.1 with bfloat16.
 """
 
 
@@ -35,8 +35,8 @@ Seen where one coefficient makes up a chunk: up to 2**-20.8 of it in another's p
 class Selection:
     """Coefficients of one payload, sorted by class, chunk and index.
 
-    chunks: int64 [n], chunk numbers. indices: int32 or int64 [n], row-by-row positions inside the chunk. No pair occurs twice.
-    values: float32 [n], never zero; in a one-bit payload +1 or -1.
+    chunks: int64 [n], chunk numbers. indices: int32 or int64 [n], row-by-row positions in the chunk. No pair occurs twice.
+    values: float32 [n], never zero; +1 or -1 in a payload of signs.
     """
 
     chunks: IntArray
@@ -45,9 +45,10 @@ class Selection:
 
 
 class CoefficientTables:
-    """The same for all chunks with room for all they may send, by class: int64 indices and float32 values, [chunks, topk].
+    """Coefficients of all chunks in dense tables, one pair per class: int64 indices and float32 values, both [chunks, topk].
 
-    A value of zero is not sent. device: of the tables. precision: of the coefficients.
+    An entry with the value zero is unused and not sent. layout: parameter table. device: of the tables. precision: of the
+    coefficients; it sets the noise limit.
     """
 
     def __init__(self, layout: Layout, device: torch.device, precision: Precision) -> None:
@@ -58,14 +59,14 @@ class CoefficientTables:
         self.values = [torch.zeros(shape, device=device) for shape in shapes]
 
     def of(self, tile: Group) -> tuple[Tensor, Tensor]:
-        """Indices and values of a tile's chunks, as views [chunk_count, topk]."""
+        """Indices and values of a tile's chunks: views [chunk_count, topk]."""
         number = int(self._layout.chunk_class[tile.first_chunk])
         first = int(self._layout.chunk_rank[tile.first_chunk])
         own = slice(first, first + tile.chunk_count)
         return self.indices[number][own], self.values[number][own]
 
     def drop_noise(self) -> None:
-        """Set to zero what is not worth sending. What is not finite stays, to be seen and refused."""
+        """Set values at noise level to zero. Values that are not finite stay, so that later checks see them."""
         for values, share in zip(self.values, self._noise, strict=True):
             sizes = values.abs()
             if values.numel():
@@ -73,11 +74,11 @@ class CoefficientTables:
                 values[noise & sizes.isfinite()] = 0.0
 
     def selection(self) -> Selection:
-        """What is sent, on the CPU."""
+        """The entries that are sent, on the CPU."""
         return concatenate([self._flat(number) for number in range(len(self.indices))])
 
     def replace_values(self, values: NDArray[np.float32]) -> None:
-        """Put other values in place of those of `selection`, in its order."""
+        """Replace the values that `selection` returns. values: float32 [n], in its order."""
         start = 0
         for table in self.values:
             sent = table != 0
@@ -98,11 +99,11 @@ class CoefficientTables:
 
 
 class TopKSelector:
-    """The `topk` coefficients of largest magnitude of each block of a group, looked at tile by tile.
+    """Selects the `topk` coefficients of largest magnitude of each block of a group, which it gets tile by tile.
 
-    The largest k of a block lie in the k runs (parts of its columns) with the largest maxima, so of each tile only these are
-    kept, and only among them is chosen in the end, for all tiles at once. NaN counts as largest, so a chunk that is not finite
-    shows in the values. Which of equal magnitudes is taken is not specified.
+    A run is a part of a block's column. The largest k coefficients lie in the k runs with the largest maxima. So only these runs
+    are stored for each tile, and the final selection among them is made once, for all tiles. NaN counts as largest, so a chunk
+    that is not finite shows in the values. Which of several equal magnitudes is selected is not specified.
     """
 
     def __init__(self, group: Group, device: torch.device, *, dtype: torch.dtype = torch.float32) -> None:
@@ -118,8 +119,8 @@ class TopKSelector:
         self._run_starts = of_block // group.width * (run * group.width) + of_block % group.width
         self._steps = torch.arange(run, device=device) * group.width
 
-    def look(self, tile: Group, coefficients: Tensor, *, out: Tensor | None = None) -> None:
-        """Take in a tile's coefficients [chunks, height, width]. out: a tensor like them to work in."""
+    def add(self, tile: Group, coefficients: Tensor, *, out: Tensor | None = None) -> None:
+        """Add a tile's coefficients [chunks, height, width]. out: scratch tensor of the same shape and dtype."""
         group, run, count = self._group, self._run, tile.chunk_count
         peaks = magnitudes(coefficients, out=out).view(count, group.height // run, run, group.width)
         peaks = (peaks.amax(dim=2) if run > 1 else peaks).view(count, -1)  # [chunks, runs]
@@ -130,14 +131,14 @@ class TopKSelector:
         self._runs[first : first + count] = best
         self._candidates[first : first + count].view(-1).copy_(coefficients.view(-1).index_select(0, places))
 
-    def found(self) -> tuple[Tensor, Tensor]:
-        """Indices int64, ascending in each chunk, and values float32, both [chunks, topk], once all tiles were looked at."""
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Indices int64, ascending in each chunk, and values float32, both [chunks, topk]. Call it after the last tile."""
         parts = zip(torch.split(self._candidates, _CHUNKS_AT_ONCE), torch.split(self._runs, _CHUNKS_AT_ONCE), strict=True)
         indices, values = zip(*(self._best(candidates, runs) for candidates, runs in parts), strict=True)
         return torch.cat(indices), torch.cat(values)
 
     def _best(self, candidates: Tensor, runs: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of some chunks. candidates: [chunks, topk * run]; runs: [chunks, topk]."""
+        """`result` of some chunks. candidates: [chunks, topk * run]; runs: [chunks, topk]."""
         run, width = self._run, self._group.width
         place = largest(magnitudes(candidates), topk=self._group.topk)
         chosen = runs.gather(1, place // run)
@@ -146,19 +147,19 @@ class TopKSelector:
 
 
 def top_k(coefficients: Tensor, *, topk: int) -> tuple[Tensor, Tensor]:
-    """Top-k of every block of [chunks, height, width] at once, as `TopKSelector.found`."""
+    """Top-k of every block of [chunks, height, width] at once. Returns as `TopKSelector.result`."""
     chunks, height, width = coefficients.shape
     whole = Group(start=0, row_blocks=chunks, height=height, columns=width, width=width, topk=topk, first_chunk=0)
-    finder = TopKSelector(whole, coefficients.device, dtype=coefficients.dtype)
-    finder.look(whole, coefficients)
-    return finder.found()
+    selector = TopKSelector(whole, coefficients.device, dtype=coefficients.dtype)
+    selector.add(whole, coefficients)
+    return selector.result()
 
 
 def magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """What is ordered as the magnitudes of float32 or bfloat16 values are, NaN above all.
+    """Numbers in the same order as the magnitudes of float32 or bfloat16 values; NaN is largest.
 
-    On a CPU integers as wide as the values, their bits without the sign; elsewhere the magnitudes. out: a tensor like `values`
-    whose memory is used.
+    On a CPU these are the bits of the values without the sign, as integers of the same width; elsewhere the magnitudes. out: a
+    tensor like `values` whose memory is used.
     """
     if values.device.type != "cpu":
         return torch.abs(values, out=out)
@@ -168,10 +169,10 @@ def magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def largest(ordered: Tensor, *, topk: int) -> Tensor:
-    """Positions int64 [rows, topk], in any order, of the largest of each row of `magnitudes` [rows, n].
+    """Positions of the `topk` largest of each row of `magnitudes` [rows, n]: int64 [rows, topk], in any order.
 
-    On a CPU a position is put into the lowest bits of its magnitude and what is so packed is partitioned, which takes a fifth of
-    the time of torch's topk; magnitudes that differ by less than a 2,000th part may then change places.
+    On a CPU each position is packed into the lowest bits of its magnitude, and these integers are partitioned. This takes a fifth
+    of the time of torch's topk, but magnitudes that differ by less than a 2,000th part may change places.
     """
     count = ordered.shape[1]
     if ordered.is_floating_point() or count > _PACKED:
@@ -188,7 +189,7 @@ def largest(ordered: Tensor, *, topk: int) -> Tensor:
 
 
 def _run_length(group: Group) -> int:
-    """Elements of a run, a divisor of the height, such that about twice as many runs as candidates, which lie apart, are seen."""
+    """Elements of a run, a divisor of the height. A block then has about twice as many runs as candidates, which lie apart."""
     size = group.height * group.width
     ideal = math.sqrt(size / (2 * group.topk))
     divisors = [length for length in range(1, group.height + 1) if group.height % length == 0]
@@ -197,7 +198,7 @@ def _run_length(group: Group) -> int:
 
 
 def concatenate(parts: list[Selection]) -> Selection:
-    """One selection of several, in order."""
+    """Join selections in their order."""
     if not parts:
         return Selection(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))
 

@@ -1,4 +1,4 @@
-"""What travels of a coefficient besides its place. Imports nothing of weight: settings need it, and a server has no torch."""
+"""Formats of a coefficient's value in a payload. Imports no torch, since `settings` needs it on servers without torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ValueFormat(IntEnum):
-    """What travels of a coefficient besides its place."""
+    """How a payload stores the value of a coefficient. The number stands in the payload's header."""
 
     SIGNS = 0
     FLOAT32 = 1

@@ -1,7 +1,8 @@
-"""Votes of payloads that were checked and may soon be applied, so that they are decoded once and while something else trains.
+"""Keeps the decoded votes of checked payloads, so that `apply` need not decode them again.
 
-Decided here: a bounded number of bytes, the oldest go first; what was thrown away is decoded again. Refuses to be an answer:
-whether a payload is valid is found out each time it is asked.
+Payloads are decoded when they are checked, which happens while the next step trains. The cache holds a bounded number of bytes
+and drops its oldest entries first. A payload whose votes were dropped is decoded again. The cache says nothing about validity:
+every check decodes the payload anew.
 """
 
 from __future__ import annotations
@@ -11,42 +12,45 @@ from typing import Any, Protocol
 
 
 class Votes(Protocol):
-    """The votes of a payload, as the mover reads them."""
+    """The decoded votes of a payload, of any backend."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes they take."""
+        """Size in bytes."""
 
 
 class VoteCache:
-    """limit: bytes of votes and of the payloads they came from. Any thread."""
+    """Votes by payload. Safe for use from several threads.
+
+    limit: largest total size in bytes of the votes and of their payloads.
+    """
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
-        self._held = 0
+        self._size = 0
         self._votes: dict[bytes, Any] = {}  # in order of arrival
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def put(self, payload: bytes, votes: Votes) -> None:
-        """Keep the votes of a payload until they are taken or newer ones need the room."""
-        with self._turn:
+        """Add the votes of a payload, and drop the oldest entries where the limit requires it."""
+        with self._lock:
             if payload in self._votes:
                 return
 
             self._votes[payload] = votes
-            self._held += _size(payload, votes)
-            while self._held > self._limit:
+            self._size += _entry_size(payload, votes)
+            while self._size > self._limit:
                 oldest = next(iter(self._votes))
-                self._held -= _size(oldest, self._votes.pop(oldest))
+                self._size -= _entry_size(oldest, self._votes.pop(oldest))
 
     def pop(self, payload: bytes) -> Any | None:
-        """The votes of a payload, which are kept no longer; None when they are not here."""
-        with self._turn:
+        """Remove and return the votes of a payload; None where the cache does not hold them."""
+        with self._lock:
             votes = self._votes.pop(payload, None)
             if votes is not None:
-                self._held -= _size(payload, votes)
+                self._size -= _entry_size(payload, votes)
             return votes
 
 
-def _size(payload: bytes, votes: Votes) -> int:
+def _entry_size(payload: bytes, votes: Votes) -> int:
     return len(payload) + votes.nbytes

@@ -25,9 +25,9 @@ from psyche_optim_distro.integer_idct import (
 )
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.normalization import normalize_values
-from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.settings import MAX_CHUNK
-from psyche_optim_distro.transform import blocks_of, dct_basis, decode
+from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.transform import as_blocks, dct_basis, decode
 
 CPU = torch.device("cpu")
 PRODUCTS = [torch.float32, torch.bfloat16]
@@ -46,9 +46,9 @@ def random_votes(layout: Layout, senders: int, *, seed: int, one_bit: bool = Tru
         chunks, indices = [], []
         for entry in layout.classes:
             for chunk in entry.chunks:
-                common = np.random.default_rng(int(chunk)).permutation(entry.size)[: 2 * entry.keep]
-                pool = np.unique(np.concatenate([common, generator.integers(0, entry.size, 4 * entry.keep)]))
-                own = np.sort(generator.permutation(pool)[: entry.keep])
+                common = np.random.default_rng(int(chunk)).permutation(entry.size)[: 2 * entry.topk]
+                pool = np.unique(np.concatenate([common, generator.integers(0, entry.size, 4 * entry.topk)]))
+                own = np.sort(generator.permutation(pool)[: entry.topk])
                 indices.append(own)
                 chunks.append(np.full(own.size, chunk))
         place = np.concatenate(indices)
@@ -80,7 +80,7 @@ def exact_decode(layout: Layout, coefficients: Tensor) -> Tensor:
     decoded = torch.empty_like(coefficients)
     for group in layout.groups:
         own = slice(group.start, group.stop)
-        blocks = blocks_of(coefficients[own].view(group.shape), group.width).reshape(-1, group.height, group.width)
+        blocks = as_blocks(coefficients[own].view(group.shape), group.width).reshape(-1, group.height, group.width)
         found = decode(blocks, dct_basis(group.height), dct_basis(group.width)).view(group.blocks)
         decoded[own] = found.transpose(1, 2).reshape(-1)
     return decoded

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from psyche_core.errors import PayloadRejected
 from psyche_optim_distro import codec
-from psyche_optim_distro.bit_packing import pack_integers, pack_unary, unary_ends, unpack_integers
 from psyche_optim_distro.backends.numba import numba_available
+from psyche_optim_distro.bit_packing import pack_integers, pack_unary, unary_ends, unpack_integers
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.top_k import Selection, concatenate
 from psyche_optim_distro.value_format import ValueFormat
@@ -31,7 +31,7 @@ def decode(layout: Layout, payload: bytes, *, values: ValueFormat) -> Selection:
     said: list[str | ChunkVotes] = []
     if values is ValueFormat.SIGNS and numba_available():
         try:
-            said.append(_compiled(layout).read(payload))
+            said.append(_compiled(layout).decode(payload))
         except PayloadRejected as refused:
             said.append(str(refused))
     refusal: PayloadRejected | None = None
@@ -64,7 +64,7 @@ def random_selection(layout: Layout, generator: np.random.Generator, *, fill: fl
     """About `fill` of the coefficients each chunk may send, at uniform places."""
     parts = []
     for entry in layout.classes:
-        counts = generator.binomial(entry.keep, fill, len(entry.chunks))
+        counts = generator.binomial(entry.topk, fill, len(entry.chunks))
         shuffled = np.argsort(generator.random((len(entry.chunks), entry.size)), axis=1)
         rows, indices = np.nonzero(shuffled < counts[:, None])
         values = generator.standard_normal(len(rows)).astype(np.float32)
@@ -87,7 +87,9 @@ shapes = st.dictionaries(
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=80)
-def test_round_trip(shapes: dict[str, tuple[int, ...]], chunk: int, topk: int, fill: float, values: ValueFormat, seed: int) -> None:
+def test_round_trip(
+    shapes: dict[str, tuple[int, ...]], chunk: int, topk: int, fill: float, values: ValueFormat, seed: int
+) -> None:
     layout = build_layout(shapes, chunk=chunk, topk=topk)
     sent = random_selection(layout, np.random.default_rng(seed), fill=fill)
     sent = replace(sent, values=codec.as_sent(sent.values, values))
@@ -185,7 +187,9 @@ def test_every_flipped_bit_is_rejected_or_gives_coefficients_in_range(payload: b
 @given(st.binary(max_size=200))
 @settings(deadline=None)
 def test_bytes_after_a_good_header_are_rejected_or_decoded(tail: bytes) -> None:
-    head = codec.encode(LAYOUT, random_selection(LAYOUT, np.random.default_rng(1), fill=0.0), values=ValueFormat.SIGNS)[:HEADER_BYTES]
+    head = codec.encode(LAYOUT, random_selection(LAYOUT, np.random.default_rng(1), fill=0.0), values=ValueFormat.SIGNS)[
+        :HEADER_BYTES
+    ]
     try:
         got = decode(LAYOUT, head + tail, values=ValueFormat.SIGNS)
     except PayloadRejected:
@@ -331,7 +335,8 @@ def test_spare_bytes_of_a_unary_table_are_rejected(spare: bytes, fill: float) ->
     header = payload[:HEADER_BYTES] + struct.pack("<BBI", form, rice, length + len(spare))
     longer = header + payload[HEADER_BYTES + 6 : end] + spare + payload[end:]
     with pytest.raises(
-        PayloadRejected, match="spare byte" if len(longer) <= codec.max_payload_bytes(layout, values=ValueFormat.SIGNS) else "over"
+        PayloadRejected,
+        match="spare byte" if len(longer) <= codec.max_payload_bytes(layout, values=ValueFormat.SIGNS) else "over",
     ):
         decode(layout, longer, values=ValueFormat.SIGNS)
 
@@ -339,7 +344,7 @@ def test_spare_bytes_of_a_unary_table_are_rejected(spare: bytes, fill: float) ->
 def test_a_place_that_wraps_around_is_rejected() -> None:
     """2**32 places too far, told in as few bytes as that takes, is not the place that 32 bits would make of it."""
     layout = build_layout({"w": (32_768, 32_768)}, chunk=4096, topk=8)
-    assert [(entry.size, entry.keep, entry.chunks.size) for entry in layout.classes] == [(2**24, 8, 64)]
+    assert [(entry.size, entry.topk, entry.chunks.size) for entry in layout.classes] == [(2**24, 8, 64)]
     chunk, place = np.array([0]), np.array([5])
     good = codec.encode(layout, Selection(chunk, place, np.ones(1, np.float32)), values=ValueFormat.SIGNS)
     counts = pack_integers((np.arange(64) == 0).astype(np.int64), 4)

@@ -18,9 +18,9 @@ from psyche_optim_distro.aggregation import Aggregator
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.normalization import UNIT, normalize_values
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.transform import blocks_of, dct_basis, decode
+from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.transform import as_blocks, dct_basis, decode
 from psyche_optim_distro.value_format import ValueFormat
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def sent(draw: st.DrawFn, layout: Layout = LAYOUT) -> Selection:
     chunks, indices, values = [], [], []
     for entry in layout.classes:
         for chunk in entry.chunks.tolist():
-            own = draw(st.lists(VALUES, max_size=entry.keep))
+            own = draw(st.lists(VALUES, max_size=entry.topk))
             chunks += [chunk] * len(own)
             indices += sorted(random.permutation(entry.size)[: len(own)].tolist())
             values += own
@@ -90,7 +90,7 @@ def decoded(coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
     found = np.empty_like(coefficients)
     for group in LAYOUT.groups:
         own = slice(group.start, group.stop)
-        blocks = blocks_of(torch.from_numpy(coefficients[own]).view(group.shape), group.width)
+        blocks = as_blocks(torch.from_numpy(coefficients[own]).view(group.shape), group.width)
         inverse = decode(blocks.reshape(-1, group.height, group.width), dct_basis(group.height), dct_basis(group.width))
         found[own] = inverse.view(group.blocks).transpose(1, 2).reshape(-1).numpy()
     return found
@@ -130,9 +130,9 @@ def honest_part(seed: int) -> Selection:
     chunks, indices = [], []
     for entry in LAYOUT.classes:
         for chunk in entry.chunks.tolist():
-            count = int(random.integers(0, entry.keep + 1))
+            count = int(random.integers(0, entry.topk + 1))
             chunks += [chunk] * count
-            indices += sorted(random.permutation(min(entry.size, 2 * entry.keep))[:count].tolist())
+            indices += sorted(random.permutation(min(entry.size, 2 * entry.topk))[:count].tolist())
     values = random.standard_normal(len(chunks)) * 10.0 ** random.uniform(-4, 2)
     return Selection(np.array(chunks, np.int64), np.array(indices, np.int64), values.astype(np.float32))
 

@@ -18,8 +18,8 @@ from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 from psyche_optim_distro import codec, hooks
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.transform import dct_basis, decode
 from psyche_optim_distro.value_format import ValueFormat
 

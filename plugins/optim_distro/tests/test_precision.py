@@ -12,7 +12,7 @@ from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec, precision
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.precision import SMALLEST, Precision, cpu_has_bfloat16, precision_for
+from psyche_optim_distro.precision import MIN_ELEMENTS, Precision, cpu_has_bfloat16, precision_for
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.transform import dct_basis
 from psyche_optim_distro.value_format import ValueFormat
@@ -82,11 +82,11 @@ def test_bfloat16_is_for_cpus_that_multiply_it_and_results_that_lose_nothing(mon
     for able in (True, False):
         monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda able=able: able)
         large = torch.bfloat16 if able else torch.float32
-        assert precision_for(ValueFormat.SIGNS, cpu).of(SMALLEST) == large
-        assert precision_for(ValueFormat.BFLOAT16, cpu).of(SMALLEST) == large
-        assert precision_for(ValueFormat.SIGNS, cpu).of(SMALLEST - 1) == torch.float32
-        assert precision_for(ValueFormat.FLOAT32, cpu).of(SMALLEST) == torch.float32
-        assert precision_for(ValueFormat.SIGNS, other).of(SMALLEST) == torch.float32
+        assert precision_for(ValueFormat.SIGNS, cpu).of(MIN_ELEMENTS) == large
+        assert precision_for(ValueFormat.BFLOAT16, cpu).of(MIN_ELEMENTS) == large
+        assert precision_for(ValueFormat.SIGNS, cpu).of(MIN_ELEMENTS - 1) == torch.float32
+        assert precision_for(ValueFormat.FLOAT32, cpu).of(MIN_ELEMENTS) == torch.float32
+        assert precision_for(ValueFormat.SIGNS, other).of(MIN_ELEMENTS) == torch.float32
 
 
 @pytest.mark.parametrize(

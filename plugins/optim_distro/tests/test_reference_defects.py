@@ -15,8 +15,8 @@ from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.value_format import ValueFormat
 
 

@@ -129,7 +129,7 @@ def test_a_frame_that_is_announced_and_does_not_come_takes_no_memory(piece: int)
 LAYOUT = build_layout({"a": (256, 256), "b": (64,), "c": (3, 32, 16)}, chunk=16, topk=8)
 HEADER = distro._HEADER.pack(distro.MAGIC, distro.VERSION, ValueFormat.SIGNS, LAYOUT.fingerprint)
 PAYLOAD_PER_BYTE = 150
-TABLE_BYTES = 64 * sum(entry.chunks.size * entry.keep for entry in LAYOUT.classes)
+TABLE_BYTES = 64 * sum(entry.chunks.size * entry.topk for entry in LAYOUT.classes)
 """What a full payload may need whatever its length: a few int64 for every coefficient our own table allows."""
 
 

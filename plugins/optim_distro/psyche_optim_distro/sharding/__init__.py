@@ -1,1 +1,1 @@
-"""TODO."""
+"""Sharding engines of this plugin: `deepspeed`, tensor parallelism by DeepSpeed's AutoTP."""

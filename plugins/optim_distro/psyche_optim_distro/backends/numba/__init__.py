@@ -1,7 +1,7 @@
-"""The work of a step in machine code for a CPU, made by numba (extra `fast`): equal bits to the plain modules, in less time.
+"""The backend for CPUs: kernels compiled by numba (extra `fast`). It takes less time than the torch backend.
 
-Where numba is missing, or parameters are not on a CPU, the plain modules do the same work. Nothing here decides anything that a
-replica could notice.
+All bits that replicas must agree on are equal to the torch backend's. Without numba, or where parameters are not on a CPU, the
+torch backend is used.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import sys
 
 
 def numba_available() -> bool:
-    """Whether numba is here, works with this numpy and may compile, and words are little endian."""
+    """Whether numba is installed, works with the installed numpy and may compile, and the machine is little endian."""
     try:
         import numba
-    except (ImportError, SystemError):  # the latter for a numpy it was not made for
+    except (ImportError, SystemError):  # SystemError: numba does not support the installed numpy
         return False
 
     return sys.byteorder == "little" and not getattr(numba.config, "DISABLE_JIT", False)

@@ -1,4 +1,7 @@
-"""Compile everything now: `python -m psyche_optim_distro.backends.numba`; else a machine's first client does, in ten seconds or so."""
+"""Compiles all kernels ahead of time: `python -m psyche_optim_distro.backends.numba`.
+
+Otherwise the first client on a machine compiles them, which takes about ten seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ from psyche_optim_distro.layout import build_layout
 
 
 def main() -> int:
-    """Exit code 2 where nothing can be compiled."""
+    """Compile, and return the exit code: 2 where numba cannot be used."""
     if not numba_available():
-        sys.stderr.write("Error: this needs numba, and NUMBA_DISABLE_JIT not set; pip install 'psyche-core[fast]'\n")
+        sys.stderr.write("Error: this needs numba, and NUMBA_DISABLE_JIT must not be set; pip install 'psyche-core[fast]'\n")
         return 2
 
     from psyche_optim_distro.backends.numba.compress import NumbaCompressor
     from psyche_optim_distro.backends.numba.update import NumbaUpdater
 
     began = time.monotonic()
-    for side in (1, 192):  # places in 16 bits, and in 32
+    for side in (1, 192):  # positions in 16 bits, and in 32
         layout = build_layout({"w": (side, side)}, chunk=side, topk=1)
         NumbaUpdater(layout)
         NumbaCompressor(layout)
-    sys.stdout.write(f"DisTrO's work is compiled for this processor ({time.monotonic() - began:.1f} s)\n")
+    sys.stdout.write(f"DisTrO's kernels are compiled for this processor ({time.monotonic() - began:.1f} s)\n")
     return 0
 
 

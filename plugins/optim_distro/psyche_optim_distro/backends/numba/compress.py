@@ -1,7 +1,7 @@
-"""Gradients to what is sent in compiled code: delta and gradients are read once, parameter after parameter.
+"""`Compressor` with compiled kernels. Delta and gradients are read once, parameter by parameter.
 
-Decided: float32 throughout, which costs no more here than products in bfloat16 do in torch, so coefficients change places only
-where they are equal to float32's rounding. Refuses parameters that are not on a CPU, by not being built there.
+All arithmetic is float32, which takes no more time here than bfloat16 products do in torch. So coefficients change places only
+where they are equal to within float32's rounding. For parameters on a CPU only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psyche_optim_distro.backends.numba.fast_dct import forward_basis
 from psyche_optim_distro.backends.numba.compress_kernels import compress_group
+from psyche_optim_distro.backends.numba.fast_dct import forward_basis
 from psyche_optim_distro.backends.numba.matrix_kernels import Floats, Integers
 from psyche_optim_distro.backends.numba.threads import run_in_threads
 from psyche_optim_distro.compress import Compressor
@@ -25,14 +25,14 @@ from psyche_optim_distro.precision import Precision
 from psyche_optim_distro.top_k import CoefficientTables
 
 _RUNS = (16, 8, 4, 2)
-"""Rows of which only the largest is looked at first, where there are at least twice as many of these as coefficients."""
+"""Rows per run of the first top-k stage, which looks at the largest of a run only. A length needs at least 2 * topk runs."""
 
 NO_F32, NO_BF16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Chunks first to last - 1 of one parameter. group: all of the parameter's. run: see `compress_group`."""
+    """Chunks first to last - 1 of one parameter. group: all chunks of the parameter. run: see `compress_group`."""
 
     name: str
     group: Group
@@ -42,7 +42,10 @@ class _Share:
 
 
 class NumbaCompressor(Compressor):
-    """layout: of the parameters, which are on a CPU. Compiles on its first use on a machine, for some seconds."""
+    """Compressor for parameters on a CPU. Its first use on a machine compiles for some seconds.
+
+    layout: parameter table.
+    """
 
     precision = Precision()
 
@@ -58,16 +61,16 @@ class NumbaCompressor(Compressor):
         self,
         delta: Tensor,
         gradients: Mapping[str, Tensor],
-        waiting: Sequence[CoefficientTables],
+        unsubtracted: Sequence[CoefficientTables],
         tables: CoefficientTables,
         *,
         scale: float,
         decay: float,
     ) -> None:
-        """See the contract."""
+        """See `Compressor.compress`."""
         flat = delta.numpy()
         arrays = {name: _array(gradient) for name, gradient in gradients.items()}
-        sent = [_sent(waiting, number, entry.chunks.size) for number, entry in enumerate(self._layout.classes)]
+        sent = [_sent(unsubtracted, number, entry.chunks.size) for number, entry in enumerate(self._layout.classes)]
 
         def work(part: int, parts: int) -> None:
             for share in _shares(self._parameters, part, parts):
@@ -103,7 +106,7 @@ class NumbaCompressor(Compressor):
         run_in_threads(work, elements=self._layout.total)
 
     def _warm_up(self) -> None:
-        """Have everything compiled now, and not in the middle of a round."""
+        """Compile the kernels now, not during a round."""
         basis, places, values, zero = forward_basis(1), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.float32(0)
         one = basis.rows, basis.blocks, basis.matrices
         compress_group(
@@ -130,7 +133,7 @@ class NumbaCompressor(Compressor):
 
 
 def _parameters_of(layout: Layout) -> list[_Share]:
-    """Every parameter with all its chunks, in the order of memory."""
+    """Every parameter with all its chunks, in memory order."""
     found = []
     for entry in sorted(layout.parameters, key=lambda entry: entry.start):
         group = next((group for group in layout.groups if group.start <= entry.start < entry.stop <= group.stop), None)
@@ -144,7 +147,7 @@ def _parameters_of(layout: Layout) -> list[_Share]:
 
 
 def _shares(parameters: Sequence[_Share], part: int, parts: int) -> Iterator[_Share]:
-    """The chunks that begin in one of equal parts of memory."""
+    """The chunks that begin in part `part` of `parts` equal parts of memory."""
     total = parameters[-1].group.stop if parameters else 0
     for whole in parameters:
         group = whole.group
@@ -162,15 +165,15 @@ def _run(group: Group) -> int:
 
 
 def _array(gradient: Tensor) -> tuple[Floats, NDArray[np.uint16]]:
-    """A flat gradient as float32, or as the bits of bfloat16; the other is empty."""
+    """A flat gradient as float32, or as the bits of bfloat16; the other array is empty."""
     if gradient.dtype == torch.bfloat16:
         return NO_F32, gradient.contiguous().view(torch.int16).numpy().view(np.uint16)
 
     return gradient.to(torch.float32).contiguous().numpy(), NO_BF16
 
 
-def _sent(waiting: Sequence[CoefficientTables], number: int, chunks: int) -> tuple[Integers, Floats]:
-    """What waits to be taken off the chunks of a class: places and values, [chunks, any]."""
-    places = [np.empty((chunks, 0), np.int64), *(tables.indices[number].numpy() for tables in waiting)]
-    values = [np.empty((chunks, 0), np.float32), *(tables.values[number].numpy() for tables in waiting)]
+def _sent(unsubtracted: Sequence[CoefficientTables], number: int, chunks: int) -> tuple[Integers, Floats]:
+    """Coefficients to subtract from the chunks of a class: positions and values, both [chunks, n]."""
+    places = [np.empty((chunks, 0), np.int64), *(tables.indices[number].numpy() for tables in unsubtracted)]
+    values = [np.empty((chunks, 0), np.float32), *(tables.values[number].numpy() for tables in unsubtracted)]
     return np.concatenate(places, axis=1), np.concatenate(values, axis=1)

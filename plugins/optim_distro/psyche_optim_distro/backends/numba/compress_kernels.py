@@ -1,6 +1,7 @@
-"""From gradients to what is sent, compiled: delta is read and written once, and a chunk is transformed in a core's first cache.
+"""Kernels that add gradients to delta and select coefficients. Delta is read and written once.
 
-In float32; private to a member, so roundings may differ from one processor to the next.
+A chunk stays in a core's first-level cache while it is transformed. All arithmetic is float32. Results are private to a member,
+so rounding may differ between processors.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psyche_optim_distro.backends.numba.jit import jit, jit_fma
-from psyche_optim_distro.backends.numba.matrix_kernels import LANES, MAGNITUDE, CHUNK_BATCH, Floats, Integers, round_up_to_4, matmul
+from psyche_optim_distro.backends.numba.matrix_kernels import (
+    CHUNK_BATCH,
+    LANES,
+    MAGNITUDE,
+    Floats,
+    Integers,
+    matmul,
+    round_up_to_4,
+)
 
 _SIXTEEN = np.uint32(16)
 
@@ -40,12 +49,13 @@ def compress_group(
     indices: Integers,
     values: Floats,
 ) -> None:
-    """In the chunks first to last - 1 of one parameter: delta <- decay (delta - inverse of what was sent) + scale g, and top-k.
+    """Compress the chunks first to last - 1 of one parameter: delta <- decay (delta - inverse of sent) + scale g, then top-k.
 
-    delta: its part, block after block. gradient: its own, row by row, or empty for one in bfloat16, which is in `gradient_bf16`, or for
-    none. sent, sent_values: [chunks, any], what is taken off. down, across: [size, padded size], row k is what a coefficient k is
-    worth along a column or row; the others of both see `fast_dct`. run: rows of which only the largest is looked at first.
-    indices, values: [chunks, topk], what is found, ascending by index.
+    delta: the parameter's part, in blocked order. gradient: the parameter's gradient, row by row; empty where it is bfloat16,
+    which `gradient_bf16` holds as bits, or where there is none. sent, sent_values: [chunks, n], indices and values to subtract.
+    height, columns, width: of the parameter's group. down, across: `ForwardBasis.rows` of height and width; for their blocks,
+    matrices and orders see `fast_dct`. run: rows of a run; the first top-k stage looks at the largest of a run only.
+    indices, values: output [chunks, topk], ascending by index.
     """
     side_by_side = columns // width
     wide_panels, high_panels = (width + LANES - 1) // LANES, (height + LANES - 1) // LANES
@@ -65,21 +75,23 @@ def compress_group(
         end = min(chunk + CHUNK_BATCH, last, chunk + side_by_side - column)
         if terms:
             for each in range(chunk, end):
-                _gather(sent[each], sent_values[each], terms, down, across, height, width, factors, sources)
+                _sparse_factors(sent[each], sent_values[each], terms, down, across, height, width, factors, sources)
                 for panel in range(wide_panels):
                     padded = round_up_to_4(height)
                     matmul(factors, 0, padded, terms, sources, panel * terms, 1, other, 0)
-                    _take_off(delta, each * height * width + panel * LANES, width, other, height, min(LANES, width - panel * LANES))
+                    _subtract(
+                        delta, each * height * width + panel * LANES, width, other, height, min(LANES, width - panel * LANES)
+                    )
         corner = chunk // side_by_side * height * columns + column * width
-        _take_in(delta, chunk, end - chunk, gradient, gradient_bf16, corner, columns, height, width, scale, decay)
+        _add_gradient(delta, chunk, end - chunk, gradient, gradient_bf16, corner, columns, height, width, scale, decay)
         for each in range(chunk, end):
-            _load(delta, each * height * width, height, width, wide_panels, tall, one)
+            _load_block(delta, each * height * width, height, width, wide_panels, tall, one)
             for panel in range(wide_panels):
                 _forward(one, panel * tall, down_blocks, down_matrices, other)
-            _turn(other, tall, height, wide_panels, high_panels, long, one)
+            _transpose(other, tall, height, wide_panels, high_panels, long, one)
             for panel in range(high_panels):
                 _forward(one, panel * long, across_blocks, across_matrices, other)
-            _top(
+            _top_k(
                 other_bits,
                 other,
                 high_panels,
@@ -99,7 +111,7 @@ def compress_group(
 
 
 @jit
-def _gather(
+def _sparse_factors(
     sent: Integers,
     values: Floats,
     terms: int,
@@ -110,10 +122,10 @@ def _gather(
     factors: Floats,
     sources: Floats,
 ) -> None:
-    """A chunk's coefficients as a product: factors [height, terms], sources [terms of each panel, LANES]."""
+    """Write a chunk's coefficients as a matrix product: factors [height, terms], sources [terms of each panel, LANES]."""
     for term in range(sent.size):
         row, column, value = sent[term] // width, sent[term] % width, values[term]
-        begin = term // 4 * 16 + term % 4  # as `pack_4x4` has it
+        begin = term // 4 * 16 + term % 4  # in the order of `pack_4x4`
         for place in range(height):
             factors[place // 4 * 4 * terms + place % 4 * 4 + begin] = down[row, place]
         for panel in range(sources.shape[0] // terms):
@@ -123,7 +135,7 @@ def _gather(
 
 
 @jit
-def _take_off(delta: Floats, begin: int, width: int, worth: Floats, height: int, wide: int) -> None:
+def _subtract(delta: Floats, begin: int, width: int, worth: Floats, height: int, wide: int) -> None:
     for row in range(height):
         own = delta[begin + row * width : begin + row * width + wide]
         for lane in range(wide):
@@ -131,7 +143,7 @@ def _take_off(delta: Floats, begin: int, width: int, worth: Floats, height: int,
 
 
 @jit_fma
-def _take_in(
+def _add_gradient(
     delta: Floats,
     chunk: int,
     count: int,
@@ -144,7 +156,7 @@ def _take_in(
     scale: np.float32,
     decay: np.float32,
 ) -> None:
-    """Delta <- decay delta + scale g in chunks side by side, row by row of the gradient."""
+    """Delta <- decay delta + scale g in adjacent chunks, row by row of the gradient."""
     for row in range(height):
         for number in range(count):
             to, begin = ((chunk + number) * height + row) * width, corner + row * columns + number * width
@@ -163,8 +175,8 @@ def _take_in(
 
 
 @jit
-def _load(delta: Floats, begin: int, height: int, width: int, panels: int, tall: int, out: Floats) -> None:
-    """A block into panels, with zeros beyond its width."""
+def _load_block(delta: Floats, begin: int, height: int, width: int, panels: int, tall: int, out: Floats) -> None:
+    """Copy a block into panels, with zeros beyond its width."""
     for panel in range(panels):
         wide = min(LANES, width - panel * LANES)
         for row in range(height):
@@ -178,7 +190,7 @@ def _load(delta: Floats, begin: int, height: int, width: int, panels: int, tall:
 
 @jit_fma
 def _forward(source: Floats, begin: int, blocks: Integers, matrices: Floats, out: Floats) -> None:
-    """The transform of a panel's columns into the same rows of `out`, in the order of `fast_dct`; folds `source` in place."""
+    """Transform a panel's columns into the same rows of `out`, in the order of `fast_dct`. Folds `source` in place."""
     for number in range(blocks.shape[0] - 1, 0, -1):
         half = blocks[number, 0]
         for row in range(half):
@@ -188,15 +200,15 @@ def _forward(source: Floats, begin: int, blocks: Integers, matrices: Floats, out
                 source[begin + row, lane] = upper + lower
                 source[mirrored, lane] = upper - lower
     at = 0
-    for number in range(blocks.shape[0]):  # from the innermost, as each may write a few rows into the next
+    for number in range(blocks.shape[0]):  # innermost first, since each may write a few rows into the next
         start, padded = begin + blocks[number, 0], blocks[number, 1]
         matmul(matrices, at, padded, padded, source, start, 1, out, start)
         at += padded * padded
 
 
 @jit
-def _turn(source: Floats, tall: int, height: int, wide_panels: int, high_panels: int, long: int, out: Floats) -> None:
-    """Rows to columns, whole panels, since loops of known length are several times as fast; zeros beyond the chunk's height."""
+def _transpose(source: Floats, tall: int, height: int, wide_panels: int, high_panels: int, long: int, out: Floats) -> None:
+    """Transpose whole panels, with zeros beyond the chunk's height. Loops of known length are several times as fast."""
     for across in range(wide_panels):
         for down in range(high_panels):
             begin, to = across * tall + down * LANES, down * long + across * LANES
@@ -209,7 +221,7 @@ def _turn(source: Floats, tall: int, height: int, wide_panels: int, high_panels:
 
 
 @jit
-def _top(
+def _top_k(
     bits: NDArray[np.int32],
     coefficients: Floats,
     panels: int,
@@ -225,7 +237,7 @@ def _top(
     indices: Integers,
     values: Floats,
 ) -> None:
-    """The coefficients of largest magnitude: they lie in the runs with the largest maxima. NaN counts as largest."""
+    """Select the coefficients of largest magnitude, which lie in the runs with the largest maxima. NaN counts as largest."""
     runs, topk = (width + run - 1) // run, indices.size
     for panel in range(panels):
         for number in range(runs):
@@ -235,7 +247,7 @@ def _top(
             for row in range(panel * long + number * run, panel * long + min(width, (number + 1) * run)):
                 for lane in range(LANES):
                     peak[lane] = max(peak[lane], bits[row, lane] & MAGNITUDE)
-    least = _at_least(peaks.reshape(-1), topk, 16)  # a bound from below; what else it lets in is few
+    least = _kth_largest(peaks.reshape(-1), topk, 16)  # a lower bound; few other coefficients pass it
     count = 0
     for panel in range(panels):
         high = min(LANES, height - panel * LANES)
@@ -248,7 +260,7 @@ def _top(
                             found_bits[count] = size
                             found[count] = (panel * LANES + lane) << 32 | row
                             count += 1
-    least = _at_least(found_bits[:count], topk, 0)
+    least = _kth_largest(found_bits[:count], topk, 0)
     spare = topk
     for number in range(count):
         spare -= found_bits[number] > least
@@ -268,8 +280,8 @@ def _top(
 
 
 @jit
-def _at_least(numbers: NDArray[np.int32], topk: int, lowest: int) -> int:
-    """The `topk`-th largest of numbers that are not negative, to its bit `lowest`, from above; 0 where there are fewer."""
+def _kth_largest(numbers: NDArray[np.int32], topk: int, lowest: int) -> int:
+    """The `topk`-th largest of non-negative numbers, with bits below `lowest` cleared; 0 where there are fewer numbers."""
     least = np.int32(0)
     for bit in range(30, lowest - 1, -1):
         more = least | np.int32(1 << bit)

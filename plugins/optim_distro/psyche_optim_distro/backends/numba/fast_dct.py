@@ -1,11 +1,12 @@
-"""The matrices of both transforms, taken apart by their symmetry: the same sums with a third of the products.
+"""Factors the matrices of both transforms by their symmetry: the same sums with a third of the products.
 
-Column k of the inverse Q (and of any basis of cosines) is symmetric for even k and antisymmetric for odd k: Q[n - 1 - i, k] =
-(-1)**k Q[i, k]. So the upper half of Q x is e + o and the lower, from the end, e - o, where e comes from even and o from odd k.
-The even columns of a Q of even size are, in their upper half, a Q of half the size with the same symmetry, and so on inwards (a
-decomposition as old as the fast cosine transform: Chen, Smith and Fralick 1977). Forwards the rows are folded first: sums with
-their mirror images go to even, differences to odd k. All sums of the integer inverse are of some terms of one row of Q, so the
-bound of `integer_idct` holds for each.
+Column k of the inverse Q (and of any cosine basis) is symmetric for even k and antisymmetric for odd k: Q[n - 1 - i, k] =
+(-1)**k Q[i, k]. So the upper half of Q x is e + o, and the lower half, from the end, is e - o, where e comes from even k and o
+from odd k. For even size, the upper half of the even columns of Q is a Q of half the size with the same symmetry, and so on
+recursively. Source: the fast cosine transform of Chen, Smith and Fralick, 1977.
+
+The forward transform folds the rows first: sums with their mirror images give even k, differences give odd k. Each sum of the
+integer inverse is a sum of some terms of one row of Q, so the bound of `integer_idct` holds for it.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.backends.numba.matrix_kernels import LANES, Floats, Integers, round_up_to_4, pack_4x4
+from psyche_optim_distro.backends.numba.matrix_kernels import LANES, Floats, Integers, pack_4x4, round_up_to_4
 from psyche_optim_distro.integer_idct import integer_basis, operand_bits
 from psyche_optim_distro.transform import dct_basis
 
-SMALLEST = 4
-"""Rows of a matrix that is worth a pass of its own."""
+MIN_ROWS = 4
+"""Smallest half of a matrix, in rows, for which a further factorisation pays."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InverseBasis:
-    """One chunk side's Q.
+    """Factored Q of one chunk side.
 
-    bits: of an operand. rows: float32 [size, size padded to LANES]; row k is what a coefficient k adds to a row of values, 1 for
-    a size of 1. levels: int64 [parts, 3], from the innermost outwards: rows once this part is added; padded size of its matrix;
-    step between the terms it takes, which begin at half a step, for the innermost at 0. matrices: float32, one after the other,
-    `pack_4x4`.
+    bits: of an operand, see `operand_bits`. rows: float32 [size, size padded to LANES]; row k is what coefficient k contributes
+    to a row of values (1 for size 1). levels: int64 [parts, 3], innermost part first: number of rows after this part is added;
+    padded size of its matrix; step between its terms, which begin at half a step, or at 0 for the innermost part. matrices:
+    float32, the parts' matrices one after the other, each packed by `pack_4x4`.
     """
 
     bits: int
@@ -42,12 +43,12 @@ class InverseBasis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBasis:
-    """One chunk side's DCT.
+    """Factored DCT matrix of one chunk side.
 
-    rows: float32 [size, size padded to LANES]; row k is what a coefficient k is worth along a row or column. blocks: int64
-    [parts, 2], from the innermost outwards: first row of the folded values that a part takes, and of the coefficients it gives;
-    padded size of its matrix. matrices: float32, one after the other, `pack_4x4`. order: int64 [size], which coefficient stands
-    in each row.
+    rows: float32 [size, size padded to LANES]; row k is what coefficient k contributes along a row or column. blocks: int64
+    [parts, 2], innermost part first: first row of the folded values that a part reads, which is also the first row of the
+    coefficients it writes; padded size of its matrix. matrices: float32, the parts' matrices one after the other, each packed by
+    `pack_4x4`. order: int64 [size], the coefficient in each row of the result.
     """
 
     rows: Floats
@@ -57,7 +58,7 @@ class ForwardBasis:
 
 
 def inverse_basis(size: int) -> InverseBasis:
-    """Q of a size of at least 1."""
+    """Factored Q. size: at least 1."""
     whole = integer_basis(size).numpy() if size > 1 else np.ones((1, 1), np.int64)
     parts = _parts(size)
     matrices = [whole[:rows, ::step] if innermost else whole[: rows // 2, step // 2 :: step] for rows, step, innermost in parts]
@@ -67,13 +68,13 @@ def inverse_basis(size: int) -> InverseBasis:
 
 
 def forward_basis(size: int) -> ForwardBasis:
-    """The orthonormal DCT-II of a size of at least 1."""
+    """Factored orthonormal DCT-II. size: at least 1."""
     whole = dct_basis(size).numpy()
     blocks, matrices, order = [], [], []
     for rows, step, innermost in _parts(size):
         start = 0 if innermost else rows // 2
         frequencies = np.arange(0, size, step) if innermost else np.arange(step // 2, size, step)
-        places = np.arange(rows) if innermost else np.arange(start)[::-1]  # what was folded lies mirrored
+        places = np.arange(rows) if innermost else np.arange(start)[::-1]  # folding leaves rows in mirrored order
         matrix = whole[np.ix_(places, frequencies)].T
         matrices.append(pack_4x4(matrix))
         blocks.append((start, _padded(matrix)))
@@ -82,9 +83,9 @@ def forward_basis(size: int) -> ForwardBasis:
 
 
 def _parts(size: int) -> list[tuple[int, int, bool]]:
-    """From the innermost outwards: rows once the part is there, step between its frequencies, whether it is the innermost."""
+    """Innermost part first: rows after the part is added, step between its frequencies, whether it is the innermost."""
     parts, step = [], 1
-    while size % 2 == 0 and size // 2 >= SMALLEST:
+    while size % 2 == 0 and size // 2 >= MIN_ROWS:
         parts.append((size, 2 * step, False))
         size, step = size // 2, 2 * step
     return [(size, step, True), *reversed(parts)]

@@ -1,8 +1,8 @@
-"""How a function becomes machine code: without Python's lock, kept on disk, for the processor it runs on.
+"""Decorators that compile functions with numba: without the GIL, cached on disk, for the processor in use.
 
-Decided: only `free` lets a product and a sum be one operation; it is for integers in float32, where both ways give equal bits,
-and for what is private to a member. Everything else rounds as it is written, since all replicas must agree. Refuses to check
-bounds: what is compiled is given arrays that fit, which is tested with `NUMBA_BOUNDSCHECK=1`.
+`jit_fma` allows fused multiply-add. It is for integers in float32, where both ways give equal bits, and for results that are
+private to a member. `jit` rounds every operation as written, since all replicas must agree. Array bounds are not checked at run
+time; a test runs the kernels with `NUMBA_BOUNDSCHECK=1`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def jit(function: F) -> F:
-    """Machine code that rounds each operation by itself."""
+    """Compile a function so that each operation is rounded on its own."""
     return _compiled(function, fastmath=False)
 
 
 def jit_fma(function: F) -> F:
-    """The same where a product may be added without being rounded before."""
+    """As `jit`, but a product may be added without intermediate rounding (fused multiply-add)."""
     return _compiled(function, fastmath={"contract"})
 
 
@@ -29,5 +29,5 @@ def _compiled(function: F, *, fastmath: bool | set[str]) -> F:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     try:
         return cast("F", numba.njit(cache=True, **options)(function))
-    except RuntimeError:  # nowhere to keep it: neither beside this file nor in the user's cache
+    except RuntimeError:  # no cache folder is writable: neither next to this file nor in the user's cache
         return cast("F", numba.njit(**options)(function))

@@ -1,4 +1,4 @@
-"""The same work on parts of a range, in as many threads as torch uses. Refuses to keep threads: starting them takes 0.1 ms."""
+"""Runs a function on parts of a range, in as many threads as torch uses. Each call starts its threads, which takes 0.1 ms."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 ELEMENTS_PER_THREAD = 2**18
-"""Elements that are worth a thread of their own: the work takes some ten times as long as starting it."""
+"""Smallest number of elements per thread: processing them takes about ten times as long as starting a thread."""
 
 
 def run_in_threads(work: Callable[[int, int], None], *, elements: int) -> None:
-    """work(part, parts) for each part, the last in this thread. elements: of all. Raises what the first that fails raises."""
+    """Call work(part, parts) for each part, the last one in this thread.
+
+    elements: total number of elements. Raises the exception of the first part that fails.
+    """
     parts = max(1, min(torch.get_num_threads(), elements // ELEMENTS_PER_THREAD))
     if parts == 1:
         work(0, 1)

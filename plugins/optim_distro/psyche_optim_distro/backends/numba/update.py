@@ -1,8 +1,8 @@
-"""Signs to moved masters in compiled code: votes are read straight from a payload's bits, and a chunk stays in a core's first
-cache from its votes to the weights.
+"""`Updater` for signs with compiled kernels. Votes are decoded directly from a payload's bits.
 
-Equal bits to `moving.TorchVoteUpdater` (tested with random and hostile payloads): all arithmetic before the sign is of integers below
-2**24, see `integer_idct`. Refuses parameters that are not on a CPU in little endian, by not being built there.
+A chunk stays in a core's first-level cache from its votes to the weights. The bits are equal to `TorchVoteUpdater`'s, which is
+tested with random and hostile payloads: all arithmetic before the sign is of integers below 2**24, see `integer_idct`. For
+parameters on a little-endian CPU only.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from psyche_core.errors import PayloadRejected
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import mean_of_votes
-from psyche_optim_distro.bit_packing import padding_is_zero
-from psyche_optim_distro.backends.numba.fast_dct import inverse_basis
-from psyche_optim_distro.backends.numba.update_kernels import update_group
 from psyche_optim_distro.backends.numba.decode_kernels import decode_votes
+from psyche_optim_distro.backends.numba.fast_dct import inverse_basis
 from psyche_optim_distro.backends.numba.threads import run_in_threads
+from psyche_optim_distro.backends.numba.update_kernels import update_group
+from psyche_optim_distro.bit_packing import padding_is_zero
 from psyche_optim_distro.layout import Layout
 from psyche_optim_distro.update import Updater
 from psyche_optim_distro.value_format import ValueFormat
@@ -31,10 +31,10 @@ from psyche_optim_distro.value_format import ValueFormat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkVotes:
-    """The votes of one payload in the order of classes, ready to be counted.
+    """The votes of one payload, in the order of classes.
 
-    places: uint16 or uint32 [n], twice the position in its chunk, and one more for a vote of -1. counts: uint16 [chunks], votes
-    of each chunk.
+    places: uint16 or uint32 [n], 2 * (position in the chunk) + (1 for a vote of -1, else 0). counts: uint16 [chunks], votes of
+    each chunk.
     """
 
     places: NDArray[np.unsignedinteger[Any]]
@@ -42,12 +42,15 @@ class ChunkVotes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes."""
+        """Size in bytes."""
         return self.places.nbytes + self.counts.nbytes
 
 
 class NumbaUpdater(Updater[ChunkVotes]):
-    """layout: of the parameters, which are on a CPU. Compiles on its first use on a machine, for some seconds."""
+    """Updater for parameters on a CPU. Its first use on a machine compiles for some seconds.
+
+    layout: parameter table.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -64,14 +67,14 @@ class NumbaUpdater(Updater[ChunkVotes]):
         self._warm_up()
 
     def decode(self, payload: bytes) -> ChunkVotes:
-        """The votes of a payload; any thread. Raises PayloadRejected, never anything else."""
+        """The votes of a payload. May run in any thread. Raises PayloadRejected, never anything else."""
         places, counts = [], []
         for section in codec.sections(self._layout, payload, values=ValueFormat.SIGNS):
             counts.append(section.counts.astype(np.uint16))
             places.append(np.empty(section.total, self._place_type))
             if not _read(section, counts[-1], places[-1]):
-                codec.decode(self._layout, payload, values=ValueFormat.SIGNS)  # says what is wrong
-                message = "a payload that no encoder writes"
+                codec.decode(self._layout, payload, values=ValueFormat.SIGNS)  # raises, and says what is wrong
+                message = "no encoder writes this payload"
                 raise PayloadRejected(message)
 
         if not places:
@@ -80,7 +83,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
         return ChunkVotes(np.concatenate(places), np.concatenate(counts))
 
     def update(self, masters: Tensor, decoded: Sequence[ChunkVotes], *, decay: float, learning_rate: float) -> None:
-        """See the contract."""
+        """See `Updater.update`."""
         if len(decoded) > MAX_CLIENTS:
             message = f"at most {MAX_CLIENTS} payloads can be aggregated exactly, got {len(decoded)}"
             raise ValueError(message)
@@ -117,7 +120,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
         run_in_threads(work, elements=self._layout.total)
 
     def _warm_up(self) -> None:
-        """Have everything compiled now, and not in the middle of a round."""
+        """Compile the kernels now, not during a round."""
         none, places = np.empty(0, np.uint16), np.empty(0, self._place_type)
         decode_votes(_words(b""), 0, _words(b""), 0, _words(b""), none, 1, places)
         basis, weights, factor = inverse_basis(1), np.empty(0, np.float32), np.float32(0)
@@ -127,7 +130,7 @@ class NumbaUpdater(Updater[ChunkVotes]):
 
 
 def _read(section: codec.Section, counts: NDArray[np.uint16], out: NDArray[Any]) -> bool:
-    """A section's votes into `out`; False where an encoder writes other bytes."""
+    """Decode a section's votes into `out`. Returns False where no encoder writes these bytes."""
     total, rice, size = section.total, section.rice, section.entry.size
     if not (padding_is_zero(section.low, total * rice) and padding_is_zero(section.values, total)):
         return False
@@ -137,5 +140,5 @@ def _read(section: codec.Section, counts: NDArray[np.uint16], out: NDArray[Any])
 
 
 def _words(data: bytes) -> NDArray[np.uint64]:
-    """The bytes as little-endian words, zeros behind them, a whole word of them at least."""
+    """The bytes as little-endian words, followed by zeros, at least one whole word of them."""
     return np.frombuffer(data + bytes(16 - len(data) % 8), dtype="<u8")

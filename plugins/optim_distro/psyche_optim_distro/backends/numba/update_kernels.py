@@ -1,6 +1,6 @@
-"""From votes to the weights, compiled: a chunk is counted, transformed and taken off while it is in a core's first cache.
+"""Kernels that count votes, transform the means and update the masters, chunk by chunk in a core's first-level cache.
 
-Sums and products are of integers below 2**24, see `integer_idct`; the weights are rounded as torch rounds them.
+Sums and products are of integers below 2**24, see `integer_idct`. The weights are rounded as torch rounds them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psyche_optim_distro.backends.numba.jit import jit, jit_fma
-from psyche_optim_distro.backends.numba.matrix_kernels import LANES, MAGNITUDE, CHUNK_BATCH, Floats, Integers, matmul
+from psyche_optim_distro.backends.numba.matrix_kernels import CHUNK_BATCH, LANES, MAGNITUDE, Floats, Integers, matmul
 
 _ONE_SENDER = np.int32(1 << 10)
 _ONE_BIT, _SIXTEEN, _HALF = np.int32(1), np.int32(16), np.int32(0x7FFF)
 _UPPER, _FLOAT_ONE = np.int32(-0x10000), np.int32(127 << 23)
 _ROUND = np.float32(3 << 22)
-"""Added and taken off again it rounds float32 values of magnitude <= 2**22 to integers, half to even."""
+"""Adding and subtracting this rounds float32 values of magnitude <= 2**22 to integers, half to even."""
 
 
 @jit
@@ -42,10 +42,10 @@ def update_group(
 ) -> None:
     """Masters <- masters decay - learning_rate sign(inverse of the mean votes) in the chunks first to last - 1 of a group.
 
-    votes: of all payloads, as `decode_votes` wrote them, each in the order of classes; starts: where each payload's begin. counts:
-    [payloads, chunks] in the order of classes, where the group's chunks are position, position + 1, ... means: by count and sum,
-    see `mean_of_votes`. bits: of the operands of the second stage. row_basis: [width, padded width], what a coefficient of each
-    column adds to a row. levels, matrices: see `fast_dct`, of `height`. masters: the group's part.
+    votes: of all payloads, as `decode_votes` writes them, each in the order of classes. starts: int64 [payloads], begin of each
+    payload's votes. counts: [payloads, chunks] in the order of classes. position: of the group's first chunk in that order.
+    means: by count and sum, see `mean_of_votes`. height, columns, width: of the group. bits: of the operands of the second stage.
+    row_basis: `InverseBasis.rows` of the width. levels, matrices: of `InverseBasis` of the height. masters: the group's part.
     """
     payloads, across = starts.size, columns // width
     panels, tall = (width + LANES - 1) // LANES, 2 * height + 8
@@ -74,9 +74,9 @@ def update_group(
             wide = min(LANES, width - panel * LANES)
             if height > 1:
                 _inverse(levels, matrices, stage, panel * tall, odd, found)
-                _keep_signs(found, 0, height, directions, place, wide)
+                _store_signs(found, 0, height, directions, place, wide)
             else:
-                _keep_signs(stage, panel * tall, 1, directions, place, wide)
+                _store_signs(stage, panel * tall, 1, directions, place, wide)
         waiting += 1
         if waiting == CHUNK_BATCH or column + 1 == across or chunk + 1 == last:
             _apply_direction(masters, corner, columns, directions, height, waiting * width, decay, learning_rate)
@@ -92,7 +92,7 @@ def _count(
     sums: NDArray[np.int32],
     places: NDArray[np.int32],
 ) -> int:
-    """Count one chunk's votes: 2**10 for each vote of a place, and the votes, into zeros in `sums`. Returns how many places."""
+    """Count one chunk's votes: adds 2**10 + vote per vote to zeros in `sums`. Returns the number of different positions."""
     voted = 0
     for payload in range(cursors.size):
         begin = cursors[payload]
@@ -102,7 +102,7 @@ def _count(
             vote = np.int64(votes[number])
             place = vote >> 1
             before = sums[place]
-            places[voted] = place  # written anyway: whether it is new cannot be foreseen by a processor
+            places[voted] = place  # written without a branch, which the processor could not predict
             voted += before == 0
             sums[place] = before + _ONE_SENDER + np.int32(1 - 2 * (vote & 1))
     return voted
@@ -128,7 +128,7 @@ def _add_rows(
     width: int,
     row_basis: Floats,
 ) -> None:
-    """First stage: each voted place's mean times its column's basis to its row; most places of a chunk have no votes."""
+    """First stage: add each voted position's mean times its column's basis to its row. Most positions have no votes."""
     for number in range(voted):
         place = places[number]
         mean = means[sums[place]]
@@ -143,7 +143,7 @@ def _add_rows(
 
 @jit
 def _rescale(stage: Floats, stage_bits: NDArray[np.int32], panels: int, tall: int, height: int, bits: int) -> None:
-    """To bfloat16, half to even, times a power of two of the chunk's own, to integers, half to even: see `integer_idct`."""
+    """Round to bfloat16, scale by the chunk's power of two, and round to integers; all half to even. See `integer_idct`."""
     peak = np.int32(0)
     for panel in range(panels):
         for row in range(panel * tall, panel * tall + height):
@@ -163,7 +163,7 @@ def _rescale(stage: Floats, stage_bits: NDArray[np.int32], panels: int, tall: in
 
 @jit_fma
 def _inverse(levels: Integers, matrices: Floats, source: Floats, begin: int, odd: Floats, found: Floats) -> None:
-    """Second stage, of one panel: `found` = Q @ source[begin:], from the innermost even part outwards. See `fast_dct`."""
+    """Second stage, of one panel: `found` = Q @ source[begin:], innermost even part first. See `fast_dct`."""
     at = levels[0, 1] * levels[0, 1]
     matmul(matrices, 0, levels[0, 1], levels[0, 1], source, begin, levels[0, 2], found, 0)
     for level in range(1, levels.shape[0]):
@@ -179,8 +179,8 @@ def _inverse(levels: Integers, matrices: Floats, source: Floats, begin: int, odd
 
 
 @jit
-def _keep_signs(values: Floats, begin: int, rows: int, directions: NDArray[np.int8], place: int, wide: int) -> None:
-    """The signs of a panel's first `wide` columns into directions[:rows, place : place + wide]."""
+def _store_signs(values: Floats, begin: int, rows: int, directions: NDArray[np.int8], place: int, wide: int) -> None:
+    """Write the signs of a panel's first `wide` columns to directions[:rows, place : place + wide]."""
     for row in range(rows):
         own, out = values[begin + row], directions[row, place : place + wide]
         if wide == LANES:
@@ -202,7 +202,7 @@ def _apply_direction(
     decay: np.float32,
     learning_rate: np.float32,
 ) -> None:
-    """Masters <- masters decay - learning_rate direction in chunks side by side; two roundings, as torch's two calls have."""
+    """Masters <- masters decay - learning_rate direction in adjacent chunks. Two roundings, as in torch's two calls."""
     for row in range(rows):
         begin = corner + row * columns
         own, direction = masters[begin : begin + wide], directions[row]
