@@ -113,7 +113,7 @@ class TopKSelector:
         count, topk = group.chunk_count, group.topk
         self._runs = torch.empty(count, topk, dtype=torch.int64, device=device)
         self._candidates = torch.empty(count, topk * run, dtype=dtype, device=device)
-        # Where each block, the first element of each of its runs, and the others of a run lie.
+        # Offsets of each block, of the first element of each of its runs, and of the other elements of a run.
         self._block_starts = torch.arange(count, device=device).unsqueeze(1) * (group.height * group.width)
         of_block = torch.arange(group.height // run * group.width, device=device)
         self._run_starts = of_block // group.width * (run * group.width) + of_block % group.width
@@ -122,9 +122,9 @@ class TopKSelector:
     def add(self, tile: Group, coefficients: Tensor, *, out: Tensor | None = None) -> None:
         """Add a tile's coefficients [chunks, height, width]. out: scratch tensor of the same shape and dtype."""
         group, run, count = self._group, self._run, tile.chunk_count
-        peaks = magnitudes(coefficients, out=out).view(count, group.height // run, run, group.width)
+        peaks = ordered_magnitudes(coefficients, out=out).view(count, group.height // run, run, group.width)
         peaks = (peaks.amax(dim=2) if run > 1 else peaks).view(count, -1)  # [chunks, runs]
-        best = largest(peaks, topk=group.topk)  # [chunks, topk]
+        best = top_k_positions(peaks, topk=group.topk)  # [chunks, topk]
         starts = self._block_starts[:count] + self._run_starts[best]
         places = (starts.unsqueeze(2) + self._steps).view(-1)
         first = tile.first_chunk - group.first_chunk
@@ -140,7 +140,7 @@ class TopKSelector:
     def _best(self, candidates: Tensor, runs: Tensor) -> tuple[Tensor, Tensor]:
         """`result` of some chunks. candidates: [chunks, topk * run]; runs: [chunks, topk]."""
         run, width = self._run, self._group.width
-        place = largest(magnitudes(candidates), topk=self._group.topk)
+        place = top_k_positions(ordered_magnitudes(candidates), topk=self._group.topk)
         chosen = runs.gather(1, place // run)
         indices, order = ((chosen // width * run + place % run) * width + chosen % width).sort(dim=1)
         return indices, candidates.gather(1, place).gather(1, order).to(torch.float32)
@@ -155,7 +155,7 @@ def top_k(coefficients: Tensor, *, topk: int) -> tuple[Tensor, Tensor]:
     return selector.result()
 
 
-def magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
+def ordered_magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Numbers in the same order as the magnitudes of float32 or bfloat16 values; NaN is largest.
 
     On a CPU these are the bits of the values without the sign, as integers of the same width; elsewhere the magnitudes. out: a
@@ -168,8 +168,8 @@ def magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
     return torch.bitwise_and(values.view(kind), torch.iinfo(kind).max, out=None if out is None else out.view(kind))
 
 
-def largest(ordered: Tensor, *, topk: int) -> Tensor:
-    """Positions of the `topk` largest of each row of `magnitudes` [rows, n]: int64 [rows, topk], in any order.
+def top_k_positions(ordered: Tensor, *, topk: int) -> Tensor:
+    """Positions of the `topk` largest of each row of `ordered_magnitudes` [rows, n]: int64 [rows, topk], in any order.
 
     On a CPU each position is packed into the lowest bits of its magnitude, and these integers are partitioned. This takes a fifth
     of the time of torch's topk, but magnitudes that differ by less than a 2,000th part may change places.

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.tiles import parts_of
-from psyche_optim_distro.top_k import largest, magnitudes, top_k
+from psyche_optim_distro.top_k import ordered_magnitudes, top_k, top_k_positions
 from psyche_optim_distro.transform import add_decoded, as_blocks, chunk_size, dct_basis, decode, encode
 
 
-def in_blocks(natural: Tensor, width: int) -> Tensor:
+def contiguous_blocks(natural: Tensor, width: int) -> Tensor:
     """[row_blocks, height, columns] as [chunks, height, width]."""
     return as_blocks(natural, width).reshape(-1, natural.shape[1], width)
 
@@ -25,7 +25,7 @@ def encode_tensor(tensor: Tensor, chunk: int) -> Tensor:
     """Coefficients as rows, [chunks, height * width]."""
     rows, columns = (1, tensor.shape[0]) if tensor.ndim == 1 else (tensor.shape[-2], tensor.shape[-1])
     height, width = chunk_size(rows, chunk), chunk_size(columns, chunk)
-    blocks = in_blocks(tensor.reshape(-1, height, columns), width)
+    blocks = contiguous_blocks(tensor.reshape(-1, height, columns), width)
     return encode(blocks, dct_basis(height).float(), dct_basis(width).float()).flatten(1)
 
 
@@ -77,8 +77,8 @@ def test_encode_2d_4x6_chunk2(vectors: dict[str, Any]) -> None:
     for name, values in (("decoded_exact", wanted[1]), ("decoded_1bit", np.sign(wanted[1]))):
         sparse = torch.zeros(24)
         sparse[torch.from_numpy(slots)] = torch.tensor(values, dtype=torch.float32).view(-1)
-        decoded = decode(in_blocks(sparse.view(2, 2, 6), 2), dct_basis(2).float(), dct_basis(2).float())
-        wanted_blocks = in_blocks(torch.tensor(case[name]).view(2, 2, 6), 2)
+        decoded = decode(contiguous_blocks(sparse.view(2, 2, 6), 2), dct_basis(2).float(), dct_basis(2).float())
+        wanted_blocks = contiguous_blocks(torch.tensor(case[name]).view(2, 2, 6), 2)
         torch.testing.assert_close(decoded, wanted_blocks, rtol=0, atol=1e-6)
 
 
@@ -150,7 +150,7 @@ def test_slots_point_at_the_coefficients_of_every_chunk() -> None:
     flat = torch.arange(float(layout.total))
     seen = []
     for group in layout.groups:
-        rows = in_blocks(flat[group.start : group.stop].view(group.shape), group.width).flatten(1)
+        rows = contiguous_blocks(flat[group.start : group.stop].view(group.shape), group.width).flatten(1)
         for chunk, row in zip(group.chunks, rows, strict=True):
             indices = torch.arange(row.numel()).numpy()
             slots = layout.slots(torch.full((row.numel(),), int(chunk)).numpy(), indices)
@@ -179,7 +179,7 @@ def test_empty_parameters_have_no_chunks() -> None:
 def test_the_largest_of_each_row_are_found(kind: torch.dtype, count: int, topk: int) -> None:
     values = torch.randn(30, count, generator=torch.Generator().manual_seed(count)).to(kind)
     values[3] = 0.0
-    places = largest(magnitudes(values), topk=topk)
+    places = top_k_positions(ordered_magnitudes(values), topk=topk)
     assert places.dtype == torch.int64
     assert all(len(set(row)) == topk for row in places.tolist())
     found = values.abs().float().gather(1, places).sort(dim=1).values
@@ -191,6 +191,6 @@ def test_the_largest_of_each_row_are_found(kind: torch.dtype, count: int, topk: 
 def test_nan_and_infinity_count_as_largest(kind: torch.dtype) -> None:
     values = torch.linspace(-4, 4, 200).repeat(2, 1).to(kind)
     values[0, 17], values[1, 60], values[1, 61] = math.nan, -math.inf, -math.nan
-    places = largest(magnitudes(values), topk=2)
+    places = top_k_positions(ordered_magnitudes(values), topk=2)
     assert 17 in places[0]
     assert set(places[1].tolist()) == {60, 61}

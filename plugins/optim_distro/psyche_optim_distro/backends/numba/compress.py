@@ -31,7 +31,7 @@ NO_F32, NO_BF16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
+class _ChunkRange:
     """Chunks first to last - 1 of one parameter. group: all chunks of the parameter. run: see `compress_group`."""
 
     name: str
@@ -73,16 +73,16 @@ class NumbaCompressor(Compressor):
         sent = [_sent(unsubtracted, number, entry.chunks.size) for number, entry in enumerate(self._layout.classes)]
 
         def work(part: int, parts: int) -> None:
-            for share in _shares(self._parameters, part, parts):
-                group, number = share.group, int(self._layout.chunk_class[share.group.first_chunk])
+            for chunks in _chunk_ranges(self._parameters, part, parts):
+                group, number = chunks.group, int(self._layout.chunk_class[chunks.group.first_chunk])
                 rank = int(self._layout.chunk_rank[group.first_chunk])
                 own = slice(rank, rank + group.chunk_count)
                 down, across = self._bases[group.height], self._bases[group.width]
                 compress_group(
-                    share.first,
-                    share.last,
+                    chunks.first,
+                    chunks.last,
                     flat[group.start : group.stop],
-                    *arrays.get(share.name, (NO_F32, NO_BF16)),
+                    *arrays.get(chunks.name, (NO_F32, NO_BF16)),
                     np.float32(scale),
                     np.float32(decay),
                     sent[number][0][own],
@@ -98,7 +98,7 @@ class NumbaCompressor(Compressor):
                     across.matrices,
                     down.order,
                     across.order,
-                    share.run,
+                    chunks.run,
                     tables.indices[number].numpy()[own],
                     tables.values[number].numpy()[own],
                 )
@@ -132,7 +132,7 @@ class NumbaCompressor(Compressor):
         )
 
 
-def _parameters_of(layout: Layout) -> list[_Share]:
+def _parameters_of(layout: Layout) -> list[_ChunkRange]:
     """Every parameter with all its chunks, in memory order."""
     found = []
     for entry in sorted(layout.parameters, key=lambda entry: entry.start):
@@ -142,11 +142,11 @@ def _parameters_of(layout: Layout) -> list[_Share]:
             first_chunk = group.first_chunk + (entry.start - group.start) // size
             rows = math.prod(entry.shape) // (group.height * group.columns)
             own = replace(group, start=entry.start, row_blocks=rows, first_chunk=first_chunk)
-            found.append(_Share(entry.name, own, _run(own), 0, own.chunk_count))
+            found.append(_ChunkRange(entry.name, own, _run(own), 0, own.chunk_count))
     return found
 
 
-def _shares(parameters: Sequence[_Share], part: int, parts: int) -> Iterator[_Share]:
+def _chunk_ranges(parameters: Sequence[_ChunkRange], part: int, parts: int) -> Iterator[_ChunkRange]:
     """The chunks that begin in part `part` of `parts` equal parts of memory."""
     total = parameters[-1].group.stop if parameters else 0
     for whole in parameters:
