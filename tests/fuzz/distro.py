@@ -8,15 +8,15 @@ import numpy as np
 
 from psyche_core.errors import PayloadRejected
 from psyche_optim_distro import codec
-from psyche_optim_distro.compiled import can_compile
+from psyche_optim_distro.backends.numba import numba_available
 from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.normalised import UNIT, normalised
-from psyche_optim_distro.selection import Selection
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.normalization import UNIT, normalize_values
+from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.value_format import ValueFormat
 from tests.fuzz.mutation import change_bytes
 
-if can_compile():
-    from psyche_optim_distro.compiled.mover import CompiledMover
+if numba_available():
+    from psyche_optim_distro.backends.numba.update import NumbaUpdater
 
 _HEADER_BYTES = 22
 _MOST_OF_A_CHUNK = 5
@@ -28,10 +28,10 @@ MEMORY = (150, 65_536)  # a byte of the unary table is 8 bits, each an int64 pos
 class Payloads:
     """Payloads for one small table with chunks of several sizes. seeds: full, sparse and empty ones."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: ValueFormat) -> None:
         self.layout = build_layout(_SHAPES, chunk=6, topk=_MOST_OF_A_CHUNK)
         self.values = values
-        self._mover = CompiledMover(self.layout) if values is Values.SIGNS and can_compile() else None
+        self._updater = NumbaUpdater(self.layout) if values is ValueFormat.SIGNS and numba_available() else None
         self.max_bytes = codec.max_payload_bytes(self.layout, values=values)
 
         self._seeds = [
@@ -63,8 +63,8 @@ class Payloads:
         assert selection.values.dtype == np.float32
         assert bool(np.isfinite(selection.values).all())
         assert bool((selection.values != 0).all())
-        assert float(np.abs(selection.values).max(initial=0)) <= (1.0 if self.values is Values.SIGNS else codec.MAX_VALUE)
-        amounts = normalised(selection)
+        assert float(np.abs(selection.values).max(initial=0)) <= (1.0 if self.values is ValueFormat.SIGNS else codec.MAX_VALUE)
+        amounts = normalize_values(selection)
         assert bool((amounts * np.sign(selection.values) >= 0).all())
         assert float(np.abs(amounts).max(initial=0)) <= 1.001 * UNIT * _MOST_OF_A_CHUNK**0.5
         slots = self.layout.slots(selection.chunks, selection.indices)
@@ -75,12 +75,12 @@ class Payloads:
         np.testing.assert_array_equal(again.values, selection.values)
 
     def _compare(self, data: bytes, plain: str | list[int]) -> None:
-        if self._mover is None:
+        if self._updater is None:
             return
 
         compiled: str | list[int]
         try:
-            compiled = self._mover.read(data).places.tolist()
+            compiled = self._updater.decode(data).places.tolist()
         except PayloadRejected as refused:
             compiled = str(refused)
         assert compiled == plain
@@ -89,7 +89,7 @@ class Payloads:
         chunks, indices = [], []
         for entry in self.layout.classes:
             for chunk in entry.chunks.tolist():
-                count = int(generator.binomial(entry.keep, fill))
+                count = int(generator.binomial(entry.topk, fill))
                 chunks += [chunk] * count
                 indices += sorted(generator.permutation(entry.size)[:count].tolist())
         values = codec.as_sent(generator.standard_normal(len(chunks)).astype(np.float32), self.values)

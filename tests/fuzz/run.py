@@ -24,7 +24,10 @@ from random import Random
 from tests.fuzz import harness
 
 INSTRUMENTED = ("psyche_core", "psyche_backend_tcp", "psyche_optim_distro", "psyche_p2p_quic", "tomllib")
-COMPILED = [f"psyche_optim_distro.compiled.{name}" for name in ("finding", "moving", "product", "reading")]
+COMPILED = [
+    f"psyche_optim_distro.backends.numba.{name}"
+    for name in ("compress_kernels", "decode_kernels", "matrix_kernels", "update_kernels")
+]
 SECONDS_PER_INPUT = 10
 MAX_RSS_MB = 3072
 MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # only where to put a folder of our own

@@ -105,7 +105,7 @@ def test_nothing_comes_from_the_repository(fresh_environment: Path, tmp_path: Pa
 @pytest.mark.quic
 def test_a_run_from_the_wheels_alone(fresh_environment: Path, local_testnet, free_port, tmp_path: Path) -> None:
     """Two members train with code that is compiled from the wheel, once and not by both at the same time."""
-    compiled = run([fresh_environment / "python", "-P", "-m", "psyche_optim_distro.compiled"], cwd=tmp_path, timeout=200)
+    compiled = run([fresh_environment / "python", "-P", "-m", "psyche_optim_distro.backends.numba"], cwd=tmp_path, timeout=200)
     assert compiled.returncode == 0, compiled.stderr
     pace = {"rounds_per_epoch": 2, "warmup_steps": 1, "global_batch_size_start": 6, "global_batch_size_end": 6}
     config = local_testnet(total_steps=4, init_min_clients=2, **pace)

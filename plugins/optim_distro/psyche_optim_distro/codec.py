@@ -1,17 +1,19 @@
 """The payload: a versioned header and, per chunk class, counts, positions and signs or values. Little endian, no pickle.
 
-    header   magic "DsTO" · version u8 = 2 · values u8 (`Values`) · fingerprint of the parameter table, 16 bytes
+    header   magic "DsTO" · version u8 = 2 · values u8 (`ValueFormat`) · fingerprint of the parameter table, 16 bytes
     class    counts u8 (0 full, 1 table, 2 exceptions) · rice u8 · unary length u32, in the order of `Layout.classes`, then
-             counts   full: nothing, every chunk sends `keep` coefficients; table: per chunk, bit_length(keep) bits each;
-                      exceptions: how many u32, which chunks of the class, bit_length(chunks - 1) bits each, and their counts,
-                      bit_length(keep) bits each. Whichever is shortest
+             counts   full: nothing, every chunk sends `topk` coefficients
+                      table: one count per chunk, bit_length(topk) bits each
+                      exceptions: their number u32, their places in the class, bit_length(chunks - 1) bits each, and their counts,
+                      bit_length(topk) bits each
+                      The shortest of these is mandatory
              low      `rice` low bits of each gap
              unary    gap >> rice of each gap
              values   1 bit each (1 = negative), float32, or the upper half of float32 (bfloat16)
 
-A gap is the number of positions skipped since the previous coefficient of the chunk (Golomb-Rice coding, Rice parameter chosen
-by the sender for the class). For k uniform positions of n this is within about 4 % of the bound log2 C(n, k). `decode`
-allocates in proportion to the bytes it was given, and to our own table, whatever the bytes say.
+A gap is the number of positions between a coefficient and the previous one of its chunk. Gaps are Golomb-Rice coded; the sender
+chooses the Rice parameter for each class. For k uniform positions of n this is within about 4 % of the bound log2 C(n, k).
+`decode` allocates memory in proportion to the payload's length and to our own table, whatever the payload contains.
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psyche_core.errors import PayloadRejected
-from psyche_optim_distro.bits import pack_integers, pack_unary, packed_bytes, unary_ends, unpack_flags, unpack_integers
+from psyche_optim_distro.bit_packing import pack_integers, pack_unary, packed_bytes, unary_ends, unpack_flags, unpack_integers
 from psyche_optim_distro.layout import ChunkClass, IntArray, Layout
-from psyche_optim_distro.selection import Selection, concatenate
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.top_k import Selection, concatenate
+from psyche_optim_distro.value_format import ValueFormat
 
 MAGIC = b"DsTO"
 VERSION = 2
 MAX_VALUE = 65536.0
-"""Largest magnitude of a value: far over any honest coefficient, far under what could overflow a sum."""
+"""Largest magnitude of a value: far above any honest coefficient, far below what could overflow a sum."""
 
 MIN_VALUE = 2.0**-126
-"""Smallest magnitude of a value: what is smaller travels as this, so that no value is rounded to zero."""
+"""Smallest magnitude of a value. A smaller one is sent as this, so that no value is rounded to zero."""
 
 
-_VALUE_BITS = {Values.SIGNS: 1, Values.FLOAT32: 32, Values.BFLOAT16: 16}
+_VALUE_BITS = {ValueFormat.SIGNS: 1, ValueFormat.FLOAT32: 32, ValueFormat.BFLOAT16: 16}
 
 _HEADER = struct.Struct("<4sBB16s")
 _CLASS = struct.Struct("<BBI")
@@ -48,8 +50,8 @@ _FULL, _TABLE, _EXCEPTIONS = 0, 1, 2
 _EXCEPTION_COUNT = struct.Struct("<I")
 
 
-def encode(layout: Layout, selection: Selection, *, values: Values) -> bytes:
-    """The payload of a selection, whose values are what `as_sent` gives for the same `values`."""
+def encode(layout: Layout, selection: Selection, *, values: ValueFormat) -> bytes:
+    """Encode a selection. Its values must be the result of `as_sent` for the same format `values`."""
     parts = [_HEADER.pack(MAGIC, VERSION, values, layout.fingerprint)]
     ends = np.searchsorted(layout.chunk_class[selection.chunks], np.arange(len(layout.classes)), side="right")
     start = 0
@@ -61,30 +63,30 @@ def encode(layout: Layout, selection: Selection, *, values: Values) -> bytes:
     return b"".join(parts)
 
 
-def as_sent(exact: NDArray[np.float32], values: Values) -> NDArray[np.float32]:
-    """What peers will read for finite coefficients [n]: signs, or bounded values rounded to what travels (half to even)."""
-    if values is Values.SIGNS:
+def as_sent(exact: NDArray[np.float32], values: ValueFormat) -> NDArray[np.float32]:
+    """The values that peers decode for finite coefficients [n]: signs, or bounded values rounded to the format (half to even)."""
+    if values is ValueFormat.SIGNS:
         return np.where(np.signbit(exact), np.float32(-1), np.float32(1))
 
     bounded: NDArray[np.float32] = np.copysign(np.abs(exact).clip(MIN_VALUE, MAX_VALUE), exact).astype(np.float32)
-    if values is Values.BFLOAT16:
+    if values is ValueFormat.BFLOAT16:
         bits = bounded.view(np.uint32)
         bits = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(0xFFFF0000)
         bounded = bits.view(np.float32)
     return bounded
 
 
-def decode(layout: Layout, payload: bytes, *, values: Values) -> Selection:
-    """The selection in a payload, checked against our own table. Raises PayloadRejected and nothing else."""
+def decode(layout: Layout, payload: bytes, *, values: ValueFormat) -> Selection:
+    """Decode a payload and check it against our own table. Raises PayloadRejected, never anything else."""
     return concatenate([_decoded(section, values) for section in sections(layout, payload, values=values)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Section:
-    """One class of a payload, cut into its parts, each as long as it must be; gaps and values are not looked at yet.
+    """One chunk class of a payload, split into its fields. Lengths are checked; gaps and values are not.
 
-    counts: int64, coefficients of each chunk of the class; total: of all; full: whether all chunks send as many as they may.
-    rice: parameter of the gaps. low, unary, values: see the module.
+    counts: int64 [chunks of the class], coefficients of each chunk. total: their sum. full: whether every chunk sends `topk`.
+    rice: Rice parameter of the gaps. low, unary, values: bytes of these fields, see the module.
     """
 
     entry: ChunkClass
@@ -97,8 +99,8 @@ class Section:
     values: bytes
 
 
-def sections(layout: Layout, payload: bytes, *, values: Values) -> Iterator[Section]:
-    """A payload's classes. Raises PayloadRejected, after the last for bytes that follow."""
+def sections(layout: Layout, payload: bytes, *, values: ValueFormat) -> Iterator[Section]:
+    """Yield the chunk classes of a payload. Raises PayloadRejected, after the last class for bytes that follow it."""
     limit = max_payload_bytes(layout, values=values)
     if len(payload) > limit:
         message = f"a payload of {len(payload)} bytes is over the {limit} bytes this model can need"
@@ -123,31 +125,31 @@ def sections(layout: Layout, payload: bytes, *, values: Values) -> Iterator[Sect
     reader.finish()
 
 
-def max_payload_bytes(layout: Layout, *, values: Values) -> int:
-    """No payload that `encode` writes for this table is longer.
+def max_payload_bytes(layout: Layout, *, values: ValueFormat) -> int:
+    """Upper bound of a payload's size in bytes, computed from the parameter table alone.
 
-    A chunk with c coefficients has at most c (rice + 1) + ((size - c) >> rice) position bits, which grows with c; the sender's
-    Rice parameter is at least as good as the one that makes this smallest. Two bytes per class for rounding.
+    A chunk with c coefficients has at most c (rice + 1) + ((size - c) >> rice) position bits, which grows with c. The sender's
+    Rice parameter needs no more bits than the one that minimises this. Two bytes per class allow for rounding.
     """
-    return _HEADER.size + sum(_max_class_bytes(entry.size, entry.keep, entry.chunks.size, values) for entry in layout.classes)
+    return _HEADER.size + sum(_max_class_bytes(entry.size, entry.topk, entry.chunks.size, values) for entry in layout.classes)
 
 
 @lru_cache(maxsize=256)
-def _max_class_bytes(size: int, keep: int, chunks: int, values: Values) -> int:
-    count = chunks * keep
-    positions = min(packed_bytes(count, rice + 1) + packed_bytes(chunks, (size - keep) >> rice) for rice in _rices(size))
-    return _CLASS.size + packed_bytes(chunks, keep.bit_length()) + positions + 2 + packed_bytes(count, _VALUE_BITS[values])
+def _max_class_bytes(size: int, topk: int, chunks: int, values: ValueFormat) -> int:
+    count = chunks * topk
+    positions = min(packed_bytes(count, rice + 1) + packed_bytes(chunks, (size - topk) >> rice) for rice in _rices(size))
+    return _CLASS.size + packed_bytes(chunks, topk.bit_length()) + positions + 2 + packed_bytes(count, _VALUE_BITS[values])
 
 
 def _rices(size: int) -> range:
-    """Rice parameters worth trying, and allowed, for chunks of that size: 0 up to the bits of an index."""
+    """Allowed Rice parameters for chunks of `size` elements: 0 to the number of bits of an index."""
     return range((size - 1).bit_length() + 1)
 
 
 def _encode_class(
-    entry: ChunkClass, rows: IntArray, indices: IntArray, coefficients: NDArray[np.float32], values: Values
+    entry: ChunkClass, rows: IntArray, indices: IntArray, coefficients: NDArray[np.float32], values: ValueFormat
 ) -> list[bytes]:
-    """rows: position of each coefficient's chunk in the class, ascending; indices ascending inside a row."""
+    """The fields of one class. rows: place of each coefficient's chunk in the class, ascending; indices: ascending in a row."""
     counts = np.bincount(rows, minlength=entry.chunks.size)
     gaps = np.diff(indices, prepend=-1) - 1
     first = np.diff(rows, prepend=-1) != 0
@@ -165,16 +167,16 @@ def _encode_class(
 
 
 def _encode_counts(entry: ChunkClass, counts: IntArray) -> tuple[int, bytes]:
-    """How many coefficients each chunk of the class has: form and bytes."""
-    short = np.flatnonzero(counts != entry.keep)
+    """The form and the bytes of the field `counts`."""
+    short = np.flatnonzero(counts != entry.topk)
     if short.size == 0:
         return _FULL, b""
 
     if not _exceptions_are_shorter(entry, short.size):
-        return _TABLE, pack_integers(counts, entry.keep.bit_length())
+        return _TABLE, pack_integers(counts, entry.topk.bit_length())
 
     places = pack_integers(short, _place_bits(entry))
-    return _EXCEPTIONS, _EXCEPTION_COUNT.pack(short.size) + places + pack_integers(counts[short], entry.keep.bit_length())
+    return _EXCEPTIONS, _EXCEPTION_COUNT.pack(short.size) + places + pack_integers(counts[short], entry.topk.bit_length())
 
 
 def _place_bits(entry: ChunkClass) -> int:
@@ -182,12 +184,12 @@ def _place_bits(entry: ChunkClass) -> int:
 
 
 def _exceptions_are_shorter(entry: ChunkClass, count: int) -> bool:
-    width = entry.keep.bit_length()
+    width = entry.topk.bit_length()
     exceptions = _EXCEPTION_COUNT.size + packed_bytes(count, _place_bits(entry)) + packed_bytes(count, width)
     return exceptions < packed_bytes(entry.chunks.size, width)
 
 
-def _section(entry: ChunkClass, reader: _Reader, values: Values) -> Section:
+def _section(entry: ChunkClass, reader: _Reader, values: ValueFormat) -> Section:
     form, rice, unary_bytes = _CLASS.unpack(reader.take(_CLASS.size))
     if form not in (_FULL, _TABLE, _EXCEPTIONS) or rice not in _rices(entry.size):
         most = _rices(entry.size)[-1]
@@ -201,14 +203,14 @@ def _section(entry: ChunkClass, reader: _Reader, values: Values) -> Section:
     return Section(entry, counts, total, form == _FULL, rice, low, unary, own)
 
 
-def _decoded(section: Section, values: Values) -> Selection:
+def _decoded(section: Section, values: ValueFormat) -> Selection:
     entry, counts, total, rice = section.entry, section.counts, section.total, section.rice
     low = unpack_integers(section.low, total, rice)
     ends = unary_ends(section.unary, total)
-    every = entry.keep if section.full else counts
+    every = entry.topk if section.full else counts
 
-    # Positions: running sum of gap + 1 inside each chunk; what ran up before a chunk's first coefficient is taken off. A gap is
-    # its low bits and 2**rice times its high part, and `ends` of code i is i and all high parts so far.
+    # A position is the running sum of gap + 1 inside its chunk: the sum over the class minus the sum before the chunk. A gap is
+    # its low bits plus 2**rice times its high part. `ends` of code i is i plus the sum of all high parts up to i.
     kind: type[np.signedinteger[Any]] = np.int32 if ((8 * len(section.unary) + total + 1) << rice) + total < 2**31 else np.int64
     reached: NDArray[np.signedinteger[Any]] = np.arange(total + 1, dtype=kind)
     reached *= 1 - (1 << rice)
@@ -224,13 +226,13 @@ def _decoded(section: Section, values: Values) -> Selection:
 
 
 def _decode_counts(entry: ChunkClass, reader: _Reader, form: int) -> IntArray:
-    """Coefficients of each chunk of the class. Raises PayloadRejected, also for a form that is not the shortest."""
-    counts = np.full(entry.chunks.size, entry.keep)
-    width = entry.keep.bit_length()
+    """Decode the field `counts`: int64 [chunks]. Raises PayloadRejected, also where the form is not the shortest one."""
+    counts = np.full(entry.chunks.size, entry.topk)
+    width = entry.topk.bit_length()
     short = 0
     if form == _TABLE:
         counts[:] = unpack_integers(reader.take(packed_bytes(entry.chunks.size, width)), entry.chunks.size, width)
-        short = int(np.count_nonzero(counts != entry.keep))
+        short = int(np.count_nonzero(counts != entry.topk))
     elif form == _EXCEPTIONS:
         (short,) = _EXCEPTION_COUNT.unpack(reader.take(_EXCEPTION_COUNT.size))
         if not _exceptions_are_shorter(entry, short):
@@ -240,37 +242,37 @@ def _decode_counts(entry: ChunkClass, reader: _Reader, form: int) -> IntArray:
         bits = _place_bits(entry)
         places = unpack_integers(reader.take(packed_bytes(short, bits)), short, bits)
         if bool((places[1:] <= places[:-1]).any()) or bool((places[-1:] >= entry.chunks.size).any()):
-            message = f"chunks with fewer coefficients must be told in ascending order, from 0 to {entry.chunks.size - 1}"
+            message = f"chunks with fewer coefficients must be listed in ascending order, from 0 to {entry.chunks.size - 1}"
             raise PayloadRejected(message)
 
         fewer = unpack_integers(reader.take(packed_bytes(short, width)), short, width)
-        if bool((fewer == entry.keep).any()):
-            message = f"a chunk with {entry.keep} coefficients is no exception"
+        if bool((fewer == entry.topk).any()):
+            message = f"a chunk with {entry.topk} coefficients is no exception"
             raise PayloadRejected(message)
 
         counts[places] = fewer
 
     shortest = _TABLE if short and not _exceptions_are_shorter(entry, short) else _EXCEPTIONS if short else _FULL
-    if form != shortest or int(counts.max()) > entry.keep:
-        message = f"chunk counts must be at most {entry.keep} and told in their shortest form, {shortest}; got form {form}"
+    if form != shortest or int(counts.max()) > entry.topk:
+        message = f"chunk counts must be at most {entry.topk} and in their shortest form, {shortest}; got form {form}"
         raise PayloadRejected(message)
 
     return counts
 
 
-def _encode_values(coefficients: NDArray[np.float32], values: Values) -> bytes:
-    if values is Values.SIGNS:
+def _encode_values(coefficients: NDArray[np.float32], values: ValueFormat) -> bytes:
+    if values is ValueFormat.SIGNS:
         return pack_integers(np.signbit(coefficients).astype(np.int64), 1)
-    if values is Values.BFLOAT16:
+    if values is ValueFormat.BFLOAT16:
         return (coefficients.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
     return coefficients.astype("<f4").tobytes()
 
 
-def _decode_values(data: bytes, total: int, values: Values) -> NDArray[np.float32]:
-    if values is Values.SIGNS:
+def _decode_values(data: bytes, total: int, values: ValueFormat) -> NDArray[np.float32]:
+    if values is ValueFormat.SIGNS:
         return np.float32(1) - np.float32(2) * unpack_flags(data, total)
 
-    if values is Values.BFLOAT16:
+    if values is ValueFormat.BFLOAT16:
         coefficients = (np.frombuffer(data, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:
         coefficients = np.frombuffer(data, dtype="<f4").astype(np.float32)
@@ -283,7 +285,7 @@ def _decode_values(data: bytes, total: int, values: Values) -> NDArray[np.float3
 
 
 class _Reader:
-    """Takes byte strings off a payload; refuses to pass its end or to leave something over."""
+    """Reads a payload from front to back. Raises PayloadRejected for a read past its end and for bytes left over."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

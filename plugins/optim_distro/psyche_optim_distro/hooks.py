@@ -1,4 +1,4 @@
-"""What this plugin registers: optimizer `Distro`, sharding `deepspeed`. Factories import torch, this module does not."""
+"""Registers the optimizer `Distro` and the sharding engine `deepspeed`. The factories import torch; this module does not."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ PSYCHE_PLUGIN_API = "1.0"
 
 
 def create(settings: DistroSettings, model: Model) -> Optimizer:
-    """Build the optimizer of `model`; the masters start as the model's compute weights."""
+    """Build the optimizer of `model`. The masters start as the model's compute weights."""
     from psyche_optim_distro.optimizer import DistroOptimizer
 
     return DistroOptimizer(settings, model)
 
 
 def create_deepspeed_engine(context: ShardingContext) -> ShardingEngine:
-    """Divide a model with DeepSpeed's AutoTP."""
-    from psyche_optim_distro.deepspeed_sharding import DeepSpeedEngine
+    """Shard a model with DeepSpeed's AutoTP. Raises ModelError."""
+    from psyche_optim_distro.sharding.deepspeed import DeepSpeedEngine
 
     return DeepSpeedEngine(context)
 
 
 @hookimpl
 def psyche_register_optimizers() -> list[OptimizerRegistration]:
-    """The optimizer `Distro`."""
+    """Register the optimizer `Distro`."""
     return [
         OptimizerRegistration(
             name="Distro",
@@ -40,6 +40,6 @@ def psyche_register_optimizers() -> list[OptimizerRegistration]:
 
 @hookimpl
 def psyche_register_sharding() -> list[ShardingRegistration]:
-    """The sharding `deepspeed`."""
+    """Register the sharding engine `deepspeed`."""
     summary = "DeepSpeed's AutoTP: tensor parallelism for Llama, Qwen2 and Qwen3"
     return [ShardingRegistration(name="deepspeed", summary=summary, create=create_deepspeed_engine)]

@@ -1,9 +1,12 @@
-"""The parameter table: where every parameter, chunk and coefficient lives. Everything a peer says is checked against it.
+"""The parameter table: the position of every parameter, chunk and coefficient. Payloads are checked against it.
 
-All float32 state (masters, delta, coefficients) is one flat buffer each, with the same layout. Parameters that are cut alike
-(same height, width, columns) stand together as one *group*, so that work is done per group and never per parameter or chunk.
-A group is worked off in *strips* that fit into a processor's cache. Chunks are numbered as they lie in memory, so the chunks of a
-strip are consecutive; that is also their order in the payload. A *class* is all chunks of one size and top-k.
+Masters, delta and coefficients are one flat float32 buffer each, with the same layout.
+
+- *Group*: parameters that are cut alike (same height, width, columns). They are contiguous, so work is done per group and not per
+  parameter or chunk.
+- *Tile*: a part of a group that fits into a processor's cache. Groups are processed tile by tile.
+- *Chunk*: one DCT block. Chunks are numbered in memory order, so the chunks of a tile are consecutive.
+- *Class*: all chunks of one size and top-k. Payloads list chunks by class and number.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter: its part `flat[start : start + prod(shape)]` of every flat buffer."""
+    """One parameter. It takes `flat[start : start + prod(shape)]` of every flat buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,10 +40,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parameters cut alike, or a strip of them: `flat[start:stop]` seen as [row_blocks, height, columns].
+    """Parameters that are cut alike, or a tile of them: `flat[start:stop]` viewed as [row_blocks, height, columns].
 
-    Its blocks are height x width. keep: coefficients sent per chunk. first_chunk: number of its first chunk; the others follow in
-    block order.
+    Its blocks are height x width elements. topk: largest number of coefficients sent per chunk. first_chunk: number of the first
+    chunk; the others follow in block order.
     """
 
     start: int
@@ -48,7 +51,7 @@ class Group:
     height: int
     columns: int
     width: int
-    keep: int
+    topk: int
     first_chunk: int
 
     @property
@@ -63,21 +66,21 @@ class Group:
 
     @property
     def blocks(self) -> tuple[int, int, int, int]:
-        """[row_blocks, columns / width, height, width]: the shape where its blocks stand one after the other."""
+        """[row_blocks, columns / width, height, width]: the shape in blocked order, where each block is contiguous."""
         return self.row_blocks, self.columns // self.width, self.height, self.width
 
     @property
     def chunk_count(self) -> int:
-        """Its chunks are `first_chunk` and the next ones, so many together."""
+        """Number of chunks."""
         return self.row_blocks * (self.columns // self.width)
 
     @property
     def chunks(self) -> IntArray:
-        """int64 [chunk_count], the chunk numbers in block order."""
+        """Chunk numbers in block order, int64 [chunk_count]."""
         return np.arange(self.first_chunk, self.first_chunk + self.chunk_count, dtype=np.int64)
 
-    def strips(self, limit: int) -> Iterator[Group]:
-        """The same in parts of at most `limit` elements, or of one row of blocks where that is longer."""
+    def tiles(self, limit: int) -> Iterator[Group]:
+        """Yield tiles of at most `limit` elements, or of one row of blocks where that is longer."""
         row = self.height * self.columns
         rows = max(1, limit // row)
         for first in range(0, self.row_blocks, rows):
@@ -88,20 +91,20 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkClass:
-    """All chunks of `size` elements that send up to `keep` coefficients. chunks: int64, ascending chunk numbers."""
+    """All chunks of `size` elements that send up to `topk` coefficients. chunks: chunk numbers, int64, ascending."""
 
     size: int
-    keep: int
+    topk: int
     chunks: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """The whole table. total: elements of a flat buffer. parameters: ascending by name.
+    """The whole table. parameters: ascending by name. total: elements of a flat buffer.
 
-    chunk_base, chunk_width, chunk_columns: int64 [number of chunks]; see `slots`. chunk_class, chunk_rank: int64 [number of
-    chunks], the chunk's class and its place in there. fingerprint: 16 bytes over names, shapes,
-    chunk target and top-k; payloads carry it, so that another model's payload is refused by its header.
+    chunk_base, chunk_width, chunk_columns: int64 [chunks]; see `slots`. chunk_class, chunk_rank: int64 [chunks], class of each
+    chunk and its place in that class. fingerprint: 16-byte hash of names, shapes, chunk target and top-k. Payloads carry it in
+    their header, so that another model's payload is rejected.
     """
 
     parameters: tuple[Parameter, ...]
@@ -116,7 +119,7 @@ class Layout:
     fingerprint: bytes
 
     def slots(self, chunks: IntArray, indices: IntArray) -> IntArray:
-        """Flat positions of coefficients: `indices` count row by row inside their chunk. Arguments int64 of equal length."""
+        """Positions of coefficients in a flat buffer, int64 [n]. chunks, indices: int64 [n]; an index counts row by row."""
         widths = self.chunk_width[chunks]
         slots: IntArray = self.chunk_base[chunks] + indices // widths * self.chunk_columns[chunks] + indices % widths
         return slots
@@ -139,7 +142,10 @@ class _Cut:
 
 
 def build_layout(shapes: Mapping[str, Sequence[int]], *, chunk: int, topk: int) -> Layout:
-    """The table of a model. shapes: by full parameter name; chunk, topk: the settings of those names."""
+    """Build the table of a model.
+
+    shapes: by full parameter name. chunk: target chunk side in elements. topk: coefficients sent per chunk.
+    """
     cuts = [_cut(name, tuple(int(size) for size in shapes[name]), chunk) for name in sorted(shapes)]
     chunk_count = sum(cut.chunk_count for cut in cuts)
     base = np.zeros(chunk_count, dtype=np.int64)
@@ -189,7 +195,7 @@ def build_layout(shapes: Mapping[str, Sequence[int]], *, chunk: int, topk: int) 
 
 
 def _cut(name: str, shape: tuple[int, ...], target: int) -> _Cut:
-    """Cut one parameter: leading dimensions of three and more are batches, a vector is one row."""
+    """Cut one parameter. Dimensions before the last two are batches; a vector is one row."""
     columns = shape[-1] if shape else 1
     rows = shape[-2] if len(shape) > 1 else 1
     batches = math.prod(shape[:-2])
@@ -206,16 +212,16 @@ def _group(members: Sequence[_Cut], start: int, first_chunk: int, topk: int) -> 
         height=first.height,
         columns=first.columns,
         width=first.width,
-        keep=min(topk, first.height * first.width),
+        topk=min(topk, first.height * first.width),
         first_chunk=first_chunk,
     )
 
 
 def _classes(groups: Sequence[Group]) -> tuple[ChunkClass, ...]:
     classes = []
-    for size, keep in sorted({(group.height * group.width, group.keep) for group in groups}):
+    for size, topk in sorted({(group.height * group.width, group.topk) for group in groups}):
         numbers = [group.chunks for group in groups if group.height * group.width == size]
-        classes.append(ChunkClass(size, keep, np.concatenate(numbers)))
+        classes.append(ChunkClass(size, topk, np.concatenate(numbers)))
 
     return tuple(classes)
 

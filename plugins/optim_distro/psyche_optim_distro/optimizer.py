@@ -1,16 +1,17 @@
-"""DisTrO behind the Optimizer contract: masters, delta, what was sent and not settled yet, and the order of a step.
+"""DisTrO as an `Optimizer`: holds masters, delta and unsettled own results, and defines the order of a step.
 
-Per trained step s (modeling facts 1.6, with protocol section 4):
+Per trained step s (source: modeling facts 1.6, with protocol section 4):
 
     apply(s - 2)        settle own result of s - 2; masters <- masters (1 - lr wd) - lr sign(decode(mean of accepted))
-    load_lookahead      compute weights <- cast(masters - lr sign(delta)); nothing has to be undone
+    load_lookahead      compute weights <- cast(masters - lr sign(delta)); the masters do not change
     compress(s)         delta <- decay (delta - own results not subtracted yet) + lr g; payload = top-k of its DCT
 
-Deviation from the reference: it decays the weights while a node trains, so a node that trains nothing splits from the rest. Here
-decay is part of `apply`, once per applied step, before its subtraction (as AdamW does): the same weights and gradients while
-training, one decay less in between.
-What was sent is subtracted: as it travelled, or with its exact values where only signs did. Delta lies in memory block after
-block (`in_blocks`), since nearly all that is done with it is done to blocks. Refuses gradients that are not finite.
+Deviation from the reference: it decays the weights while a node trains, so a node that does not train diverges from the rest.
+Here weight decay is part of `apply`, once per applied step, before the subtraction, as in AdamW. Weights and gradients are the
+same while training; there is one decay less in between.
+
+A sent result is subtracted from delta: with the values as sent, or with its exact values where only signs were sent. Delta is in
+blocked order (`blocked_buffer`), since almost all operations on it work on blocks. Gradients that are not finite are rejected.
 """
 
 from __future__ import annotations
@@ -29,43 +30,47 @@ from psyche_core.interfaces.model import Model
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.parameters import check_private_state, copy_parameter, shapes_of
 from psyche_optim_distro import codec
-from psyche_optim_distro.checked import CheckedVotes
-from psyche_optim_distro.finding import TorchFinder, add_sent, bases, finder_for
-from psyche_optim_distro.in_blocks import InBlocks, Prefixed
+from psyche_optim_distro.backends.choice import compressor_for, updater_for
+from psyche_optim_distro.backends.torch import TorchCompressor
+from psyche_optim_distro.blocked_buffer import BlockedBuffer, PrefixedMapping
+from psyche_optim_distro.compress import add_sent, dct_bases
 from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.moving import mover_for
 from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.selection import Selection, Tables
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.strips import CPU_ELEMENTS, Part, Workspace, parts_of, strips_of
-from psyche_optim_distro.transform import blocks_of
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.tiles import CPU_TILE_ELEMENTS, Part, Workspace, parts_of, tiles_of
+from psyche_optim_distro.top_k import CoefficientTables, Selection
+from psyche_optim_distro.transform import as_blocks
+from psyche_optim_distro.value_format import ValueFormat
+from psyche_optim_distro.vote_cache import VoteCache
 
 _CLIP_EPSILON = 1e-6
 _LARGEST_NORM = 1e15
-"""Of delta, before its norm is looked at: no sum over coefficients or weights that large overflows float32 when squared."""
+"""Delta's norm is computed where its bound exceeds this. Sums of squares of numbers up to this size do not overflow float32."""
 
-CHECKED_SHARE = 16
-"""What was checked and may be applied is kept decoded in up to this part of the masters' memory."""
+VOTE_CACHE_SHARE = 16
+"""Checked payloads stay decoded in up to 1 / VOTE_CACHE_SHARE of the masters' memory."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """An own result that is not settled. tables: what was taken for sent, exactly; norm: its L2 norm.
+    """An own result that is not settled yet.
 
-    subtracted: None while delta still contains it, else the product of the decays since it was taken off.
+    tables: the coefficients to subtract from delta. norm: their L2 norm. subtracted: None while delta still contains them, else
+    the product of the decays since they were subtracted.
     """
 
-    tables: Tables
+    tables: CoefficientTables
     norm: float
     subtracted: float | None = None
 
 
 class DistroOptimizer(Optimizer):
-    """One replica's DisTrO. model: its parameters' current values become the masters. All parameters on one device.
+    """DisTrO of one replica.
 
-    precision: of torch's transform in `compress`; None for what suits. compiled: whether compiled code may do the work (extra
-    `fast`, on a CPU), in less time and with the same bits wherever replicas must agree.
+    settings: of the run. model: the current values of its parameters become the masters; all parameters are on one device.
+    precision: of the torch backend's transform in `compress`, which selects that backend; None: chosen for the device. compiled:
+    whether the numba backend may be used (extra `fast`, CPU only). It takes less time and gives the same bits wherever replicas
+    must agree.
     """
 
     def __init__(
@@ -78,72 +83,72 @@ class DistroOptimizer(Optimizer):
         self._layout = build_layout(shapes, chunk=settings.compression_chunk, topk=settings.compression_topk)
         self._values = settings.values
         self._max_payload_bytes = codec.max_payload_bytes(self._layout, values=self._values)
-        self._checked = CheckedVotes(limit=4 * self._layout.total // CHECKED_SHARE)
-        self._basis = bases(self._layout, self._device)
-        small = strips_of(self._layout, self._device, elements=CPU_ELEMENTS // 2)  # float32 takes twice bfloat16's scratch memory
-        self._ahead = [(strip, parts_of(strip, self._layout)) for strip in small]
-        self._work = Workspace(self._device)
-        self._finder = finder_for(
-            self._layout, self._values, self._device, work=self._work, precision=precision, compiled=compiled
+        self._vote_cache = VoteCache(limit=4 * self._layout.total // VOTE_CACHE_SHARE)
+        self._basis = dct_bases(self._layout, self._device)
+        small = tiles_of(self._layout, self._device, elements=CPU_TILE_ELEMENTS // 2)  # float32 takes twice bfloat16's memory
+        self._lookahead_tiles = [(tile, parts_of(tile, self._layout)) for tile in small]
+        self._workspace = Workspace(self._device)
+        self._compressor = compressor_for(
+            self._layout, self._values, self._device, workspace=self._workspace, precision=precision, compiled=compiled
         )
-        self._mover = mover_for(self._layout, self._values, self._device, work=self._work, compiled=compiled)
+        self._updater = updater_for(self._layout, self._values, self._device, workspace=self._workspace, compiled=compiled)
         self._flat_masters = self._zeros()
         self._flat_delta = self._zeros()
         self._masters = MappingProxyType(self._views(self._flat_masters))
-        self._delta = InBlocks(self._flat_delta, self._layout)
+        self._delta = BlockedBuffer(self._flat_delta, self._layout)
         self._delta_bound = 0.0
         self._sent: dict[int, _Sent] = {}
         self.load_parameters({name: parameter.detach() for name, parameter in self._parameters.items()})
 
     @property
     def exact(self) -> bool:
-        """Always: the aggregate is decoded in integers, whether signs or values travel."""
+        """Always true: `apply` decodes the aggregate in integers, for signs and for values."""
         return True
 
     @property
     def compiled(self) -> bool:
-        """Whether compiled code does the work; of values it only finds what is sent."""
-        return not isinstance(self._finder, TorchFinder)
+        """Whether the numba backend is used. It compresses signs and values, but updates masters from signs only."""
+        return not isinstance(self._compressor, TorchCompressor)
 
     @property
     def max_payload_bytes(self) -> int:
-        """See the codec: a bound from the parameter table alone."""
+        """Upper bound in bytes, see `codec.max_payload_bytes`."""
         return self._max_payload_bytes
 
     @property
     def masters(self) -> Mapping[str, Any]:
-        """float32 master weights: views of one flat buffer, ascending by name."""
+        """float32 master weights by parameter name, ascending: views of one flat buffer."""
         return self._masters
 
     @property
     def delta(self) -> Mapping[str, Tensor]:
-        """Momentum and residual in one, float32, by parameter name, copied when looked up. For reading (figures, tests)."""
+        """Momentum and residual in one buffer, float32, by parameter name. Each access returns a copy; for figures and tests."""
         return self._delta
 
     @torch.no_grad()
     def load_lookahead(self, *, learning_rate: float) -> None:
-        """Write cast(masters - lr sign(delta)): delta still holds what is on its way and not applied yet."""
-        for strip, parts in self._ahead:
-            own = slice(strip.start, strip.stop)
-            direction = torch.sign(self._flat_delta[own].view(strip.blocks), out=self._work.lend(0, strip.blocks))
-            ahead, masters = self._work.lend(1, strip.shape), self._flat_masters[own].view(strip.shape)
-            torch.sub(blocks_of(masters, strip.width), direction, alpha=learning_rate, out=blocks_of(ahead, strip.width))
+        """Write cast(masters - lr sign(delta)) into the compute weights. Delta contains results that are not applied yet."""
+        for tile, parts in self._lookahead_tiles:
+            own = slice(tile.start, tile.stop)
+            direction = torch.sign(self._flat_delta[own].view(tile.blocks), out=self._workspace.lend(0, tile.blocks))
+            ahead, masters = self._workspace.lend(1, tile.shape), self._flat_masters[own].view(tile.shape)
+            torch.sub(as_blocks(masters, tile.width), direction, alpha=learning_rate, out=as_blocks(ahead, tile.width))
             ahead = ahead.view(-1)
             for part in parts:
-                self._write(part, ahead[part.start - strip.start : part.stop - strip.start])
+                self._write(part, ahead[part.start - tile.start : part.stop - tile.start])
 
     @torch.no_grad()
     def load_masters(self) -> None:
-        """Write the masters, cast, into the compute weights."""
-        for _, parts in self._ahead:
+        """Write cast(masters) into the compute weights."""
+        for _, parts in self._lookahead_tiles:
             for part in parts:
                 self._write(part, self._flat_masters[part.start : part.stop])
 
     @torch.no_grad()
     def compress(self, step: int, *, learning_rate: float) -> bytes:
-        """Take the gradients into delta and return the payload; see the module for the order.
+        """Add the gradients to delta and return the payload. The module describes the order.
 
-        Raises NonFiniteError, changing nothing, and ValueError for a step that waits to be settled.
+        Raises NonFiniteError, and then changes nothing; ValueError for a step that is compressed but not settled.
         """
         if step in self._sent:
             message = f"step {step} was compressed already and is not settled"
@@ -151,42 +156,43 @@ class DistroOptimizer(Optimizer):
 
         decay = self._settings.compression_decay
         gradients = self._flat_gradients()
-        waiting = [sent for sent in self._sent.values() if sent.subtracted is None]
-        scale = self._gradient_scale(gradients, waiting, step, learning_rate)
-        tables = Tables(self._layout, self._device, self._finder.precision)
-        sent_before = [sent.tables for sent in waiting]
-        self._finder.find(self._flat_delta, gradients, sent_before, tables, scale=scale, decay=decay)
+        unsubtracted = [sent for sent in self._sent.values() if sent.subtracted is None]
+        scale = self._gradient_scale(gradients, unsubtracted, step, learning_rate)
+        tables = CoefficientTables(self._layout, self._device, self._compressor.precision)
+        earlier = [sent.tables for sent in unsubtracted]
+        self._compressor.compress(self._flat_delta, gradients, earlier, tables, scale=scale, decay=decay)
         tables.drop_noise()
         selection = tables.selection()
-        travels = codec.as_sent(selection.values, self._values)
-        if self._values is not Values.SIGNS:
-            tables.replace_values(travels)
+        sent_values = codec.as_sent(selection.values, self._values)
+        if self._values is not ValueFormat.SIGNS:
+            tables.replace_values(sent_values)
         for sent in self._sent.values():
             sent.subtracted = (1.0 if sent.subtracted is None else sent.subtracted) * decay
         self._sent[step] = _Sent(tables, tables.norm())
-        return codec.encode(self._layout, Selection(selection.chunks, selection.indices, travels), values=self._values)
+        return codec.encode(self._layout, Selection(selection.chunks, selection.indices, sent_values), values=self._values)
 
     def check(self, payload: bytes) -> None:
-        """Decode against our table; signs are kept for `apply`. Raises PayloadRejected, never anything else."""
-        read = self._mover.read(payload)
+        """Decode against our table, and cache signs for `apply`. Raises PayloadRejected, never anything else."""
+        decoded = self._updater.decode(payload)
         if self._settings.quantize_1bit:
-            self._checked.keep(payload, read)
+            self._vote_cache.put(payload, decoded)
 
     @torch.no_grad()
     def apply(self, step: int, payloads: Sequence[bytes], *, learning_rate: float, own_accepted: bool) -> None:
-        """Settle our own result, then masters <- masters (1 - lr wd) - lr sign(decoded mean), each operation rounded alike.
+        """Settle our own result, then masters <- masters (1 - lr wd) - lr sign(decoded mean).
 
-        Raises PayloadRejected, changing nothing, for a payload that `check` refuses.
+        Each operation is rounded equally on every replica. Raises PayloadRejected, and then changes nothing, for a payload that
+        `check` rejects.
         """
-        read = [self._checked.take(payload) or self._mover.read(payload) for payload in payloads]
+        decoded = [self._vote_cache.pop(payload) or self._updater.decode(payload) for payload in payloads]
         self._settle(step, accepted=own_accepted)
-        if read:
-            keep = 1 - learning_rate * (self._settings.weight_decay or 0.0)
-            self._mover.move(self._flat_masters, read, keep=keep, rate=learning_rate)
+        if decoded:
+            decay = 1 - learning_rate * (self._settings.weight_decay or 0.0)
+            self._updater.update(self._flat_masters, decoded, decay=decay, learning_rate=learning_rate)
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Any]) -> None:
-        """Replace the masters; delta and unsettled results are dropped. Raises ModelError for other names or shapes."""
+        """Replace the masters and discard delta and unsettled results. Raises ModelError for other names or shapes."""
         shapes = shapes_of(parameters)
         if set(shapes) != set(self._masters):
             different = sorted(set(shapes) ^ set(self._masters))[:3]
@@ -205,12 +211,12 @@ class DistroOptimizer(Optimizer):
         self._sent.clear()
 
     def private_state(self) -> Mapping[str, Any]:
-        """delta, by parameter name."""
-        return Prefixed("delta.", self._delta)
+        """Delta by parameter name, each with the prefix `delta.`."""
+        return PrefixedMapping("delta.", self._delta)
 
     @torch.no_grad()
     def load_private_state(self, state: Mapping[str, Any]) -> None:
-        """Take delta back. Raises ModelError for other names or shapes, or values that are not finite."""
+        """Restore delta. Raises ModelError for other names or shapes, or values that are not finite."""
         check_private_state(state, self.private_state())
         for name in self._delta:
             self._delta.replace(name, state[f"delta.{name}"])
@@ -218,7 +224,7 @@ class DistroOptimizer(Optimizer):
         self._sent.clear()
 
     def _settle(self, step: int, *, accepted: bool) -> None:
-        """Bring delta in line with what became of our result of `step`; older ones can no longer be accepted."""
+        """Correct delta by whether our result of `step` was accepted. Older results can no longer be accepted."""
         for number in sorted(number for number in self._sent if number <= step):
             sent = self._sent.pop(number)
             taken = accepted and number == step
@@ -228,19 +234,19 @@ class DistroOptimizer(Optimizer):
                 self._add_everywhere(sent, sent.subtracted)
 
     def _add_everywhere(self, sent: _Sent, factor: float) -> None:
-        for strip in strips_of(self._layout, self._device):
-            add_sent(self._flat_delta, strip, sent.tables, self._basis, factor=factor)
+        for tile in tiles_of(self._layout, self._device):
+            add_sent(self._flat_delta, tile, sent.tables, self._basis, factor=factor)
         self._delta_bound += abs(factor) * sent.norm
 
     def _flat_gradients(self) -> dict[str, Tensor]:
-        """Gradients seen as rows; parameters without one are missing."""
+        """Gradients as flat tensors by name; parameters without a gradient are absent."""
         gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
         return {name: gradient.reshape(-1) for name, gradient in gradients.items() if gradient is not None}
 
     def _gradient_scale(
-        self, gradients: Mapping[str, Tensor], waiting: Sequence[_Sent], step: int, learning_rate: float
+        self, gradients: Mapping[str, Tensor], unsubtracted: Sequence[_Sent], step: int, learning_rate: float
     ) -> float:
-        """What to multiply the gradients by: the learning rate, clipped. Bounds delta's norm to be. Raises NonFiniteError."""
+        """Factor of the gradients: the learning rate times clipping. Updates the bound of delta's norm. Raises NonFiniteError."""
         norm = float(torch.nn.utils.get_total_norm(gradients.values()))
         if not math.isfinite(norm):
             message = f"the global L2 norm of the gradient is {norm}; nothing was sent"
@@ -248,9 +254,9 @@ class DistroOptimizer(Optimizer):
 
         limit = self._settings.clip_grad_norm or math.inf
         scale = learning_rate * (limit / (norm + _CLIP_EPSILON) if norm > limit else 1.0)
-        if self._delta_bound > _LARGEST_NORM:  # the bound grows faster than what it bounds
+        if self._delta_bound > _LARGEST_NORM:  # the bound grows faster than the norm
             self._delta_bound = float(torch.linalg.vector_norm(self._flat_delta))
-        bound = self._settings.compression_decay * (self._delta_bound + sum(sent.norm for sent in waiting)) + scale * norm
+        bound = self._settings.compression_decay * (self._delta_bound + sum(sent.norm for sent in unsubtracted)) + scale * norm
         if not bound <= _LARGEST_NORM**2:
             message = f"delta would not be finite after adding the gradient of step {step}; nothing was sent"
             raise NonFiniteError(message)

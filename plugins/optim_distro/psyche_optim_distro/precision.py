@@ -1,9 +1,8 @@
-"""In which precision the transform of `compress` is done.
+"""The precision of the DCT in `compress` by torch. It does not affect `apply`, whose bits all replicas must agree on.
 
-Decided: bfloat16 where the CPU multiplies it in hardware, twice as fast as float32, and nobody wants more of a coefficient than
-it has: what travels is a sign or a bfloat16. Which coefficients are sent is private, so no replica depends on it, and what a
-rounded coefficient leaves behind stays in delta. Small chunks are done in float32: they cost nothing, and in norm weights a
-small coefficient beside a large one may matter. Refuses to touch `apply`, whose bits all replicas must agree on.
+bfloat16 is used where the CPU multiplies it in hardware, which is twice as fast as float32, and where the payload carries no more
+than a sign or a bfloat16. No replica depends on which coefficients another one sends, and rounding errors stay in delta.
+Small chunks use float32: they take little time, and in norm weights a small coefficient next to a large one may matter.
 """
 
 from __future__ import annotations
@@ -12,33 +11,33 @@ from dataclasses import dataclass
 
 import torch
 
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.value_format import ValueFormat
 
-SMALLEST = 1024
-"""Elements of a chunk that is worth it."""
+MIN_ELEMENTS = 1024
+"""Smallest chunk, in elements, that is transformed in bfloat16."""
 
 _FEATURES = ("avx512_bf16", "amx_bf16")
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """large: of chunks of at least SMALLEST elements; the others are float32."""
+    """large: dtype for chunks of at least MIN_ELEMENTS elements. Smaller chunks use float32."""
 
     large: torch.dtype = torch.float32
 
     def of(self, size: int) -> torch.dtype:
-        """Of chunks of so many elements."""
-        return self.large if size >= SMALLEST else torch.float32
+        """The dtype for chunks of `size` elements."""
+        return self.large if size >= MIN_ELEMENTS else torch.float32
 
 
-def precision_for(values: Values, device: torch.device) -> Precision:
-    """The precision for what travels of a coefficient, on a device."""
-    fits = values in (Values.SIGNS, Values.BFLOAT16) and device.type == "cpu" and multiplies_bfloat16()
+def precision_for(values: ValueFormat, device: torch.device) -> Precision:
+    """The precision for a value format and a device."""
+    fits = values in (ValueFormat.SIGNS, ValueFormat.BFLOAT16) and device.type == "cpu" and cpu_has_bfloat16()
     return Precision(torch.bfloat16 if fits else torch.float32)
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for it and torch uses them. False where torch cannot tell."""
+def cpu_has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware and torch uses it. False where torch cannot tell."""
     ask = getattr(torch.cpu, "get_capabilities", None)
     known = {} if ask is None else ask()
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch has no type for it

@@ -1,6 +1,6 @@
-"""The table `[model.LLM.optimizer.Distro]` of a run configuration: names and meaning are the reference's, the rules are ours.
+"""Settings in the table `[model.LLM.optimizer.Distro]` of a run configuration. Names and meaning are the reference's.
 
-The reference checks none of these values; here a value that cannot work is refused when the configuration is read.
+Values that cannot work are rejected when the configuration is read. The reference checks none of them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.value_format import ValueFormat
 
 MAX_CHUNK = 1024
-"""Longest chunk side: beyond it the exact integer decode keeps fewer than 7 bits per operand, and the basis is megabytes."""
+"""Longest chunk side. Beyond it the exact integer transform has fewer than 7 bits per operand, and the basis takes megabytes."""
 
 
 class DistroSettings(BaseModel):
-    """Settings of DisTrO. Unknown keys, infinities and NaN are refused."""
+    """Settings of DisTrO. Unknown keys, infinities and NaN are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -27,24 +27,25 @@ class DistroSettings(BaseModel):
     """Masters are multiplied by 1 - learning rate * weight_decay once per applied step. None: 0."""
 
     compression_decay: float = Field(default=0.999, ge=0, lt=1)
-    """Factor of the delta (momentum) per trained step."""
+    """Factor of delta (momentum) per trained step."""
 
     compression_topk: int = Field(default=32, ge=1, le=65535)
-    """Coefficients sent per chunk; a smaller chunk sends all of its own."""
+    """Coefficients sent per chunk. A chunk with fewer elements sends all of them."""
 
     compression_chunk: int = Field(default=64, ge=1, le=MAX_CHUNK)
-    """Target chunk side in elements; a dimension is cut by its largest divisor that is not above it."""
+    """Target chunk side in elements. The side used is the dimension's largest divisor that is not above it."""
 
     quantize_1bit: bool = False
-    """Send signs (1 bit) instead of values. Of values only the proportions within a chunk count, so both bound a sender alike."""
+    """Send signs (1 bit) instead of values. Only the proportions of values in a chunk count, so a sender's influence has the same
+    bound either way."""
 
     value_bits: Literal[16, 32] = 16
-    """Bits of a value where values are sent: bfloat16 or float32. Ours: the reference sends what its parameters are in."""
+    """Bits of a sent value: 16 (bfloat16) or 32 (float32). Not in the reference, which sends the dtype of its parameters."""
 
     @property
-    def values(self) -> Values:
-        """What travels of a coefficient."""
+    def values(self) -> ValueFormat:
+        """The format of values in payloads."""
         if self.quantize_1bit:
-            return Values.SIGNS
+            return ValueFormat.SIGNS
 
-        return Values.BFLOAT16 if self.value_bits == 16 else Values.FLOAT32
+        return ValueFormat.BFLOAT16 if self.value_bits == 16 else ValueFormat.FLOAT32

@@ -1,8 +1,8 @@
-"""Chunks of a tensor and their orthonormal DCT-II, by matrix products over many chunks at once.
+"""Cuts tensors into chunks and computes their orthonormal DCT-II, by matrix products over many chunks at once.
 
 Shapes, here and in the other modules: a tensor [..., R, C] (1-D: R = 1) is cut into blocks of `height` x `width`, where height
-divides R and width divides C. In its natural row-major layout it is seen as [row_blocks, height, columns]; `blocks_of` sees the
-same memory as blocks. The transforms here want blocks one after the other, [chunks, height, width].
+divides R and width divides C. Its natural row-major layout is viewed as [row_blocks, height, columns]; `as_blocks` views the same
+memory as blocks. The transforms here take contiguous blocks, [chunks, height, width].
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def chunk_size(length: int, target: int) -> int:
-    """The largest divisor of `length` that is not above `target` (0 for an empty dimension). Reference: modeling 1.3."""
+    """The largest divisor of `length` that is not above `target`; 0 for an empty dimension. Source: modeling facts 1.3."""
     best = min(length, 1)
     for divisor in range(1, math.isqrt(length) + 1):
         if length % divisor == 0:
@@ -39,7 +39,7 @@ def dct_basis(size: int) -> Tensor:
     return basis
 
 
-def blocks_of(natural: Tensor, width: int) -> Tensor:
+def as_blocks(natural: Tensor, width: int) -> Tensor:
     """A view of [row_blocks, height, columns] as [row_blocks, columns / width, height, width]."""
     row_blocks, height, columns = natural.shape
     return natural.view(row_blocks, height, columns // width, width).transpose(1, 2)
@@ -48,7 +48,8 @@ def blocks_of(natural: Tensor, width: int) -> Tensor:
 def encode(blocks: Tensor, basis_height: Tensor, basis_width: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Coefficients F(height).T @ block @ F(width) of blocks [chunks, height, width], in the same shape.
 
-    out: two contiguous tensors like `blocks` to work in; one of them is returned, or `blocks` where there is nothing to do.
+    basis_height, basis_width: `dct_basis` of these sides. out: two contiguous scratch tensors like `blocks`. Returns one of them,
+    or `blocks` itself where both sides are 1.
     """
     height, width = basis_height.shape[0], basis_width.shape[0]
     first, second = out or (torch.empty_like(blocks), torch.empty_like(blocks))
@@ -56,13 +57,13 @@ def encode(blocks: Tensor, basis_height: Tensor, basis_width: Tensor, *, out: tu
         torch.mm(blocks.view(-1, width), basis_width, out=first.view(-1, width))
         blocks = first
     if height > 1:
-        # A transposed view would be copied anew for every block where bfloat16 is multiplied.
+        # With bfloat16 torch would copy a transposed view again for every block.
         blocks = torch.matmul(basis_height.T.contiguous(), blocks, out=second)
     return blocks
 
 
 def decode(coefficients: Tensor, basis_height: Tensor, basis_width: Tensor) -> Tensor:
-    """The inverse of `encode`: F(height) @ block @ F(width).T of blocks [chunks, height, width]."""
+    """Inverse of `encode`: F(height) @ block @ F(width).T of blocks [chunks, height, width], in the same shape."""
     height, width = basis_height.shape[0], basis_width.shape[0]
     if width > 1:
         coefficients = (coefficients.reshape(-1, width) @ basis_width.T).view(coefficients.shape)
@@ -76,15 +77,15 @@ def add_decoded(
 ) -> None:
     """Add factor times the `decode` of a few coefficients to blocks [chunks, height, width], in place.
 
-    indices: int64 row-by-row positions inside each block, values: float, both [chunks, keep]; a value of zero adds nothing.
-    A block that gets k coefficients is a sum of k outer products, which is a product of [height, k] and [k, width].
+    indices: int64, row-by-row positions in each block; values: float; both [chunks, topk]. A value of zero adds nothing.
+    The inverse of k coefficients is a sum of k outer products, which is a product of [height, k] and [k, width].
     """
     width = basis_width.shape[0]
     if values.shape[1] * 4 <= width:
-        chunks, keep = values.shape
+        chunks, topk = values.shape
         row, column = (indices // width).view(-1), (indices % width).view(-1)
-        rows = basis_height.T.contiguous().index_select(0, row).view(chunks, keep, -1) * values.unsqueeze(2)
-        columns = basis_width.T.contiguous().index_select(0, column).view(chunks, keep, -1)
+        rows = basis_height.T.contiguous().index_select(0, row).view(chunks, topk, -1) * values.unsqueeze(2)
+        columns = basis_width.T.contiguous().index_select(0, column).view(chunks, topk, -1)
         blocks.baddbmm_(rows.transpose(1, 2), columns, alpha=factor)
         return
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from psyche_optim_distro import compiled
+from psyche_optim_distro.backends import numba
 
-COMPILED = Path(compiled.__file__).parent
+KERNELS = Path(numba.__file__).parent
 
 
 def pytest_sessionstart() -> None:
-    """Machine code older than any source of it goes: numba looks only at the file of the function that was called."""
-    newest = max(path.stat().st_mtime for path in COMPILED.glob("*.py"))
-    for index in COMPILED.glob("__pycache__/*.nbi"):
+    """Remove machine code that is older than any of its sources: numba checks only the file of the called function."""
+    newest = max(path.stat().st_mtime for path in KERNELS.glob("*.py"))
+    for index in KERNELS.glob("__pycache__/*.nbi"):
         with contextlib.suppress(FileNotFoundError):  # another worker was faster
             if index.stat().st_mtime < newest:
                 index.unlink()

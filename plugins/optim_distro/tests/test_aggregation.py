@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psyche_optim_distro import integer_inverse
+from psyche_optim_distro import integer_idct
 from psyche_optim_distro.aggregation import Aggregator
-from psyche_optim_distro.integer_inverse import (
+from psyche_optim_distro.integer_idct import (
     BASIS_SCALE,
     EXACT_LIMIT,
     bfloat16_is_exact,
@@ -24,10 +24,10 @@ from psyche_optim_distro.integer_inverse import (
     rescale,
 )
 from psyche_optim_distro.layout import Layout, build_layout
-from psyche_optim_distro.normalised import normalised
-from psyche_optim_distro.selection import Selection
+from psyche_optim_distro.normalization import normalize_values
 from psyche_optim_distro.settings import MAX_CHUNK
-from psyche_optim_distro.transform import blocks_of, dct_basis, decode
+from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.transform import as_blocks, dct_basis, decode
 
 CPU = torch.device("cpu")
 PRODUCTS = [torch.float32, torch.bfloat16]
@@ -46,9 +46,9 @@ def random_votes(layout: Layout, senders: int, *, seed: int, one_bit: bool = Tru
         chunks, indices = [], []
         for entry in layout.classes:
             for chunk in entry.chunks:
-                common = np.random.default_rng(int(chunk)).permutation(entry.size)[: 2 * entry.keep]
-                pool = np.unique(np.concatenate([common, generator.integers(0, entry.size, 4 * entry.keep)]))
-                own = np.sort(generator.permutation(pool)[: entry.keep])
+                common = np.random.default_rng(int(chunk)).permutation(entry.size)[: 2 * entry.topk]
+                pool = np.unique(np.concatenate([common, generator.integers(0, entry.size, 4 * entry.topk)]))
+                own = np.sort(generator.permutation(pool)[: entry.topk])
                 indices.append(own)
                 chunks.append(np.full(own.size, chunk))
         place = np.concatenate(indices)
@@ -80,7 +80,7 @@ def exact_decode(layout: Layout, coefficients: Tensor) -> Tensor:
     decoded = torch.empty_like(coefficients)
     for group in layout.groups:
         own = slice(group.start, group.stop)
-        blocks = blocks_of(coefficients[own].view(group.shape), group.width).reshape(-1, group.height, group.width)
+        blocks = as_blocks(coefficients[own].view(group.shape), group.width).reshape(-1, group.height, group.width)
         found = decode(blocks, dct_basis(group.height), dct_basis(group.width)).view(group.blocks)
         decoded[own] = found.transpose(1, 2).reshape(-1)
     return decoded
@@ -105,7 +105,7 @@ def int64_direction_of_values(layout: Layout, selections: Sequence[Selection], b
     amounts: dict[int, dict[int, list[int]]] = {}
     for part in selections:
         slots = layout.slots(part.chunks, part.indices).tolist()
-        for chunk, slot, amount in zip(part.chunks.tolist(), slots, normalised(part).tolist(), strict=True):
+        for chunk, slot, amount in zip(part.chunks.tolist(), slots, normalize_values(part).tolist(), strict=True):
             amounts.setdefault(chunk, {}).setdefault(slot, []).append(amount)
     coefficients = np.zeros(layout.total, np.int64)
     for slots_of_chunk in amounts.values():
@@ -273,7 +273,7 @@ def test_a_machine_whose_bfloat16_products_are_not_exact_multiplies_float32(monk
 
     assert bfloat16_is_exact(64)
     bfloat16_is_exact.cache_clear()
-    monkeypatch.setattr(integer_inverse, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(integer_idct, "cpu_has_bfloat16", lambda: True)
     assert Aggregator(LAYOUT, CPU)._inverse._products == torch.bfloat16
     bfloat16_is_exact.cache_clear()
     with monkeypatch.context() as changed:

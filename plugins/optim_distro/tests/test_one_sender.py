@@ -16,12 +16,12 @@ from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import Aggregator
 from psyche_optim_distro.layout import Layout, build_layout
-from psyche_optim_distro.normalised import UNIT, normalised
+from psyche_optim_distro.normalization import UNIT, normalize_values
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.transform import blocks_of, dct_basis, decode
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.transform import as_blocks, dct_basis, decode
+from psyche_optim_distro.value_format import ValueFormat
 
 CPU = torch.device("cpu")
 LAYOUT = build_layout({"w": (16, 24), "v": (9,)}, chunk=8, topk=6)
@@ -39,7 +39,7 @@ def sent(draw: st.DrawFn, layout: Layout = LAYOUT) -> Selection:
     chunks, indices, values = [], [], []
     for entry in layout.classes:
         for chunk in entry.chunks.tolist():
-            own = draw(st.lists(VALUES, max_size=entry.keep))
+            own = draw(st.lists(VALUES, max_size=entry.topk))
             chunks += [chunk] * len(own)
             indices += sorted(random.permutation(entry.size)[: len(own)].tolist())
             values += own
@@ -47,7 +47,7 @@ def sent(draw: st.DrawFn, layout: Layout = LAYOUT) -> Selection:
 
 
 def exactly(values: Sequence[float]) -> list[int]:
-    """`normalised` of one chunk in Python's integers."""
+    """`normalize_values` of one chunk in Python's integers."""
     _, exponent = math.frexp(max(map(abs, values)))
     whole = [round(math.ldexp(value, 15 - exponent)) for value in values]
     root = math.isqrt((sum(value * value for value in whole) << 16) // len(whole))
@@ -57,7 +57,7 @@ def exactly(values: Sequence[float]) -> list[int]:
 @given(sent())
 @settings(max_examples=200, deadline=None)
 def test_values_of_any_size_weigh_as_much_as_as_many_votes(part: Selection) -> None:
-    amounts = normalised(part)
+    amounts = normalize_values(part)
     assert amounts.dtype == np.int32
     assert bool((amounts * np.sign(part.values) >= 0).all())
     for chunk in np.unique(part.chunks):
@@ -72,7 +72,7 @@ def test_a_factor_changes_nothing(part: Selection, exponent: int) -> None:
     """Also one for each chunk."""
     values = np.ldexp(part.values.astype(np.float64), exponent * (1 - 2 * (part.chunks % 2)))
     louder = Selection(part.chunks, part.indices, values)  # type: ignore[arg-type]  # float64, so that no factor overflows
-    np.testing.assert_array_equal(normalised(louder), normalised(part))
+    np.testing.assert_array_equal(normalize_values(louder), normalize_values(part))
 
 
 def means_of(parts: Sequence[Selection]) -> NDArray[np.float64]:
@@ -80,7 +80,7 @@ def means_of(parts: Sequence[Selection]) -> NDArray[np.float64]:
     total, count = np.zeros(LAYOUT.total), np.zeros(LAYOUT.total)
     for part in parts:
         slots = LAYOUT.slots(part.chunks, part.indices.astype(np.int64))
-        total[slots] += normalised(part) / UNIT
+        total[slots] += normalize_values(part) / UNIT
         count[slots] += 1
     return np.asarray(total / np.maximum(count, 1))
 
@@ -90,7 +90,7 @@ def decoded(coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
     found = np.empty_like(coefficients)
     for group in LAYOUT.groups:
         own = slice(group.start, group.stop)
-        blocks = blocks_of(torch.from_numpy(coefficients[own]).view(group.shape), group.width)
+        blocks = as_blocks(torch.from_numpy(coefficients[own]).view(group.shape), group.width)
         inverse = decode(blocks.reshape(-1, group.height, group.width), dct_basis(group.height), dct_basis(group.width))
         found[own] = inverse.view(group.blocks).transpose(1, 2).reshape(-1).numpy()
     return found
@@ -130,9 +130,9 @@ def honest_part(seed: int) -> Selection:
     chunks, indices = [], []
     for entry in LAYOUT.classes:
         for chunk in entry.chunks.tolist():
-            count = int(random.integers(0, entry.keep + 1))
+            count = int(random.integers(0, entry.topk + 1))
             chunks += [chunk] * count
-            indices += sorted(random.permutation(min(entry.size, 2 * entry.keep))[:count].tolist())
+            indices += sorted(random.permutation(min(entry.size, 2 * entry.topk))[:count].tolist())
     values = random.standard_normal(len(chunks)) * 10.0 ** random.uniform(-4, 2)
     return Selection(np.array(chunks, np.int64), np.array(indices, np.int64), values.astype(np.float32))
 
@@ -195,12 +195,12 @@ def distance_left(lie: Lie | None, *, one_bit: bool, rounds: int = 60, rate: flo
 def test_values_travel_in_16_or_32_bits_to_the_same_bits() -> None:
     """What both can hold is applied alike."""
     masters = []
-    for bits, form in ((16, Values.BFLOAT16), (32, Values.FLOAT32)):
+    for bits, form in ((16, ValueFormat.BFLOAT16), (32, ValueFormat.FLOAT32)):
         model = ToyModel({"w": (16, 24), "v": (9,)})
         table = DistroSettings(compression_chunk=8, compression_topk=6, value_bits=bits)
         optimizer = DistroOptimizer(table, model)
         parts = [honest_part(seed) for seed in range(5)]
-        halves = [Selection(part.chunks, part.indices, codec.as_sent(part.values, Values.BFLOAT16)) for part in parts]
+        halves = [Selection(part.chunks, part.indices, codec.as_sent(part.values, ValueFormat.BFLOAT16)) for part in parts]
         payloads = [codec.encode(LAYOUT, part, values=form) for part in halves]
         optimizer.apply(1, payloads, learning_rate=0.1, own_accepted=False)
         masters.append({name: tensor.clone() for name, tensor in optimizer.masters.items()})

@@ -18,10 +18,10 @@ from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 from psyche_optim_distro import codec, hooks
 from psyche_optim_distro.layout import Layout, build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import DistroSettings
+from psyche_optim_distro.top_k import Selection
 from psyche_optim_distro.transform import dct_basis, decode
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.value_format import ValueFormat
 
 
 def build(shapes: Mapping[str, tuple[int, ...]], **settings: Any) -> tuple[ToyModel, DistroOptimizer]:
@@ -79,7 +79,7 @@ def test_pipeline_2nodes_4x4(vectors: dict[str, Any], name: str) -> None:
             close(optimizer.delta["w"], node["delta_after"])
             close(weights * (1 - rate * case["weight_decay"]), node["p_after"])
 
-            got = codec.decode(layout, payloads[-1], values=Values.SIGNS if one_bit else Values.FLOAT32)
+            got = codec.decode(layout, payloads[-1], values=ValueFormat.SIGNS if one_bit else ValueFormat.FLOAT32)
             values = torch.tensor(node["val"]).sign().tolist() if one_bit else node["val"]
             assert dict(zip(got.indices.tolist(), got.values.tolist(), strict=True)) == pytest.approx(
                 dict(zip(node["idx"], values, strict=True)), abs=2e-6
@@ -95,7 +95,7 @@ def exact_signs(layout: Layout, payloads: Sequence[bytes], *, one_bit: bool) -> 
     """
     total, count = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
     for payload in payloads:
-        part = codec.decode(layout, payload, values=Values.SIGNS if one_bit else Values.FLOAT32)
+        part = codec.decode(layout, payload, values=ValueFormat.SIGNS if one_bit else ValueFormat.FLOAT32)
         values = torch.from_numpy(part.values).double()
         total[torch.from_numpy(part.indices)] += values / values.square().mean().sqrt()
         count[torch.from_numpy(part.indices)] += 1
@@ -174,7 +174,7 @@ def test_exact_values_are_subtracted_although_signs_are_sent() -> None:
     _, optimizer, payload = after_one_round(compress_next=True)
     layout = build_layout({"w": (4, 4)}, chunk=4, topk=1)
     # The coefficient itself is 1.0 only by scale.
-    assert codec.decode(layout, payload, values=Values.SIGNS).values.tolist() == [1.0]
+    assert codec.decode(layout, payload, values=ValueFormat.SIGNS).values.tolist() == [1.0]
     model, optimizer = build({"w": (4, 4)}, compression_topk=1, compression_chunk=4, quantize_1bit=True, compression_decay=0.0)
     set_gradient(model, w=0.125 * single_coefficient())
     optimizer.compress(1, learning_rate=1.0)
@@ -221,7 +221,7 @@ def test_lookahead_is_masters_minus_the_sign_of_delta() -> None:
     ("one_bit", "compiled", "rounds"),
     [
         (True, True, 500),
-        (True, False, 120),  # the plain code gives the compiled code's bits, which test_compiled.py sees to
+        (True, False, 120),  # the plain code gives the compiled code's bits, which test_numba_backend.py sees to
         pytest.param(True, False, 500, marks=pytest.mark.soak),
         pytest.param(False, False, 500, marks=pytest.mark.soak),
     ],
@@ -280,7 +280,7 @@ def test_the_order_of_arrival_does_not_matter_for_values() -> None:
     layout = build_layout({"w": (1,)}, chunk=1, topk=1)
     zero = np.zeros(1, np.int64)
     payloads = [
-        codec.encode(layout, Selection(zero, zero, np.array([value], np.float32)), values=Values.BFLOAT16)
+        codec.encode(layout, Selection(zero, zero, np.array([value], np.float32)), values=ValueFormat.BFLOAT16)
         for value in (65536, -65536, 1e-20)
     ]
     ends = set()

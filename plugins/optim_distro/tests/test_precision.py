@@ -12,10 +12,10 @@ from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec, precision
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.precision import SMALLEST, Precision, multiplies_bfloat16, precision_for
+from psyche_optim_distro.precision import MIN_ELEMENTS, Precision, cpu_has_bfloat16, precision_for
 from psyche_optim_distro.settings import DistroSettings
 from psyche_optim_distro.transform import dct_basis
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.value_format import ValueFormat
 
 SHAPES = {"w": (256, 192), "norm": (192,)}
 ROUNDED = Precision(torch.bfloat16)
@@ -33,7 +33,7 @@ def sent(kind: Precision, gradient: Tensor, *, topk: int = 8) -> dict[tuple[int,
     model, optimizer = build(kind, topk=topk)
     model.parameters["w"].grad, model.parameters["norm"].grad = gradient, torch.zeros(192)
     payload = optimizer.compress(1, learning_rate=RATE)
-    found = codec.decode(build_layout(SHAPES, chunk=64, topk=topk), payload, values=Values.SIGNS)
+    found = codec.decode(build_layout(SHAPES, chunk=64, topk=topk), payload, values=ValueFormat.SIGNS)
     return dict(zip(zip(found.chunks.tolist(), found.indices.tolist(), strict=True), found.values.tolist(), strict=True))
 
 
@@ -65,7 +65,7 @@ def test_what_was_sent_is_taken_off_delta_to_the_precision_it_was_found_in() -> 
     payload = optimizer.compress(1, learning_rate=RATE)
     basis = dct_basis(64)
     before = basis.T @ optimizer.delta["w"].double()[:64, :64] @ basis
-    found = codec.decode(build_layout(SHAPES, chunk=64, topk=8), payload, values=Values.SIGNS)
+    found = codec.decode(build_layout(SHAPES, chunk=64, topk=8), payload, values=ValueFormat.SIGNS)
     first = int(found.chunks[found.chunks >= 3].min())  # `norm` has three chunks, which come first
     places = torch.from_numpy(found.indices[found.chunks == first])
     optimizer.apply(1, [], learning_rate=RATE, own_accepted=True)
@@ -80,13 +80,13 @@ def test_what_was_sent_is_taken_off_delta_to_the_precision_it_was_found_in() -> 
 def test_bfloat16_is_for_cpus_that_multiply_it_and_results_that_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, other = torch.device("cpu"), torch.device("meta")
     for able in (True, False):
-        monkeypatch.setattr(precision, "multiplies_bfloat16", lambda able=able: able)
+        monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda able=able: able)
         large = torch.bfloat16 if able else torch.float32
-        assert precision_for(Values.SIGNS, cpu).of(SMALLEST) == large
-        assert precision_for(Values.BFLOAT16, cpu).of(SMALLEST) == large
-        assert precision_for(Values.SIGNS, cpu).of(SMALLEST - 1) == torch.float32
-        assert precision_for(Values.FLOAT32, cpu).of(SMALLEST) == torch.float32
-        assert precision_for(Values.SIGNS, other).of(SMALLEST) == torch.float32
+        assert precision_for(ValueFormat.SIGNS, cpu).of(MIN_ELEMENTS) == large
+        assert precision_for(ValueFormat.BFLOAT16, cpu).of(MIN_ELEMENTS) == large
+        assert precision_for(ValueFormat.SIGNS, cpu).of(MIN_ELEMENTS - 1) == torch.float32
+        assert precision_for(ValueFormat.FLOAT32, cpu).of(MIN_ELEMENTS) == torch.float32
+        assert precision_for(ValueFormat.SIGNS, other).of(MIN_ELEMENTS) == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,6 @@ def test_bfloat16_is_for_cpus_that_multiply_it_and_results_that_lose_nothing(mon
 )
 def test_the_cpu_is_asked_what_it_can(monkeypatch: pytest.MonkeyPatch, known: dict[str, bool], able: bool) -> None:
     monkeypatch.setattr(torch, "cpu", SimpleNamespace(get_capabilities=lambda: known))
-    assert multiplies_bfloat16() is (able and torch.backends.mkldnn.is_available())
+    assert cpu_has_bfloat16() is (able and torch.backends.mkldnn.is_available())
     monkeypatch.setattr(torch, "cpu", SimpleNamespace())
-    assert multiplies_bfloat16() is False
+    assert cpu_has_bfloat16() is False

@@ -15,9 +15,9 @@ from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec
 from psyche_optim_distro.layout import build_layout
 from psyche_optim_distro.optimizer import DistroOptimizer
-from psyche_optim_distro.selection import Selection
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.top_k import Selection
+from psyche_optim_distro.value_format import ValueFormat
 
 
 def replica(shapes: Mapping[str, tuple[int, ...]], *, dtype: torch.dtype = torch.float32, **settings: Any) -> Replica:
@@ -90,7 +90,7 @@ def test_b6_a_first_step_with_learning_rate_zero_sends_nothing() -> None:
     member = replica({"w": (64, 64)}, quantize_1bit=True)
     member.model.fill_gradients(1.0)
     payload = member.optimizer.compress(1, learning_rate=0.0)
-    assert codec.decode(build_layout({"w": (64, 64)}, chunk=64, topk=32), payload, values=Values.SIGNS).chunks.size == 0
+    assert codec.decode(build_layout({"w": (64, 64)}, chunk=64, topk=32), payload, values=ValueFormat.SIGNS).chunks.size == 0
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -134,7 +134,7 @@ def test_b18_an_index_outside_its_chunk_is_rejected_before_it_reaches_a_scatter(
     """Number 18 and client.md 13: one out-of-range index crashes every node of the reference."""
     layout = build_layout({"w": (4, 8)}, chunk=4, topk=2)
     wide = Selection(np.array([0, 0, 1, 1]), np.array([0, 3, 1, place]), np.ones(4, np.float32))
-    payload = codec.encode(layout, wide, values=Values.SIGNS)
+    payload = codec.encode(layout, wide, values=ValueFormat.SIGNS)
     member = replica({"w": (4, 8)}, compression_chunk=4, compression_topk=2, quantize_1bit=True)
     with pytest.raises(PayloadRejected):
         member.optimizer.check(payload)
@@ -169,4 +169,4 @@ def test_b22_a_dimension_quotient_over_65535_can_be_sent() -> None:
     member.model.fill_gradients(1.0)
     payload = member.optimizer.compress(1, learning_rate=0.1)
     member.optimizer.check(payload)
-    assert codec.decode(build_layout({"w": (65537,)}, chunk=64, topk=32), payload, values=Values.SIGNS).chunks.size == 65537
+    assert codec.decode(build_layout({"w": (65537,)}, chunk=64, topk=32), payload, values=ValueFormat.SIGNS).chunks.size == 65537

@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.selection import largest, magnitudes, top_coefficients
-from psyche_optim_distro.strips import parts_of
-from psyche_optim_distro.transform import add_decoded, blocks_of, chunk_size, dct_basis, decode, encode
+from psyche_optim_distro.tiles import parts_of
+from psyche_optim_distro.top_k import ordered_magnitudes, top_k, top_k_positions
+from psyche_optim_distro.transform import add_decoded, as_blocks, chunk_size, dct_basis, decode, encode
 
 
-def in_blocks(natural: Tensor, width: int) -> Tensor:
+def contiguous_blocks(natural: Tensor, width: int) -> Tensor:
     """[row_blocks, height, columns] as [chunks, height, width]."""
-    return blocks_of(natural, width).reshape(-1, natural.shape[1], width)
+    return as_blocks(natural, width).reshape(-1, natural.shape[1], width)
 
 
 def encode_tensor(tensor: Tensor, chunk: int) -> Tensor:
     """Coefficients as rows, [chunks, height * width]."""
     rows, columns = (1, tensor.shape[0]) if tensor.ndim == 1 else (tensor.shape[-2], tensor.shape[-1])
     height, width = chunk_size(rows, chunk), chunk_size(columns, chunk)
-    blocks = in_blocks(tensor.reshape(-1, height, columns), width)
+    blocks = contiguous_blocks(tensor.reshape(-1, height, columns), width)
     return encode(blocks, dct_basis(height).float(), dct_basis(width).float()).flatten(1)
 
 
@@ -65,7 +65,7 @@ def test_encode_2d_4x6_chunk2(vectors: dict[str, Any]) -> None:
     torch.testing.assert_close(coefficients, torch.tensor(case["coeffs"]).view(6, 4), rtol=0, atol=1e-6)
 
     layout = build_layout({"w": (4, 6)}, chunk=2, topk=2)
-    found = top_coefficients(encode_tensor(weights, 2).view(6, 2, 2), keep=2)
+    found = top_k(encode_tensor(weights, 2).view(6, 2, 2), topk=2)
     wanted = [np.array(case[name]).reshape(6, 2) for name in ("idx", "val")]
     for number, (indices, values) in enumerate(zip(*wanted, strict=True)):
         got = dict(zip(found[0][number].tolist(), found[1][number].tolist(), strict=True))
@@ -77,8 +77,8 @@ def test_encode_2d_4x6_chunk2(vectors: dict[str, Any]) -> None:
     for name, values in (("decoded_exact", wanted[1]), ("decoded_1bit", np.sign(wanted[1]))):
         sparse = torch.zeros(24)
         sparse[torch.from_numpy(slots)] = torch.tensor(values, dtype=torch.float32).view(-1)
-        decoded = decode(in_blocks(sparse.view(2, 2, 6), 2), dct_basis(2).float(), dct_basis(2).float())
-        wanted_blocks = in_blocks(torch.tensor(case[name]).view(2, 2, 6), 2)
+        decoded = decode(contiguous_blocks(sparse.view(2, 2, 6), 2), dct_basis(2).float(), dct_basis(2).float())
+        wanted_blocks = contiguous_blocks(torch.tensor(case[name]).view(2, 2, 6), 2)
         torch.testing.assert_close(decoded, wanted_blocks, rtol=0, atol=1e-6)
 
 
@@ -92,12 +92,12 @@ def test_decode_undoes_encode(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(16, 24), (97, 3), (7, 97), (2, 8, 12), (50,), (1,)])
-@pytest.mark.parametrize("keep", [1, 2, 7])
-def test_adding_few_coefficients_equals_decode(shape: tuple[int, ...], keep: int) -> None:
-    group = build_layout({"w": shape}, chunk=8, topk=keep).groups[0]
+@pytest.mark.parametrize("topk", [1, 2, 7])
+def test_adding_few_coefficients_equals_decode(shape: tuple[int, ...], topk: int) -> None:
+    group = build_layout({"w": shape}, chunk=8, topk=topk).groups[0]
     generator = torch.Generator().manual_seed(2)
     size = group.height * group.width
-    indices = torch.stack([torch.randperm(size, generator=generator)[: group.keep] for _ in range(group.chunk_count)])
+    indices = torch.stack([torch.randperm(size, generator=generator)[: group.topk] for _ in range(group.chunk_count)])
     values = torch.randn(indices.shape, generator=generator, dtype=torch.float64)
     values[0, 0] = 0.0
     dense = torch.zeros(group.chunk_count, size, dtype=torch.float64).scatter_(1, indices, values)
@@ -110,14 +110,14 @@ def test_adding_few_coefficients_equals_decode(shape: tuple[int, ...], keep: int
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (1, 64), (48, 80), (64, 29), (7, 5), (1, 1), (128, 128)])
-@pytest.mark.parametrize("keep", [1, 8, 64])
-def test_top_coefficients_are_the_largest(height: int, width: int, keep: int) -> None:
-    keep = min(keep, height * width)
-    blocks = torch.randn(6, height, width, generator=torch.Generator().manual_seed(keep))
+@pytest.mark.parametrize("topk", [1, 8, 64])
+def test_top_coefficients_are_the_largest(height: int, width: int, topk: int) -> None:
+    topk = min(topk, height * width)
+    blocks = torch.randn(6, height, width, generator=torch.Generator().manual_seed(topk))
     blocks[1, 0, 0] = 1e9
-    indices, values = top_coefficients(blocks, keep=keep)
+    indices, values = top_k(blocks, topk=topk)
     rows = blocks.flatten(1)
-    expected = torch.topk(rows.abs(), keep, dim=1).values.sort(dim=1).values
+    expected = torch.topk(rows.abs(), topk, dim=1).values.sort(dim=1).values
     assert torch.equal(values, rows.gather(1, indices))
     assert torch.equal(values.abs().sort(dim=1).values, expected)
     assert (indices.diff(dim=1) > 0).all()
@@ -126,21 +126,21 @@ def test_top_coefficients_are_the_largest(height: int, width: int, keep: int) ->
 def test_what_is_not_a_number_counts_as_largest() -> None:
     blocks = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(1))
     blocks[1, 5, 6] = math.nan
-    indices, values = top_coefficients(blocks, keep=8)
+    indices, values = top_k(blocks, topk=8)
     assert values.isnan().sum(dim=1).tolist() == [0, 1]
     assert 5 * 64 + 6 in indices[1].tolist()
 
 
 @pytest.mark.parametrize("limit", [1, 100, 1000, 10**9])
-def test_strips_are_the_groups_in_parts(limit: int) -> None:
+def test_tiles_are_the_groups_in_parts(limit: int) -> None:
     layout = build_layout({"b": (6, 10), "a": (36, 10), "n": (14,), "m": (6, 20), "z": (3, 4, 9)}, chunk=4, topk=2)
-    strips = [strip for group in layout.groups for strip in group.strips(limit)]
-    assert [strip.start for strip in strips] == [0, *(strip.stop for strip in strips[:-1])]
-    assert strips[-1].stop == layout.total
-    assert np.concatenate([strip.chunks for strip in strips]).tolist() == list(range(layout.chunk_base.size))
-    assert all(strip.stop - strip.start <= max(limit, strip.height * strip.columns) for strip in strips)
+    tiles = [tile for group in layout.groups for tile in group.tiles(limit)]
+    assert [tile.start for tile in tiles] == [0, *(tile.stop for tile in tiles[:-1])]
+    assert tiles[-1].stop == layout.total
+    assert np.concatenate([tile.chunks for tile in tiles]).tolist() == list(range(layout.chunk_base.size))
+    assert all(tile.stop - tile.start <= max(limit, tile.height * tile.columns) for tile in tiles)
     flat = {entry.name: torch.arange(entry.start, entry.stop) for entry in layout.parameters}
-    seen = [flat[part.name][part.first : part.last] for strip in strips for part in parts_of(strip, layout)]
+    seen = [flat[part.name][part.first : part.last] for tile in tiles for part in parts_of(tile, layout)]
     assert torch.cat(seen).tolist() == list(range(layout.total))
 
 
@@ -150,7 +150,7 @@ def test_slots_point_at_the_coefficients_of_every_chunk() -> None:
     flat = torch.arange(float(layout.total))
     seen = []
     for group in layout.groups:
-        rows = in_blocks(flat[group.start : group.stop].view(group.shape), group.width).flatten(1)
+        rows = contiguous_blocks(flat[group.start : group.stop].view(group.shape), group.width).flatten(1)
         for chunk, row in zip(group.chunks, rows, strict=True):
             indices = torch.arange(row.numel()).numpy()
             slots = layout.slots(torch.full((row.numel(),), int(chunk)).numpy(), indices)
@@ -175,15 +175,15 @@ def test_empty_parameters_have_no_chunks() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("count", "keep"), [(1, 1), (5, 5), (7, 3), (256, 8), (4096, 64), (5000, 9)])
-def test_the_largest_of_each_row_are_found(kind: torch.dtype, count: int, keep: int) -> None:
+@pytest.mark.parametrize(("count", "topk"), [(1, 1), (5, 5), (7, 3), (256, 8), (4096, 64), (5000, 9)])
+def test_the_largest_of_each_row_are_found(kind: torch.dtype, count: int, topk: int) -> None:
     values = torch.randn(30, count, generator=torch.Generator().manual_seed(count)).to(kind)
     values[3] = 0.0
-    places = largest(magnitudes(values), keep=keep)
+    places = top_k_positions(ordered_magnitudes(values), topk=topk)
     assert places.dtype == torch.int64
-    assert all(len(set(row)) == keep for row in places.tolist())
+    assert all(len(set(row)) == topk for row in places.tolist())
     found = values.abs().float().gather(1, places).sort(dim=1).values
-    expected = values.abs().float().topk(keep, dim=1).values.sort(dim=1).values
+    expected = values.abs().float().topk(topk, dim=1).values.sort(dim=1).values
     torch.testing.assert_close(found, expected, rtol=2**-11, atol=0.0)  # 12 bits of a magnitude may be its position's
 
 
@@ -191,6 +191,6 @@ def test_the_largest_of_each_row_are_found(kind: torch.dtype, count: int, keep: 
 def test_nan_and_infinity_count_as_largest(kind: torch.dtype) -> None:
     values = torch.linspace(-4, 4, 200).repeat(2, 1).to(kind)
     values[0, 17], values[1, 60], values[1, 61] = math.nan, -math.inf, -math.nan
-    places = largest(magnitudes(values), keep=2)
+    places = top_k_positions(ordered_magnitudes(values), topk=2)
     assert 17 in places[0]
     assert set(places[1].tolist()) == {60, 61}

@@ -16,7 +16,7 @@ from psyche_core.wire.codec import MAX_ITEMS, decode
 from psyche_core.wire.frames import FrameDecoder
 from psyche_optim_distro import codec as distro
 from psyche_optim_distro.layout import build_layout
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.value_format import ValueFormat
 
 PER_BYTE = 160
 CONSTANT = 65_536
@@ -127,14 +127,14 @@ def test_a_frame_that_is_announced_and_does_not_come_takes_no_memory(piece: int)
 # --------------------------------------------------------------------------------------------------------------- payloads
 
 LAYOUT = build_layout({"a": (256, 256), "b": (64,), "c": (3, 32, 16)}, chunk=16, topk=8)
-HEADER = distro._HEADER.pack(distro.MAGIC, distro.VERSION, Values.SIGNS, LAYOUT.fingerprint)
+HEADER = distro._HEADER.pack(distro.MAGIC, distro.VERSION, ValueFormat.SIGNS, LAYOUT.fingerprint)
 PAYLOAD_PER_BYTE = 150
-TABLE_BYTES = 64 * sum(entry.chunks.size * entry.keep for entry in LAYOUT.classes)
+TABLE_BYTES = 64 * sum(entry.chunks.size * entry.topk for entry in LAYOUT.classes)
 """What a full payload may need whatever its length: a few int64 for every coefficient our own table allows."""
 
 
 def payload_peak(data: bytes) -> int:
-    return peak(lambda: distro.decode(LAYOUT, data, values=Values.SIGNS))
+    return peak(lambda: distro.decode(LAYOUT, data, values=ValueFormat.SIGNS))
 
 
 @pytest.mark.parametrize("filling", [0x00, 0x01, 0x55, 0x80, 0xFF])
@@ -142,7 +142,7 @@ def payload_peak(data: bytes) -> int:
 @pytest.mark.parametrize("rice", [0, 4, 8])
 @pytest.mark.parametrize("announced", [0, 100, 2**32 - 1])
 def test_a_payload_takes_memory_for_its_length_and_our_table_only(filling: int, flags: int, rice: int, announced: int) -> None:
-    room = distro.max_payload_bytes(LAYOUT, values=Values.SIGNS) - len(HEADER) - 6
+    room = distro.max_payload_bytes(LAYOUT, values=ValueFormat.SIGNS) - len(HEADER) - 6
     data = HEADER + distro._CLASS.pack(flags, rice, announced) + bytes((filling,)) * room
     assert payload_peak(data) <= PAYLOAD_PER_BYTE * len(data) + TABLE_BYTES + CONSTANT
 

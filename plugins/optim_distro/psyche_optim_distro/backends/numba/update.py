@@ -1,8 +1,8 @@
-"""Signs to moved masters in compiled code: votes are read straight from a payload's bits, and a chunk stays in a core's first
-cache from its votes to the weights.
+"""`Updater` for signs with compiled kernels. Votes are decoded directly from a payload's bits.
 
-Equal bits to `moving.VoteMover` (tested with random and hostile payloads): all arithmetic before the sign is of integers below
-2**24, see `integer_inverse`. Refuses parameters that are not on a CPU in little endian, by not being built there.
+A chunk stays in a core's first-level cache from its votes to the weights. The bits are equal to `TorchVoteUpdater`'s, which is
+tested with random and hostile payloads: all arithmetic before the sign is of integers below 2**24, see `integer_idct`. For
+parameters on a little-endian CPU only.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from psyche_core.errors import PayloadRejected
 from psyche_core.types import MAX_CLIENTS
 from psyche_optim_distro import codec
 from psyche_optim_distro.aggregation import mean_of_votes
-from psyche_optim_distro.bits import padding_is_zero
-from psyche_optim_distro.compiled.bases import inverse_basis
-from psyche_optim_distro.compiled.moving import move_group
-from psyche_optim_distro.compiled.reading import read_votes
-from psyche_optim_distro.compiled.threads import in_threads
+from psyche_optim_distro.backends.numba.decode_kernels import decode_votes
+from psyche_optim_distro.backends.numba.fast_dct import inverse_basis
+from psyche_optim_distro.backends.numba.threads import run_in_threads
+from psyche_optim_distro.backends.numba.update_kernels import update_group
+from psyche_optim_distro.bit_packing import padding_is_zero
 from psyche_optim_distro.layout import Layout
-from psyche_optim_distro.moving import Mover
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.update import Updater
+from psyche_optim_distro.value_format import ValueFormat
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkVotes:
-    """The votes of one payload in the order of classes, ready to be counted.
+    """The votes of one payload, in the order of classes.
 
-    places: uint16 or uint32 [n], twice the position in its chunk, and one more for a vote of -1. counts: uint16 [chunks], votes
-    of each chunk.
+    places: uint16 or uint32 [n], 2 * (position in the chunk) + (1 for a vote of -1, else 0). counts: uint16 [chunks], votes of
+    each chunk.
     """
 
     places: NDArray[np.unsignedinteger[Any]]
@@ -42,12 +42,15 @@ class ChunkVotes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes."""
+        """Size in bytes."""
         return self.places.nbytes + self.counts.nbytes
 
 
-class CompiledMover(Mover[ChunkVotes]):
-    """layout: of the parameters, which are on a CPU. Compiles on its first use on a machine, for some seconds."""
+class NumbaUpdater(Updater[ChunkVotes]):
+    """Updater for parameters on a CPU. Its first use on a machine compiles for some seconds.
+
+    layout: parameter table.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -63,15 +66,15 @@ class CompiledMover(Mover[ChunkVotes]):
         self._positions: list[int] = (starts[layout.chunk_class[firsts]] + layout.chunk_rank[firsts]).tolist()
         self._warm_up()
 
-    def read(self, payload: bytes) -> ChunkVotes:
-        """The votes of a payload; any thread. Raises PayloadRejected, never anything else."""
+    def decode(self, payload: bytes) -> ChunkVotes:
+        """The votes of a payload. May run in any thread. Raises PayloadRejected, never anything else."""
         places, counts = [], []
-        for section in codec.sections(self._layout, payload, values=Values.SIGNS):
+        for section in codec.sections(self._layout, payload, values=ValueFormat.SIGNS):
             counts.append(section.counts.astype(np.uint16))
             places.append(np.empty(section.total, self._place_type))
             if not _read(section, counts[-1], places[-1]):
-                codec.decode(self._layout, payload, values=Values.SIGNS)  # says what is wrong
-                message = "a payload that no encoder writes"
+                codec.decode(self._layout, payload, values=ValueFormat.SIGNS)  # raises, and says what is wrong
+                message = "no encoder writes this payload"
                 raise PayloadRejected(message)
 
         if not places:
@@ -79,22 +82,22 @@ class CompiledMover(Mover[ChunkVotes]):
 
         return ChunkVotes(np.concatenate(places), np.concatenate(counts))
 
-    def move(self, masters: Tensor, read: Sequence[ChunkVotes], *, keep: float, rate: float) -> None:
-        """See the contract."""
-        if len(read) > MAX_CLIENTS:
-            message = f"at most {MAX_CLIENTS} payloads can be aggregated exactly, got {len(read)}"
+    def update(self, masters: Tensor, decoded: Sequence[ChunkVotes], *, decay: float, learning_rate: float) -> None:
+        """See `Updater.update`."""
+        if len(decoded) > MAX_CLIENTS:
+            message = f"at most {MAX_CLIENTS} payloads can be aggregated exactly, got {len(decoded)}"
             raise ValueError(message)
 
-        votes = np.concatenate([part.places for part in read])
-        counts = np.stack([part.counts for part in read])
-        starts = np.cumsum([0, *(part.places.size for part in read[:-1])])
+        votes = np.concatenate([part.places for part in decoded])
+        counts = np.stack([part.counts for part in decoded])
+        starts = np.cumsum([0, *(part.places.size for part in decoded[:-1])])
         flat = masters.numpy()
 
-        def some(part: int, parts: int) -> None:
+        def work(part: int, parts: int) -> None:
             for group, position in zip(self._layout.groups, self._positions, strict=True):
                 first, last = (group.chunk_count * edge // parts for edge in (part, part + 1))
                 down, across = self._bases[group.height], self._bases[group.width]
-                move_group(
+                update_group(
                     first,
                     last,
                     votes,
@@ -110,32 +113,32 @@ class CompiledMover(Mover[ChunkVotes]):
                     down.levels,
                     down.matrices,
                     flat[group.start : group.stop],
-                    np.float32(keep),
-                    np.float32(rate),
+                    np.float32(decay),
+                    np.float32(learning_rate),
                 )
 
-        in_threads(some, elements=self._layout.total)
+        run_in_threads(work, elements=self._layout.total)
 
     def _warm_up(self) -> None:
-        """Have everything compiled now, and not in the middle of a round."""
+        """Compile the kernels now, not during a round."""
         none, places = np.empty(0, np.uint16), np.empty(0, self._place_type)
-        read_votes(_words(b""), 0, _words(b""), 0, _words(b""), none, 1, places)
+        decode_votes(_words(b""), 0, _words(b""), 0, _words(b""), none, 1, places)
         basis, weights, factor = inverse_basis(1), np.empty(0, np.float32), np.float32(0)
         starts, counts = np.empty(0, np.int64), none.reshape(0, 0)
         cut = basis.bits, basis.rows, basis.levels, basis.matrices
-        move_group(0, 0, places, starts, counts, 0, self._means, 1, 1, 1, *cut, weights, factor, factor)
+        update_group(0, 0, places, starts, counts, 0, self._means, 1, 1, 1, *cut, weights, factor, factor)
 
 
 def _read(section: codec.Section, counts: NDArray[np.uint16], out: NDArray[Any]) -> bool:
-    """A section's votes into `out`; False where an encoder writes other bytes."""
+    """Decode a section's votes into `out`. Returns False where no encoder writes these bytes."""
     total, rice, size = section.total, section.rice, section.entry.size
     if not (padding_is_zero(section.low, total * rice) and padding_is_zero(section.values, total)):
         return False
 
     low, unary, signs = _words(section.low), _words(section.unary), _words(section.values)
-    return read_votes(low, rice, unary, len(section.unary), signs, counts, size, out)
+    return decode_votes(low, rice, unary, len(section.unary), signs, counts, size, out)
 
 
 def _words(data: bytes) -> NDArray[np.uint64]:
-    """The bytes as little-endian words, zeros behind them, a whole word of them at least."""
+    """The bytes as little-endian words, followed by zeros, at least one whole word of them."""
     return np.frombuffer(data + bytes(16 - len(data) % 8), dtype="<u8")

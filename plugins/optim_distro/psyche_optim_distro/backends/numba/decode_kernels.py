@@ -1,4 +1,4 @@
-"""From a payload's bits to votes, compiled. Refuses to say why bytes are not what an encoder writes: the plain codec does."""
+"""Kernel that decodes a payload's bits to votes. It does not say what is wrong with an invalid payload; `codec` does."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.compiled.compiler import compiled
+from psyche_optim_distro.backends.numba.jit import jit
 
 _DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
-"""Times a power of two it has another upper six bits for each: how the place of a bit is found without an instruction for it."""
+"""De Bruijn sequence: its product with each power of two has different upper six bits, which index `_BIT_OF`."""
 
 _BIT_OF = np.zeros(64, dtype=np.int64)
 _BIT_OF[[(int(_DE_BRUIJN) << bit & 0xFFFFFFFFFFFFFFFF) >> 58 for bit in range(64)]] = np.arange(64)
 _ONE, _TO_TABLE, _WORD = np.uint64(1), np.uint64(58), np.uint64(64)
 
 
-@compiled
-def read_votes(
+@jit
+def decode_votes(
     low: NDArray[np.uint64],
     rice: int,
     unary: NDArray[np.uint64],
@@ -28,10 +28,12 @@ def read_votes(
     size: int,
     out: NDArray[Any],
 ) -> bool:
-    """Golomb-Rice coded positions and signs of the chunks of one class into `out` [sum of counts]: twice the position in its
-    chunk, and one more for -1. False, with anything in `out`, where the bytes are not what an encoder writes.
+    """Decode Golomb-Rice coded positions and signs of the chunks of one class.
 
-    low, unary, signs: the payload's bytes as words, zeros behind them: at least one word more than is needed.
+    low, unary, signs: the payload's fields (`codec`) as words, followed by zeros: at least one word more than needed. rice: Rice
+    parameter. unary_bytes: length of `unary` in bytes. counts: coefficients of each chunk. size: elements of a chunk. out: [sum
+    of counts], 2 * (position in the chunk) + (1 for -1, else 0). Returns False, with undefined `out`, where no encoder writes
+    these bytes.
     """
     number, word_number, last = 0, 0, -1
     word = unary[0]

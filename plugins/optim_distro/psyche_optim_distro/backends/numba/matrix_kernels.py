@@ -1,11 +1,12 @@
-"""What the compiled transforms share: how a chunk lies in memory, and a product of a matrix and its rows.
+"""The memory layout of a chunk in the kernels, and a matrix product for it.
 
-A chunk's values lie in *tiles* of LANES columns, [tiles * rows, LANES] float32, with a few rows more than it has, since sides are
-rounded up to fours. Arrays are numpy's, C-contiguous. Numba wraps negative indices around, so loops that should become vector
-instructions run from zero over slices; and it counts references at each call, so calls are made per chunk, never per coefficient.
+A chunk is stored in *panels* of LANES columns: float32 [panels * rows, LANES], with a few rows more than the chunk has, since
+sides are rounded up to multiples of four. Arrays are numpy's, C-contiguous. Numba wraps negative indices around, so loops that
+should be vectorised run from zero over slices. Numba counts references at each call, so calls are made per chunk, never per
+coefficient.
 
-Numba keeps machine code by the file of the function that was called from Python: who changes this file has to remove what is kept
-of `moving` and `finding` (`__pycache__/*.nbi`). The tests do so themselves.
+Numba caches machine code by the file of the function that Python calls. After a change to this file, remove the cached code of
+`update_kernels` and `compress_kernels` (`__pycache__/*.nbi`). The tests do so themselves.
 """
 
 from __future__ import annotations
@@ -13,37 +14,36 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.compiled.compiler import free
+from psyche_optim_distro.backends.numba.jit import jit_fma
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 LANES = 64
-"""Columns that are worked on at once: four vectors of the widest processors, and the usual width of a chunk."""
+"""Columns of a panel: four vector registers of the widest processors, and the usual width of a chunk."""
 
-PANEL = 16
-"""Chunks that lie side by side and are read or written together, row by row: 4 KiB of each row where they are 64 wide."""
+CHUNK_BATCH = 16
+"""Adjacent chunks that are read or written together, row by row: 4 KiB of each row where they are 64 wide."""
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
-"""The bits of a float32 without its sign, ordered as magnitudes are, NaN above all."""
+"""Mask that removes the sign bit of a float32. As integers the results have the order of the magnitudes; NaN is largest."""
 
 _1, _2, _3, _4 = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
 
-@free
-def fours(size: int) -> int:
-    """Rounded up to a multiple of four."""
+@jit_fma
+def round_up_to_4(size: int) -> int:
+    """`size` rounded up to a multiple of four."""
     return (size + 3) // 4 * 4
 
 
-@free
-def product(
-    matrices: Floats, at: int, rows: int, terms: int, source: Floats, begin: int, step: int, out: Floats, to: int
-) -> None:
-    """out[to + i] = sum over j of matrix[i, j] source[begin + j step]; the matrix `in_blocks` at `at`, sides multiples of four.
+@jit_fma
+def matmul(matrices: Floats, at: int, rows: int, terms: int, source: Floats, begin: int, step: int, out: Floats, to: int) -> None:
+    """out[to + i] = sum over j of matrix[i, j] source[begin + j step], for one panel.
 
-    Four rows and four terms at once: what is read of `source` and `out` serves sixteen products. Unsigned indices, since each
-    that may be negative costs a comparison.
+    matrices: flat; the matrix [rows, terms] begins at `at`, in the order of `pack_4x4`; both sides are multiples of four.
+    Four rows and four terms are processed at once, so each read of `source` and `out` serves sixteen products. Indices are
+    unsigned, since an index that may be negative costs a comparison.
     """
     place, first, apart = np.uint64(at), np.uint64(to), np.uint64(step)
     for row in range(0, rows, 4):
@@ -73,8 +73,8 @@ def product(
             j0 = j3 + apart
 
 
-def in_blocks(matrix: NDArray[np.generic]) -> Floats:
-    """A matrix [rows, terms] with zeros up to multiples of four, in squares of four by four, as `product` goes through it."""
+def pack_4x4(matrix: NDArray[np.generic]) -> Floats:
+    """Pack a matrix [rows, terms], padded with zeros to multiples of four, in 4 x 4 blocks in the order that `matmul` reads."""
     rows, terms = (-(-side // 4) for side in matrix.shape)
     padded = np.zeros((4 * rows, 4 * terms), np.float32)
     padded[: matrix.shape[0], : matrix.shape[1]] = matrix

@@ -1,6 +1,6 @@
-"""From votes to the weights, compiled: a chunk is counted, transformed and taken off while it is in a core's first cache.
+"""Kernels that count votes, transform the means and update the masters, chunk by chunk in a core's first-level cache.
 
-Sums and products are of integers below 2**24, see `integer_inverse`; the weights are rounded as torch rounds them.
+Sums and products are of integers below 2**24, see `integer_idct`. The weights are rounded as torch rounds them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.compiled.compiler import compiled, free
-from psyche_optim_distro.compiled.product import LANES, MAGNITUDE, PANEL, Floats, Integers, product
+from psyche_optim_distro.backends.numba.jit import jit, jit_fma
+from psyche_optim_distro.backends.numba.matrix_kernels import CHUNK_BATCH, LANES, MAGNITUDE, Floats, Integers, matmul
 
 _ONE_SENDER = np.int32(1 << 10)
 _ONE_BIT, _SIXTEEN, _HALF = np.int32(1), np.int32(16), np.int32(0x7FFF)
 _UPPER, _FLOAT_ONE = np.int32(-0x10000), np.int32(127 << 23)
 _ROUND = np.float32(3 << 22)
-"""Added and taken off again it rounds float32 values of magnitude <= 2**22 to integers, half to even."""
+"""Adding and subtracting this rounds float32 values of magnitude <= 2**22 to integers, half to even."""
 
 
-@compiled
-def move_group(
+@jit
+def update_group(
     first: int,
     last: int,
     votes: NDArray[Any],
@@ -37,53 +37,53 @@ def move_group(
     levels: Integers,
     matrices: Floats,
     masters: Floats,
-    keep: np.float32,
-    rate: np.float32,
+    decay: np.float32,
+    learning_rate: np.float32,
 ) -> None:
-    """Masters <- masters keep - rate sign(inverse of the mean votes) in the chunks first to last - 1 of a group.
+    """Masters <- masters decay - learning_rate sign(inverse of the mean votes) in the chunks first to last - 1 of a group.
 
-    votes: of all payloads, as `read_votes` wrote them, each in the order of classes; starts: where each payload's begin. counts:
-    [payloads, chunks] in the order of classes, where the group's chunks are position, position + 1, ... means: by count and sum,
-    see `mean_of_votes`. bits: of the operands of the second stage. row_basis: [width, padded width], what a coefficient of each
-    column adds to a row. levels, matrices: see `bases`, of `height`. masters: the group's part.
+    votes: of all payloads, as `decode_votes` writes them, each in the order of classes. starts: int64 [payloads], begin of each
+    payload's votes. counts: [payloads, chunks] in the order of classes. position: of the group's first chunk in that order.
+    means: by count and sum, see `mean_of_votes`. height, columns, width: of the group. bits: of the operands of the second stage.
+    row_basis: `InverseBasis.rows` of the width. levels, matrices: of `InverseBasis` of the height. masters: the group's part.
     """
     payloads, across = starts.size, columns // width
-    tiles, tall = (width + LANES - 1) // LANES, 2 * height + 8
+    panels, tall = (width + LANES - 1) // LANES, 2 * height + 8
     cursors = np.empty(payloads, dtype=np.int64)
     for payload in range(payloads):
         cursors[payload] = starts[payload] + counts[payload, : position + first].sum()
     sums = np.zeros(height * width, dtype=np.int32)
     places = np.empty(height * width + 1, dtype=np.int32)
-    stage = np.zeros((tiles * tall, LANES), dtype=np.float32)
+    stage = np.zeros((panels * tall, LANES), dtype=np.float32)
     stage_bits = stage.view(np.int32)
     found = np.zeros((tall, LANES), dtype=np.float32)
     odd = np.empty((height + 4, LANES), dtype=np.float32)
-    directions = np.empty((height, PANEL * width), dtype=np.int8)
+    directions = np.empty((height, CHUNK_BATCH * width), dtype=np.int8)
     waiting, corner = 0, 0
     for chunk in range(first, last):
         voted = _count(votes, cursors, counts, position + chunk, sums, places)
-        _clear(stage, tiles, tall, height)
-        _add_rows(stage, tiles, tall, voted, places, sums, means, width, row_basis)
+        _clear(stage, panels, tall, height)
+        _add_rows(stage, panels, tall, voted, places, sums, means, width, row_basis)
         if height > 1 and width > 1:
-            _rescale(stage, stage_bits, tiles, tall, height, bits)
+            _rescale(stage, stage_bits, panels, tall, height, bits)
         column = chunk % across
         if waiting == 0:
             corner = chunk // across * height * columns + column * width
-        for tile in range(tiles):
-            place = waiting * width + tile * LANES
-            wide = min(LANES, width - tile * LANES)
+        for panel in range(panels):
+            place = waiting * width + panel * LANES
+            wide = min(LANES, width - panel * LANES)
             if height > 1:
-                _inverse(levels, matrices, stage, tile * tall, odd, found)
-                _keep_signs(found, 0, height, directions, place, wide)
+                _inverse(levels, matrices, stage, panel * tall, odd, found)
+                _store_signs(found, 0, height, directions, place, wide)
             else:
-                _keep_signs(stage, tile * tall, 1, directions, place, wide)
+                _store_signs(stage, panel * tall, 1, directions, place, wide)
         waiting += 1
-        if waiting == PANEL or column + 1 == across or chunk + 1 == last:
-            _move(masters, corner, columns, directions, height, waiting * width, keep, rate)
+        if waiting == CHUNK_BATCH or column + 1 == across or chunk + 1 == last:
+            _apply_direction(masters, corner, columns, directions, height, waiting * width, decay, learning_rate)
             waiting = 0
 
 
-@compiled
+@jit
 def _count(
     votes: NDArray[Any],
     cursors: Integers,
@@ -92,7 +92,7 @@ def _count(
     sums: NDArray[np.int32],
     places: NDArray[np.int32],
 ) -> int:
-    """Count one chunk's votes: 2**10 for each vote of a place, and the votes, into zeros in `sums`. Returns how many places."""
+    """Count one chunk's votes: adds 2**10 + vote per vote to zeros in `sums`. Returns the number of different positions."""
     voted = 0
     for payload in range(cursors.size):
         begin = cursors[payload]
@@ -102,24 +102,24 @@ def _count(
             vote = np.int64(votes[number])
             place = vote >> 1
             before = sums[place]
-            places[voted] = place  # written anyway: whether it is new cannot be foreseen by a processor
+            places[voted] = place  # written without a branch, which the processor could not predict
             voted += before == 0
             sums[place] = before + _ONE_SENDER + np.int32(1 - 2 * (vote & 1))
     return voted
 
 
-@compiled
-def _clear(stage: Floats, tiles: int, tall: int, height: int) -> None:
-    for tile in range(tiles):
-        for row in range(tile * tall, tile * tall + height):
+@jit
+def _clear(stage: Floats, panels: int, tall: int, height: int) -> None:
+    for panel in range(panels):
+        for row in range(panel * tall, panel * tall + height):
             for lane in range(LANES):
                 stage[row, lane] = 0
 
 
-@free
+@jit_fma
 def _add_rows(
     stage: Floats,
-    tiles: int,
+    panels: int,
     tall: int,
     voted: int,
     places: NDArray[np.int32],
@@ -128,25 +128,25 @@ def _add_rows(
     width: int,
     row_basis: Floats,
 ) -> None:
-    """First stage: each voted place's mean times its column's basis to its row; most places of a chunk have no votes."""
+    """First stage: add each voted position's mean times its column's basis to its row. Most positions have no votes."""
     for number in range(voted):
         place = places[number]
         mean = means[sums[place]]
         sums[place] = 0
         row = np.int64(np.uint32(place) // np.uint32(width))
         column = place - row * width
-        for tile in range(tiles):
-            at, begin = tile * tall + row, tile * LANES
+        for panel in range(panels):
+            at, begin = panel * tall + row, panel * LANES
             for lane in range(LANES):
                 stage[at, lane] += mean * row_basis[column, begin + lane]
 
 
-@compiled
-def _rescale(stage: Floats, stage_bits: NDArray[np.int32], tiles: int, tall: int, height: int, bits: int) -> None:
-    """To bfloat16, half to even, times a power of two of the chunk's own, to integers, half to even: see `integer_inverse`."""
+@jit
+def _rescale(stage: Floats, stage_bits: NDArray[np.int32], panels: int, tall: int, height: int, bits: int) -> None:
+    """Round to bfloat16, scale by the chunk's power of two, and round to integers; all half to even. See `integer_idct`."""
     peak = np.int32(0)
-    for tile in range(tiles):
-        for row in range(tile * tall, tile * tall + height):
+    for panel in range(panels):
+        for row in range(panel * tall, panel * tall + height):
             for lane in range(LANES):
                 value = stage_bits[row, lane]
                 value = (value + _HALF + ((value >> _SIXTEEN) & _ONE_BIT)) & _UPPER
@@ -155,20 +155,20 @@ def _rescale(stage: Floats, stage_bits: NDArray[np.int32], tiles: int, tall: int
     if peak < _FLOAT_ONE:  # a chunk of zeros
         peak = _FLOAT_ONE
     scale = np.int32((bits + 126 + 127 - np.int64(peak >> 23)) << 23).view(np.float32)
-    for tile in range(tiles):
-        for row in range(tile * tall, tile * tall + height):
+    for panel in range(panels):
+        for row in range(panel * tall, panel * tall + height):
             for lane in range(LANES):
                 stage[row, lane] = (stage[row, lane] * scale + _ROUND) - _ROUND
 
 
-@free
+@jit_fma
 def _inverse(levels: Integers, matrices: Floats, source: Floats, begin: int, odd: Floats, found: Floats) -> None:
-    """Second stage, of one tile: `found` = Q @ source[begin:], from the innermost even part outwards. See `bases`."""
+    """Second stage, of one panel: `found` = Q @ source[begin:], innermost even part first. See `fast_dct`."""
     at = levels[0, 1] * levels[0, 1]
-    product(matrices, 0, levels[0, 1], levels[0, 1], source, begin, levels[0, 2], found, 0)
+    matmul(matrices, 0, levels[0, 1], levels[0, 1], source, begin, levels[0, 2], found, 0)
     for level in range(1, levels.shape[0]):
         size, padded, step = levels[level, 0], levels[level, 1], levels[level, 2]
-        product(matrices, at, padded, padded, source, begin + step // 2, step, odd, 0)
+        matmul(matrices, at, padded, padded, source, begin + step // 2, step, odd, 0)
         at += padded * padded
         for row in range(size // 2):
             mirrored = size - 1 - row
@@ -178,9 +178,9 @@ def _inverse(levels: Integers, matrices: Floats, source: Floats, begin: int, odd
                 found[mirrored, lane] = from_even - from_odd
 
 
-@compiled
-def _keep_signs(values: Floats, begin: int, rows: int, directions: NDArray[np.int8], place: int, wide: int) -> None:
-    """The signs of a tile's first `wide` columns into directions[:rows, place : place + wide]."""
+@jit
+def _store_signs(values: Floats, begin: int, rows: int, directions: NDArray[np.int8], place: int, wide: int) -> None:
+    """Write the signs of a panel's first `wide` columns to directions[:rows, place : place + wide]."""
     for row in range(rows):
         own, out = values[begin + row], directions[row, place : place + wide]
         if wide == LANES:
@@ -191,20 +191,20 @@ def _keep_signs(values: Floats, begin: int, rows: int, directions: NDArray[np.in
                 out[lane] = np.int8(own[lane] > 0) - np.int8(own[lane] < 0)
 
 
-@compiled
-def _move(
+@jit
+def _apply_direction(
     masters: Floats,
     corner: int,
     columns: int,
     directions: NDArray[np.int8],
     rows: int,
     wide: int,
-    keep: np.float32,
-    rate: np.float32,
+    decay: np.float32,
+    learning_rate: np.float32,
 ) -> None:
-    """Masters <- masters keep - rate direction in chunks side by side; two roundings, as torch's two calls have."""
+    """Masters <- masters decay - learning_rate direction in adjacent chunks. Two roundings, as in torch's two calls."""
     for row in range(rows):
         begin = corner + row * columns
         own, direction = masters[begin : begin + wide], directions[row]
         for column in range(wide):
-            own[column] = own[column] * keep - rate * np.float32(direction[column])
+            own[column] = own[column] * decay - learning_rate * np.float32(direction[column])

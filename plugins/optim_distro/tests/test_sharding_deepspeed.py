@@ -8,7 +8,7 @@ import pytest
 
 from psyche_core.testing.sharding import ShardingConformance
 from psyche_core.testing.tiny_models import DEEPSEEK_V3, GPT2, LLAMA, QWEN2, QWEN3, TIED_LLAMA
-from psyche_optim_distro.deepspeed_sharding import DeepSpeedEngine
+from psyche_optim_distro.sharding.deepspeed import DeepSpeedEngine
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs psyche-optim-distro[deepspeed]")
 

@@ -1,6 +1,7 @@
-"""From gradients to what is sent, compiled: delta is read and written once, and a chunk is transformed in a core's first cache.
+"""Kernels that add gradients to delta and select coefficients. Delta is read and written once.
 
-In float32; private to a member, so roundings may differ from one processor to the next.
+A chunk stays in a core's first-level cache while it is transformed. All arithmetic is float32. Results are private to a member,
+so rounding may differ between processors.
 """
 
 from __future__ import annotations
@@ -8,19 +9,27 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from psyche_optim_distro.compiled.compiler import compiled, free
-from psyche_optim_distro.compiled.product import LANES, MAGNITUDE, PANEL, Floats, Integers, fours, product
+from psyche_optim_distro.backends.numba.jit import jit, jit_fma
+from psyche_optim_distro.backends.numba.matrix_kernels import (
+    CHUNK_BATCH,
+    LANES,
+    MAGNITUDE,
+    Floats,
+    Integers,
+    matmul,
+    round_up_to_4,
+)
 
 _SIXTEEN = np.uint32(16)
 
 
-@compiled
-def find_group(
+@jit
+def compress_group(
     first: int,
     last: int,
     delta: Floats,
     gradient: Floats,
-    halves: NDArray[np.uint16],
+    gradient_bf16: NDArray[np.uint16],
     scale: np.float32,
     decay: np.float32,
     sent: Integers,
@@ -40,49 +49,52 @@ def find_group(
     indices: Integers,
     values: Floats,
 ) -> None:
-    """In the chunks first to last - 1 of one parameter: delta <- decay (delta - inverse of what was sent) + scale g, and top-k.
+    """Compress the chunks first to last - 1 of one parameter: delta <- decay (delta - inverse of sent) + scale g, then top-k.
 
-    delta: its part, block after block. gradient: its own, row by row, or empty for one in bfloat16, which is in `halves`, or for
-    none. sent, sent_values: [chunks, any], what is taken off. down, across: [size, padded size], row k is what a coefficient k is
-    worth along a column or row; the others of both see `bases`. run: rows of which only the largest is looked at first.
-    indices, values: [chunks, keep], what is found, ascending by index.
+    delta: the parameter's part, in blocked order. gradient: the parameter's gradient, row by row; empty where it is bfloat16,
+    which `gradient_bf16` holds as bits, or where there is none. sent, sent_values: [chunks, n], indices and values to subtract.
+    height, columns, width: of the parameter's group. down, across: `ForwardBasis.rows` of height and width; for their blocks,
+    matrices and orders see `fast_dct`. run: rows of a run; the first top-k stage looks at the largest of a run only.
+    indices, values: output [chunks, topk], ascending by index.
     """
     side_by_side = columns // width
-    wide_tiles, high_tiles = (width + LANES - 1) // LANES, (height + LANES - 1) // LANES
-    tall, long = high_tiles * LANES + 8, wide_tiles * LANES + 8
-    rows = max(wide_tiles * tall, high_tiles * long)
+    wide_panels, high_panels = (width + LANES - 1) // LANES, (height + LANES - 1) // LANES
+    tall, long = high_panels * LANES + 8, wide_panels * LANES + 8
+    rows = max(wide_panels * tall, high_panels * long)
     one, other = np.zeros((rows, LANES), dtype=np.float32), np.zeros((rows, LANES), dtype=np.float32)
     other_bits = other.view(np.int32)
-    terms = fours(sent.shape[1])
-    factors = np.zeros(fours(height) * terms, dtype=np.float32)
-    sources = np.zeros((wide_tiles * terms, LANES), dtype=np.float32)
-    peaks = np.zeros((high_tiles * ((width + run - 1) // run), LANES), dtype=np.int32)
+    terms = round_up_to_4(sent.shape[1])
+    factors = np.zeros(round_up_to_4(height) * terms, dtype=np.float32)
+    sources = np.zeros((wide_panels * terms, LANES), dtype=np.float32)
+    peaks = np.zeros((high_panels * ((width + run - 1) // run), LANES), dtype=np.int32)
     found = np.empty(height * width, dtype=np.int64)
     found_bits = np.empty(height * width, dtype=np.int32)
     chunk = first
     while chunk < last:
         column = chunk % side_by_side
-        end = min(chunk + PANEL, last, chunk + side_by_side - column)
+        end = min(chunk + CHUNK_BATCH, last, chunk + side_by_side - column)
         if terms:
             for each in range(chunk, end):
-                _gather(sent[each], sent_values[each], terms, down, across, height, width, factors, sources)
-                for tile in range(wide_tiles):
-                    padded = fours(height)
-                    product(factors, 0, padded, terms, sources, tile * terms, 1, other, 0)
-                    _take_off(delta, each * height * width + tile * LANES, width, other, height, min(LANES, width - tile * LANES))
+                _sparse_factors(sent[each], sent_values[each], terms, down, across, height, width, factors, sources)
+                for panel in range(wide_panels):
+                    padded = round_up_to_4(height)
+                    matmul(factors, 0, padded, terms, sources, panel * terms, 1, other, 0)
+                    _subtract(
+                        delta, each * height * width + panel * LANES, width, other, height, min(LANES, width - panel * LANES)
+                    )
         corner = chunk // side_by_side * height * columns + column * width
-        _take_in(delta, chunk, end - chunk, gradient, halves, corner, columns, height, width, scale, decay)
+        _add_gradient(delta, chunk, end - chunk, gradient, gradient_bf16, corner, columns, height, width, scale, decay)
         for each in range(chunk, end):
-            _load(delta, each * height * width, height, width, wide_tiles, tall, one)
-            for tile in range(wide_tiles):
-                _forward(one, tile * tall, down_blocks, down_matrices, other)
-            _turn(other, tall, height, wide_tiles, high_tiles, long, one)
-            for tile in range(high_tiles):
-                _forward(one, tile * long, across_blocks, across_matrices, other)
-            _top(
+            _load_block(delta, each * height * width, height, width, wide_panels, tall, one)
+            for panel in range(wide_panels):
+                _forward(one, panel * tall, down_blocks, down_matrices, other)
+            _transpose(other, tall, height, wide_panels, high_panels, long, one)
+            for panel in range(high_panels):
+                _forward(one, panel * long, across_blocks, across_matrices, other)
+            _top_k(
                 other_bits,
                 other,
-                high_tiles,
+                high_panels,
                 long,
                 height,
                 width,
@@ -98,8 +110,8 @@ def find_group(
         chunk = end
 
 
-@compiled
-def _gather(
+@jit
+def _sparse_factors(
     sent: Integers,
     values: Floats,
     terms: int,
@@ -110,33 +122,33 @@ def _gather(
     factors: Floats,
     sources: Floats,
 ) -> None:
-    """A chunk's coefficients as a product: factors [height, terms], sources [terms of each tile, LANES]."""
+    """Write a chunk's coefficients as a matrix product: factors [height, terms], sources [terms of each panel, LANES]."""
     for term in range(sent.size):
         row, column, value = sent[term] // width, sent[term] % width, values[term]
-        begin = term // 4 * 16 + term % 4  # as `in_blocks` has it
+        begin = term // 4 * 16 + term % 4  # in the order of `pack_4x4`
         for place in range(height):
             factors[place // 4 * 4 * terms + place % 4 * 4 + begin] = down[row, place]
-        for tile in range(sources.shape[0] // terms):
-            at, begin = tile * terms + term, tile * LANES
+        for panel in range(sources.shape[0] // terms):
+            at, begin = panel * terms + term, panel * LANES
             for lane in range(LANES):
                 sources[at, lane] = value * across[column, begin + lane]
 
 
-@compiled
-def _take_off(delta: Floats, begin: int, width: int, worth: Floats, height: int, wide: int) -> None:
+@jit
+def _subtract(delta: Floats, begin: int, width: int, worth: Floats, height: int, wide: int) -> None:
     for row in range(height):
         own = delta[begin + row * width : begin + row * width + wide]
         for lane in range(wide):
             own[lane] -= worth[row, lane]
 
 
-@free
-def _take_in(
+@jit_fma
+def _add_gradient(
     delta: Floats,
     chunk: int,
     count: int,
     gradient: Floats,
-    halves: NDArray[np.uint16],
+    gradient_bf16: NDArray[np.uint16],
     corner: int,
     columns: int,
     height: int,
@@ -144,7 +156,7 @@ def _take_in(
     scale: np.float32,
     decay: np.float32,
 ) -> None:
-    """Delta <- decay delta + scale g in chunks side by side, row by row of the gradient."""
+    """Delta <- decay delta + scale g in adjacent chunks, row by row of the gradient."""
     for row in range(height):
         for number in range(count):
             to, begin = ((chunk + number) * height + row) * width, corner + row * columns + number * width
@@ -153,8 +165,8 @@ def _take_in(
                 part = gradient[begin : begin + width]
                 for lane in range(width):
                     own[lane] = own[lane] * decay + scale * part[lane]
-            elif halves.size:
-                half = halves[begin : begin + width]
+            elif gradient_bf16.size:
+                half = gradient_bf16[begin : begin + width]
                 for lane in range(width):
                     own[lane] = own[lane] * decay + scale * np.uint32(np.uint32(half[lane]) << _SIXTEEN).view(np.float32)
             else:
@@ -162,23 +174,23 @@ def _take_in(
                     own[lane] *= decay
 
 
-@compiled
-def _load(delta: Floats, begin: int, height: int, width: int, tiles: int, tall: int, out: Floats) -> None:
-    """A block into tiles, with zeros beyond its width."""
-    for tile in range(tiles):
-        wide = min(LANES, width - tile * LANES)
+@jit
+def _load_block(delta: Floats, begin: int, height: int, width: int, panels: int, tall: int, out: Floats) -> None:
+    """Copy a block into panels, with zeros beyond its width."""
+    for panel in range(panels):
+        wide = min(LANES, width - panel * LANES)
         for row in range(height):
-            at = begin + row * width + tile * LANES
-            own, to = delta[at : at + wide], out[tile * tall + row]
+            at = begin + row * width + panel * LANES
+            own, to = delta[at : at + wide], out[panel * tall + row]
             for lane in range(wide):
                 to[lane] = own[lane]
             for lane in range(wide, LANES):
                 to[lane] = 0
 
 
-@free
+@jit_fma
 def _forward(source: Floats, begin: int, blocks: Integers, matrices: Floats, out: Floats) -> None:
-    """The transform of a tile's columns into the same rows of `out`, in the order of `bases`; folds `source` in place."""
+    """Transform a panel's columns into the same rows of `out`, in the order of `fast_dct`. Folds `source` in place."""
     for number in range(blocks.shape[0] - 1, 0, -1):
         half = blocks[number, 0]
         for row in range(half):
@@ -188,17 +200,17 @@ def _forward(source: Floats, begin: int, blocks: Integers, matrices: Floats, out
                 source[begin + row, lane] = upper + lower
                 source[mirrored, lane] = upper - lower
     at = 0
-    for number in range(blocks.shape[0]):  # from the innermost, as each may write a few rows into the next
+    for number in range(blocks.shape[0]):  # innermost first, since each may write a few rows into the next
         start, padded = begin + blocks[number, 0], blocks[number, 1]
-        product(matrices, at, padded, padded, source, start, 1, out, start)
+        matmul(matrices, at, padded, padded, source, start, 1, out, start)
         at += padded * padded
 
 
-@compiled
-def _turn(source: Floats, tall: int, height: int, wide_tiles: int, high_tiles: int, long: int, out: Floats) -> None:
-    """Rows to columns, whole tiles, since loops of known length are several times as fast; zeros beyond the chunk's height."""
-    for across in range(wide_tiles):
-        for down in range(high_tiles):
+@jit
+def _transpose(source: Floats, tall: int, height: int, wide_panels: int, high_panels: int, long: int, out: Floats) -> None:
+    """Transpose whole panels, with zeros beyond the chunk's height. Loops of known length are several times as fast."""
+    for across in range(wide_panels):
+        for down in range(high_panels):
             begin, to = across * tall + down * LANES, down * long + across * LANES
             rows, columns = source[begin : begin + LANES], out[to : to + LANES]
             for column in range(LANES):
@@ -208,11 +220,11 @@ def _turn(source: Floats, tall: int, height: int, wide_tiles: int, high_tiles: i
                     columns[column, row] = 0
 
 
-@compiled
-def _top(
+@jit
+def _top_k(
     bits: NDArray[np.int32],
     coefficients: Floats,
-    tiles: int,
+    panels: int,
     long: int,
     height: int,
     width: int,
@@ -225,31 +237,31 @@ def _top(
     indices: Integers,
     values: Floats,
 ) -> None:
-    """The coefficients of largest magnitude: they lie in the runs with the largest maxima. NaN counts as largest."""
-    runs, keep = (width + run - 1) // run, indices.size
-    for tile in range(tiles):
+    """Select the coefficients of largest magnitude, which lie in the runs with the largest maxima. NaN counts as largest."""
+    runs, topk = (width + run - 1) // run, indices.size
+    for panel in range(panels):
         for number in range(runs):
-            peak = peaks[tile * runs + number]
+            peak = peaks[panel * runs + number]
             for lane in range(LANES):
                 peak[lane] = 0
-            for row in range(tile * long + number * run, tile * long + min(width, (number + 1) * run)):
+            for row in range(panel * long + number * run, panel * long + min(width, (number + 1) * run)):
                 for lane in range(LANES):
                     peak[lane] = max(peak[lane], bits[row, lane] & MAGNITUDE)
-    least = _at_least(peaks.reshape(-1), keep, 16)  # a bound from below; what else it lets in is few
+    least = _kth_largest(peaks.reshape(-1), topk, 16)  # a lower bound; few other coefficients pass it
     count = 0
-    for tile in range(tiles):
-        high = min(LANES, height - tile * LANES)
+    for panel in range(panels):
+        high = min(LANES, height - panel * LANES)
         for number in range(runs):
             for lane in range(high):
-                if peaks[tile * runs + number, lane] >= least:
+                if peaks[panel * runs + number, lane] >= least:
                     for row in range(number * run, min(width, (number + 1) * run)):
-                        size = bits[tile * long + row, lane] & MAGNITUDE
+                        size = bits[panel * long + row, lane] & MAGNITUDE
                         if size >= least:
                             found_bits[count] = size
-                            found[count] = (tile * LANES + lane) << 32 | row
+                            found[count] = (panel * LANES + lane) << 32 | row
                             count += 1
-    least = _at_least(found_bits[:count], keep, 0)
-    spare = keep
+    least = _kth_largest(found_bits[:count], topk, 0)
+    spare = topk
     for number in range(count):
         spare -= found_bits[number] > least
     kept = 0
@@ -260,22 +272,22 @@ def _top(
             lane, row = found[number] >> 32, found[number] & 0xFFFFFFFF
             found[kept] = (down_order[lane] * width + across_order[row]) << 32 | (lane // LANES * long + row) << 6 | lane % LANES
             kept += 1
-    found[:keep].sort()
-    for number in range(keep):
+    found[:topk].sort()
+    for number in range(topk):
         place = found[number]
         indices[number] = place >> 32
         values[number] = coefficients[(place & 0xFFFFFFFF) >> 6, place & 63]
 
 
-@compiled
-def _at_least(numbers: NDArray[np.int32], keep: int, lowest: int) -> int:
-    """The `keep`-th largest of numbers that are not negative, to its bit `lowest`, from above; 0 where there are fewer."""
+@jit
+def _kth_largest(numbers: NDArray[np.int32], topk: int, lowest: int) -> int:
+    """The `topk`-th largest of non-negative numbers, with bits below `lowest` cleared; 0 where there are fewer numbers."""
     least = np.int32(0)
     for bit in range(30, lowest - 1, -1):
         more = least | np.int32(1 << bit)
         reached = np.int32(0)
         for number in range(numbers.size):
             reached = np.int32(reached + (numbers[number] >= more))
-        if reached >= keep:
+        if reached >= topk:
             least = more
     return int(least)

@@ -20,26 +20,27 @@ from psyche_core.errors import PayloadRejected
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import ToyModel
 from psyche_optim_distro import codec
-from psyche_optim_distro.compiled import can_compile
-from psyche_optim_distro.finding import finder_for
+from psyche_optim_distro.backends.choice import compressor_for, updater_for
+from psyche_optim_distro.backends.numba import numba_available
+from psyche_optim_distro.backends.torch import TorchVoteUpdater
 from psyche_optim_distro.layout import Layout, build_layout
-from psyche_optim_distro.moving import Mover, VoteMover, mover_for
 from psyche_optim_distro.optimizer import DistroOptimizer
 from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.selection import Selection, Tables
 from psyche_optim_distro.settings import DistroSettings
-from psyche_optim_distro.strips import Workspace
+from psyche_optim_distro.tiles import Workspace
+from psyche_optim_distro.top_k import CoefficientTables, Selection
 from psyche_optim_distro.transform import dct_basis
-from psyche_optim_distro.values import Values
+from psyche_optim_distro.update import Updater
+from psyche_optim_distro.value_format import ValueFormat
 
-pytestmark = pytest.mark.skipif(not can_compile(), reason="needs psyche-optim-distro[fast]")
+pytestmark = pytest.mark.skipif(not numba_available(), reason="needs psyche-optim-distro[fast]")
 
 CPU = torch.device("cpu")
 ODD_SHAPES = {"w": (128, 192), "odd": (97, 30), "norm": (64,), "tall": (60, 7), "one": (1,), "stack": (2, 48, 40), "none": (0, 3)}
 
 
-def mover(layout: Layout, *, compiled: bool) -> Mover[object]:
-    return mover_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), compiled=compiled)
+def updater(layout: Layout, *, compiled: bool) -> Updater[object]:
+    return updater_for(layout, ValueFormat.SIGNS, CPU, workspace=Workspace(CPU), compiled=compiled)
 
 
 def payload(layout: Layout, generator: np.random.Generator, *, fill: float = 1.0) -> bytes:
@@ -47,7 +48,7 @@ def payload(layout: Layout, generator: np.random.Generator, *, fill: float = 1.0
     chunks, indices = [], []
     for entry in layout.classes:
         all_it_may = generator.random(len(entry.chunks)) < fill
-        counts = np.where(all_it_may, entry.keep, generator.integers(0, entry.keep + 1, len(entry.chunks)))
+        counts = np.where(all_it_may, entry.topk, generator.integers(0, entry.topk + 1, len(entry.chunks)))
         shuffled = np.argsort(generator.random((len(entry.chunks), entry.size)), axis=1)
         rows, places = np.nonzero(shuffled < counts[:, None])
         indices.append(places)
@@ -56,13 +57,15 @@ def payload(layout: Layout, generator: np.random.Generator, *, fill: float = 1.0
     selection = Selection(
         np.concatenate([np.zeros(0, np.int64), *chunks]), np.concatenate([np.zeros(0, np.int64), *indices]), values
     )
-    return codec.encode(layout, selection, values=Values.SIGNS)
+    return codec.encode(layout, selection, values=ValueFormat.SIGNS)
 
 
-def moved(layout: Layout, payloads: Sequence[bytes], *, compiled: bool, keep: float = 0.9999, rate: float = 1e-3) -> torch.Tensor:
+def moved(
+    layout: Layout, payloads: Sequence[bytes], *, compiled: bool, decay: float = 0.9999, learning_rate: float = 1e-3
+) -> torch.Tensor:
     masters = torch.randn(layout.total, generator=torch.Generator().manual_seed(1))
-    by = mover(layout, compiled=compiled)
-    by.move(masters, [by.read(each) for each in payloads], keep=keep, rate=rate)
+    by = updater(layout, compiled=compiled)
+    by.update(masters, [by.decode(each) for each in payloads], decay=decay, learning_rate=learning_rate)
     return masters
 
 
@@ -72,8 +75,8 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def test_it_is_used_where_it_can_be() -> None:
     layout = build_layout({"w": (4, 4)}, chunk=4, topk=2)
-    assert not isinstance(mover(layout, compiled=True), VoteMover)
-    assert isinstance(mover(layout, compiled=False), VoteMover)
+    assert not isinstance(updater(layout, compiled=True), TorchVoteUpdater)
+    assert isinstance(updater(layout, compiled=False), TorchVoteUpdater)
 
 
 @pytest.mark.parametrize("senders", [1, 2, 7, 32, 256])
@@ -111,7 +114,7 @@ def test_any_table_is_moved_to_the_same_bits(
     layout = build_layout({f"p{number}": shape for number, shape in enumerate(shapes)}, chunk=chunk, topk=topk)
     generator = np.random.default_rng(seed)
     payloads = [payload(layout, generator, fill=fill) for _ in range(senders)]
-    found = [moved(layout, payloads, compiled=compiled, keep=1 - rate / 7, rate=rate) for compiled in (True, False)]
+    found = [moved(layout, payloads, compiled=compiled, decay=1 - rate / 7, learning_rate=rate) for compiled in (True, False)]
     assert same_bits(*found)
 
 
@@ -134,7 +137,9 @@ def test_thousands_of_tables() -> None:
         payloads = [different[number % len(different)] for number in range(senders)]
         torch.set_num_threads(int(dice.integers(1, 3)))
         rate = float(10 ** dice.uniform(-6, 1))
-        found = [moved(layout, payloads, compiled=compiled, keep=1 - rate / 10, rate=rate) for compiled in (True, False)]
+        found = [
+            moved(layout, payloads, compiled=compiled, decay=1 - rate / 10, learning_rate=rate) for compiled in (True, False)
+        ]
         assert same_bits(*found), (shapes, chunk, topk, senders)
         tables += 1
 
@@ -158,24 +163,26 @@ def test_threads_and_order_do_not_matter() -> None:
 
 
 def test_zero_has_no_sign_and_no_weight_changes_for_it() -> None:
-    """Two peers say the opposite: keep alone moves the weights, and -0.0 stays -0.0."""
+    """Two peers say the opposite: decay alone moves the weights, and -0.0 stays -0.0."""
     layout = build_layout({"w": (2, 2)}, chunk=2, topk=2)
     both = [
-        codec.encode(layout, Selection(np.zeros(2, np.int64), np.array([0, 3]), np.array(signs, np.float32)), values=Values.SIGNS)
+        codec.encode(
+            layout, Selection(np.zeros(2, np.int64), np.array([0, 3]), np.array(signs, np.float32)), values=ValueFormat.SIGNS
+        )
         for signs in ([1, -1], [-1, 1])
     ]
     masters = torch.tensor([-0.0, 0.0, 1.0, -1.0])
-    by = mover(layout, compiled=True)
-    by.move(masters, [by.read(each) for each in both], keep=0.5, rate=0.1)
+    by = updater(layout, compiled=True)
+    by.update(masters, [by.decode(each) for each in both], decay=0.5, learning_rate=0.1)
     assert same_bits(masters, torch.tensor([-0.0, 0.0, 0.5, -0.5]))
 
 
 def test_more_than_256_payloads_are_refused() -> None:
     layout = build_layout({"w": (2, 2)}, chunk=2, topk=1)
-    by = mover(layout, compiled=True)
-    one = by.read(payload(layout, np.random.default_rng(1)))
+    by = updater(layout, compiled=True)
+    one = by.decode(payload(layout, np.random.default_rng(1)))
     with pytest.raises(ValueError, match="256"):
-        by.move(torch.zeros(4), [one] * 257, keep=1.0, rate=1.0)
+        by.update(torch.zeros(4), [one] * 257, decay=1.0, learning_rate=1.0)
 
 
 @given(st.data())
@@ -189,10 +196,10 @@ def test_hostile_payloads_are_refused_as_the_plain_code_refuses_them(data: st.Da
     cut = bytes(changed[: data.draw(st.sampled_from([len(changed), len(changed) - 1, len(changed) // 2]))])
     said = []
     for compiled in (True, False):
-        by = mover(layout, compiled=compiled)
+        by = updater(layout, compiled=compiled)
         masters = torch.zeros(layout.total)
         try:
-            by.move(masters, [by.read(cut)], keep=1.0, rate=-1.0)
+            by.update(masters, [by.decode(cut)], decay=1.0, learning_rate=-1.0)
         except PayloadRejected as refused:
             said.append(str(refused))
         else:
@@ -230,13 +237,18 @@ def deltas(layout: Layout) -> torch.Tensor:
 
 
 def found(
-    layout: Layout, gradients: Mapping[str, torch.Tensor], waiting: Sequence[Tables] = (), *, compiled: bool, scale: float = 0.5
-) -> tuple[torch.Tensor, Tables]:
+    layout: Layout,
+    gradients: Mapping[str, torch.Tensor],
+    waiting: Sequence[CoefficientTables] = (),
+    *,
+    compiled: bool,
+    scale: float = 0.5,
+) -> tuple[torch.Tensor, CoefficientTables]:
     """Delta afterwards, and what is sent."""
     precision = None if compiled else Precision()
-    by = finder_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), precision=precision, compiled=compiled)
-    delta, tables = deltas(layout), Tables(layout, CPU, by.precision)
-    by.find(delta, gradients, waiting, tables, scale=scale, decay=0.9)
+    by = compressor_for(layout, ValueFormat.SIGNS, CPU, workspace=Workspace(CPU), precision=precision, compiled=compiled)
+    delta, tables = deltas(layout), CoefficientTables(layout, CPU, by.precision)
+    by.compress(delta, gradients, waiting, tables, scale=scale, decay=0.9)
     return delta, tables
 
 
@@ -245,7 +257,7 @@ def random_gradients(layout: Layout, seed: int) -> dict[str, torch.Tensor]:
     return {entry.name: torch.randn(math.prod(entry.shape), generator=generator) for entry in layout.parameters}
 
 
-def close(ours: tuple[torch.Tensor, Tables], theirs: tuple[torch.Tensor, Tables]) -> None:
+def close(ours: tuple[torch.Tensor, CoefficientTables], theirs: tuple[torch.Tensor, CoefficientTables]) -> None:
     """Equal but for float32's rounding: delta, and the sizes of what is sent, whichever of nearly equal ones that is."""
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
     for left, right in zip(ours[1].indices, theirs[1].indices, strict=True):
@@ -314,9 +326,9 @@ def test_equal_coefficients_are_sent_up_to_the_limit() -> None:
     signs[7, 6:] = torch.tensor([3.0, -2.0])
     blocks = torch.zeros(8, 16)
     blocks[:, 8:] = dct_basis(8).float() @ signs @ dct_basis(8).float().T
-    by = finder_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), precision=None, compiled=True)
-    delta, tables = torch.zeros(layout.total), Tables(layout, CPU, by.precision)
-    by.find(delta, {"w": blocks.reshape(-1)}, [], tables, scale=1.0, decay=0.5)
+    by = compressor_for(layout, ValueFormat.SIGNS, CPU, workspace=Workspace(CPU), precision=None, compiled=True)
+    delta, tables = torch.zeros(layout.total), CoefficientTables(layout, CPU, by.precision)
+    by.compress(delta, {"w": blocks.reshape(-1)}, [], tables, scale=1.0, decay=0.5)
     indices, values = tables.indices[0], tables.values[0]
     assert values[0].tolist() == [0.0] * 5
     assert (indices[1].diff() > 0).all()
@@ -329,9 +341,9 @@ def test_a_basis_taken_apart_is_the_basis(size: int) -> None:
     """Column by column, as a delta of one column whose coefficients are all sent."""
     layout = build_layout({"w": (size, 1)}, chunk=size, topk=size)
     column = torch.randn(size, generator=torch.Generator().manual_seed(size))
-    by = finder_for(layout, Values.SIGNS, CPU, work=Workspace(CPU), precision=None, compiled=True)
-    delta, tables = torch.zeros(layout.total), Tables(layout, CPU, by.precision)
-    by.find(delta, {"w": column}, [], tables, scale=1.0, decay=0.5)
+    by = compressor_for(layout, ValueFormat.SIGNS, CPU, workspace=Workspace(CPU), precision=None, compiled=True)
+    delta, tables = torch.zeros(layout.total), CoefficientTables(layout, CPU, by.precision)
+    by.compress(delta, {"w": column}, [], tables, scale=1.0, decay=0.5)
     assert tables.indices[0][0].tolist() == list(range(size))
     torch.testing.assert_close(tables.values[0][0].double(), column.double() @ dct_basis(size), rtol=1e-4, atol=1e-5)
 
@@ -340,7 +352,7 @@ WITHOUT_BOUNDS = """
 import sys
 import numpy as np
 sys.path.insert(0, sys.argv[1])
-import test_compiled as tests
+import test_numba_backend as tests
 from psyche_core.errors import PayloadRejected
 from psyche_optim_distro.layout import build_layout
 
@@ -351,13 +363,13 @@ for chunk, topk in ((1, 1), (6, 5), (7, 49), (64, 8), (100, 9)):
     tests.moved(layout, payloads, compiled=True)
     sent = tests.found(layout, tests.random_gradients(layout, 1), compiled=True)[1]
     tests.found(layout, tests.random_gradients(layout, 2), [sent, sent], compiled=True)
-    by, refused = tests.mover(layout, compiled=True), 0
+    by, refused = tests.updater(layout, compiled=True), 0
     for turn in range(400):
         hostile = bytearray(payloads[turn % 3])
         for place in generator.integers(22, len(hostile), 3):
             hostile[place] = generator.integers(256)
         try:
-            by.move(tests.torch.zeros(layout.total), [by.read(bytes(hostile))], keep=1.0, rate=1.0)
+            by.update(tests.torch.zeros(layout.total), [by.decode(bytes(hostile))], decay=1.0, learning_rate=1.0)
         except PayloadRejected:
             refused += 1
     print(chunk, refused)
@@ -377,7 +389,7 @@ def test_nothing_outside_an_array_is_touched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["sys.modules['numba'] = None", "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'"])
 def test_without_numba_the_plain_code_does_the_work(how: str) -> None:
-    program = f"import sys; {how}; from psyche_optim_distro.compiled import can_compile; print(can_compile())"
+    program = f"import sys; {how}; from psyche_optim_distro.backends.numba import numba_available; print(numba_available())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
 
@@ -388,18 +400,20 @@ def test_compiling_ahead(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-m", "psyche_optim_distro.compiled"],
+            [sys.executable, "-m", "psyche_optim_distro.backends.numba"],
             env=environment,
             capture_output=True,
             text=True,
             timeout=110,
             check=True,
         )
-        assert "is compiled for this processor" in done.stdout
+        assert "are compiled for this processor" in done.stdout
         kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")}
-        assert len([name for name in kept if name.startswith("finding.find_group")]) == 1
-        assert len([name for name in kept if name.startswith("moving.move_group")]) == 2
-    without = "import sys; sys.modules['numba'] = None; from psyche_optim_distro.compiled.__main__ import main; sys.exit(main())"
+        assert len([name for name in kept if name.startswith("compress_kernels.compress_group")]) == 1
+        assert len([name for name in kept if name.startswith("update_kernels.update_group")]) == 2
+    without = (
+        "import sys; sys.modules['numba'] = None; from psyche_optim_distro.backends.numba.__main__ import main; sys.exit(main())"
+    )
     failed = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 2
     assert "psyche-core[fast]" in failed.stderr

@@ -1,6 +1,6 @@
-"""Bit strings, vectorised: fixed-width integers and unary codes. Bit i of a string is bit i % 8 of byte i // 8.
+"""Packs fixed-width integers and unary codes into bytes, vectorised. Bit i of a string is bit i % 8 of byte i // 8.
 
-Readers check that padding is zero, so that one string of values has one encoding.
+Readers check that padding bits are zero, so each sequence of values has exactly one encoding.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from psyche_optim_distro.layout import IntArray
 
 
 def packed_bytes(count: int, width: int) -> int:
-    """Bytes of `count` integers of `width` bits."""
+    """Size in bytes of `count` integers of `width` bits."""
     return (count * width + 7) // 8
 
 
 def pack_integers(values: IntArray, width: int) -> bytes:
-    """Integers 0 <= value < 2**width <= 2**64, lowest bit first."""
+    """Pack integers 0 <= value < 2**width <= 2**64, lowest bit first."""
     if width == 0:
         return b""
 
@@ -31,7 +31,10 @@ def pack_integers(values: IntArray, width: int) -> bytes:
 
 
 def unpack_integers(data: bytes, count: int, width: int) -> NDArray[np.integer[Any]]:
-    """What `pack_integers` wrote; `data` must be exactly `packed_bytes(count, width)` long. Raises PayloadRejected."""
+    """Inverse of `pack_integers`: [count]. `data` must have `packed_bytes(count, width)` bytes.
+
+    Raises PayloadRejected where padding is not zero.
+    """
     if width == 0:
         return np.zeros(count, dtype=np.int64)
     if width == 1:
@@ -44,7 +47,7 @@ def unpack_integers(data: bytes, count: int, width: int) -> NDArray[np.integer[A
         bits[:, :width] = _unpack(data)[: count * width].reshape(count, width)
         return np.packbits(bits, bitorder="little").view("<u8").astype(np.int64)
 
-    # Each value lies in the window of a few bytes that begins with its first bit's. Which these are repeats itself.
+    # Each value lies in a window of a few bytes that begins at the byte of its first bit. Their positions are periodic.
     places, shifts = _pattern(width, word)
     values: NDArray[np.unsignedinteger[Any]]
     if count <= _REPEAT:
@@ -59,13 +62,13 @@ def unpack_integers(data: bytes, count: int, width: int) -> NDArray[np.integer[A
 
 
 def unpack_flags(data: bytes, count: int) -> NDArray[np.uint8]:
-    """The same for `count` single bits, uint8. Raises PayloadRejected."""
+    """As `unpack_integers` for `count` single bits: uint8 [count]. Raises PayloadRejected."""
     _refuse_padding(data, count)
     return np.unpackbits(np.frombuffer(data, dtype=np.uint8), count=count, bitorder="little")
 
 
 def padding_is_zero(data: bytes, bits: int) -> bool:
-    """Whether bits of the last byte that are not in use are zero."""
+    """Whether the unused bits of the last byte are zero. bits: number of bits in use."""
     return not (bits % 8 and data[-1] >> bits % 8)
 
 
@@ -77,29 +80,29 @@ def _refuse_padding(data: bytes, bits: int) -> None:
 
 _WINDOWS = (np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8"))
 _REPEAT = 4096
-"""Values after which places and shifts repeat themselves; any multiple of 8 would do."""
+"""Number of values after which byte positions and shifts repeat; any multiple of 8 works."""
 
 
 @lru_cache(maxsize=64)
 def _pattern(width: int, word: np.dtype[np.unsignedinteger[Any]]) -> tuple[IntArray, NDArray[np.unsignedinteger[Any]]]:
-    """Of the first values of that width: the bytes they begin in, and the bits before them there."""
+    """For the first _REPEAT values of this width: byte position, and number of bits before the value in that byte."""
     starts = np.arange(_REPEAT) * width
     return starts >> 3, (starts & 7).astype(word)
 
 
 def _windows(data: bytes, count: int, word: np.dtype[np.unsignedinteger[Any]]) -> NDArray[np.unsignedinteger[Any]]:
-    """The words that begin with each of `count` bytes, zeros behind the end."""
+    """The words that begin at each of the first `count` bytes, with zeros after the end."""
     padded = data + bytes(count - len(data) + word.itemsize)
     return np.ascontiguousarray(np.ndarray(count, word, padded, strides=(1,)))
 
 
 def _word(width: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """The smallest unsigned integer, little endian, that has so many bits."""
+    """The smallest little-endian unsigned integer type with at least `width` bits."""
     return np.dtype(next(f"<u{size}" for size in (1, 2, 4, 8) if width <= 8 * size))
 
 
 def pack_unary(values: IntArray) -> bytes:
-    """Each value as that many zero bits and a one."""
+    """Pack each value n >= 0 as n zero bits and a one."""
     if values.size == 0:
         return b""
 
@@ -110,9 +113,9 @@ def pack_unary(values: IntArray) -> bytes:
 
 
 def unary_ends(data: bytes, count: int) -> IntArray:
-    """Where each code ends that `pack_unary` wrote: value i and those before it add up to ends[i] - i.
+    """End position in bits of each code that `pack_unary` wrote, int64 [count]: values 0 to i add up to ends[i] - i.
 
-    Raises PayloadRejected unless there are exactly `count` and no unused byte.
+    Raises PayloadRejected unless there are exactly `count` codes and no unused byte.
     """
     ends: IntArray = np.flatnonzero(_unpack(data).view(np.bool_))
     if ends.size != count or (count and int(ends[-1]) // 8 != len(data) - 1) or (not count and data):

@@ -1,14 +1,14 @@
-"""The sharding engine `deepspeed`: AutoTP of DeepSpeed over the tensor group; ranks of a data group hold the same.
+"""The sharding engine `deepspeed`: DeepSpeed's AutoTP over the tensor group. Ranks of a data group hold the same weights.
 
-Decided here:
-- Of DeepSpeed only the cutting of linear maps is used. Gradients are taken from `.grad` after torch's own backward pass, since
-  DeepSpeed's adds nothing without its optimizers; data groups are summed here, and no step of DeepSpeed is ever taken.
-- How a parameter lies is read from the note that AutoTP leaves at it (`DS_AUTOTP_UC_META`), never guessed.
-- The groups that it keeps in globals are dropped before each model, since a client may build its model anew.
-- Its extension for CPU collectives is switched off: it would be compiled for a minute, by a compiler that may not be there.
+- Only AutoTP's sharding of linear layers is used. Gradients come from `.grad` after torch's own backward pass, since DeepSpeed's
+  adds nothing without its optimizers. Sums over data groups are made here. No optimizer step of DeepSpeed is taken.
+- The placement of a parameter is read from the attribute that AutoTP sets on it (`DS_AUTOTP_UC_META`).
+- Process groups that DeepSpeed keeps in globals are released before each model, since a client may build its model again.
+- DeepSpeed's extension for CPU collectives is disabled. It would be compiled for a minute, by a compiler that may be missing.
 
-Refuses what AutoTP gets wrong: of DeepSeek-V3 it divides the feed-forward only, and its plan for the rest leaves ranks with
-different gradients (2e-4 on a tiny model), so this engine takes Llama, Qwen2 and Qwen3, and names `dtensor` for DeepSeek.
+Models that AutoTP shards wrongly are rejected. Of DeepSeek-V3 it shards the feed-forward layers only, and its plan for the rest
+leaves ranks with different gradients (2e-4 on a tiny model). So this engine supports Llama, Qwen2 and Qwen3, and its error names
+`dtensor` for DeepSeek.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from psyche_core.errors import ModelError
 from psyche_core.hookspecs import ShardingContext
 from psyche_core.interfaces.sharding import Placement, ShardingEngine
 
-RIGHT: Final = ("llama", "qwen2", "qwen3")
-"""Model types whose gradients were compared with those of the undivided model, rank by rank."""
+SUPPORTED: Final = ("llama", "qwen2", "qwen3")
+"""Supported model types: their gradients were compared with those of the unsharded model, rank by rank."""
 
-_NOTE: Final = "ds_autotp_universal_checkpoint_meta"
+_ATTRIBUTE: Final = "ds_autotp_universal_checkpoint_meta"
 
 
 class DeepSpeedEngine(ShardingEngine):
-    """See the module. Raises ModelError for models that AutoTP does not divide rightly."""
+    """Shards `context.module` with AutoTP. Raises ModelError for models that AutoTP does not shard correctly."""
 
     def __init__(self, context: ShardingContext) -> None:
         super().__init__(context.group)
@@ -56,20 +56,20 @@ class DeepSpeedEngine(ShardingEngine):
 
     @property
     def module(self) -> torch.nn.Module:
-        """The module with AutoTP's layers in it."""
+        """The module with AutoTP's layers."""
         return self._module
 
     @property
     def placements(self) -> Mapping[str, Placement]:
-        """By name, ascending."""
+        """Placements by parameter name, ascending."""
         return MappingProxyType(self._placements)
 
     def weight(self, name: str) -> torch.Tensor:
-        """This rank's piece."""
+        """This rank's shard of a weight."""
         return self._parameters[name].data
 
     def local_grad(self, name: str) -> torch.Tensor | None:
-        """This rank's piece."""
+        """This rank's shard of a gradient; None where there is none."""
         return self._parameters[name].grad
 
     def drop_gradients(self) -> None:
@@ -78,7 +78,7 @@ class DeepSpeedEngine(ShardingEngine):
             parameter.grad = None
 
     def finish(self) -> None:
-        """Sum over the data group; a parameter that no pass of ours used counts as zero."""
+        """Sum gradients over the data group. A parameter without a gradient counts as zero."""
         if self._group.data_parallelism == 1:
             return
         for parameter in self._parameters.values():
@@ -87,7 +87,7 @@ class DeepSpeedEngine(ShardingEngine):
             self._group.add_up(parameter.grad, over="data")
 
     def close(self) -> None:
-        """Let DeepSpeed go; torch's process group is its owner's."""
+        """Release DeepSpeed. Torch's process group stays with its owner."""
         engine, self._engine = self._engine, None
         if engine is not None:
             with _quiet():
@@ -95,10 +95,10 @@ class DeepSpeedEngine(ShardingEngine):
 
 
 def _check(context: ShardingContext) -> None:
-    if context.model_type not in RIGHT:
+    if context.model_type not in SUPPORTED:
         message = (
-            f"DeepSpeed's AutoTP does not divide model_type {context.model_type!r} rightly (it does {', '.join(RIGHT)}); "
-            "use --sharding dtensor"
+            f"DeepSpeed's AutoTP does not divide model_type {context.model_type!r} correctly "
+            f"(supported: {', '.join(SUPPORTED)}); use --sharding dtensor"
         )
         raise ModelError(message)
     parts = context.group.tensor_parallelism
@@ -115,10 +115,10 @@ def _check(context: ShardingContext) -> None:
 
 
 def _divide(context: ShardingContext) -> Any:
-    """DeepSpeed's engine around the divided module."""
+    """DeepSpeed's engine around the sharded module."""
     try:
         with warnings.catch_warnings():
-            # what it and its dependencies deprecate while they are imported is theirs to mend
+            # DeepSpeed and its dependencies warn of deprecations at import; we cannot fix them
             warnings.simplefilter("ignore")
             import deepspeed
             import deepspeed.comm
@@ -126,7 +126,7 @@ def _divide(context: ShardingContext) -> Any:
         message = "--sharding deepspeed needs DeepSpeed; pip install 'psyche-optim-distro[deepspeed]'"
         raise ModelError(message) from error
 
-    # in every pass it calls what torch has renamed; only it can mend that, and nobody who trains can
+    # in every pass it calls functions that torch has renamed; only DeepSpeed can fix that
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     if context.device.type == "cpu":
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -138,7 +138,7 @@ def _divide(context: ShardingContext) -> Any:
     try:
         with _local_rank(context), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of settings that it makes itself
-            # it keeps groups for the life of the process: those of a model that was built and closed before would be used here
+            # DeepSpeed keeps groups for the life of the process; those of an earlier model would be used here
             deepspeed.utils.groups._release_process_group_references(group=None)
             deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False, auto_mpi_discovery=False)
             engine, *_ = deepspeed.initialize(model=context.module, config=config, dist_init_required=False)
@@ -150,7 +150,7 @@ def _divide(context: ShardingContext) -> Any:
 
 
 def _placement(name: str, parameter: torch.Tensor, shape: tuple[int, ...], tensor_rank: int) -> Placement:
-    note: dict[str, Any] = getattr(parameter, _NOTE, None) or {}
+    note: dict[str, Any] = getattr(parameter, _ATTRIBUTE, None) or {}
     dim: int = note.get("partition_dim", -1)
     lengths: tuple[int, ...] = tuple(note.get("partition_sizes") or ())
     if tuple(parameter.shape) == shape:
@@ -165,7 +165,7 @@ def _placement(name: str, parameter: torch.Tensor, shape: tuple[int, ...], tenso
 
 @contextlib.contextmanager
 def _local_rank(context: ShardingContext) -> Iterator[None]:
-    """DeepSpeed takes the number of its CUDA device from the environment alone."""
+    """Set the environment from which DeepSpeed takes the number of its CUDA device; it has no other way."""
     names = {"LOCAL_RANK": str(context.device.index or 0), "RANK": str(context.group.rank), "WORLD_SIZE": str(context.group.size)}
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)
@@ -181,7 +181,7 @@ def _local_rank(context: ShardingContext) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """DeepSpeed tells its settings, line by line, in every process."""
+    """Suppress DeepSpeed's output; it prints its settings line by line in every process."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""A flat buffer in which each parameter's blocks stand one after the other, looked at by parameter name.
+"""Access by parameter name to a flat buffer in blocked order: each block of a parameter is contiguous.
 
-Decided here: the part of a parameter is where it is in every flat buffer, only the order inside differs. Tensors come and go in
-their own shapes, as copies. Refuses to be written through what it gave.
+A parameter takes the same range as in every other flat buffer; only the order of elements inside that range differs. Tensors are
+copied in and out in the parameter's own shape, so a tensor that was read is no view of the buffer.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from psyche_optim_distro.layout import Group, Layout, Parameter
-from psyche_optim_distro.transform import blocks_of
+from psyche_optim_distro.transform import as_blocks
 
 
-class InBlocks(Mapping[str, Tensor]):
-    """The parameters in `flat` [layout.total], ascending by name; each is copied when it is looked up."""
+class BlockedBuffer(Mapping[str, Tensor]):
+    """Maps parameter names, ascending, to copies of their tensors.
+
+    flat: [layout.total], in blocked order. layout: parameter table.
+    """
 
     def __init__(self, flat: Tensor, layout: Layout) -> None:
         self._flat = flat
@@ -25,13 +28,13 @@ class InBlocks(Mapping[str, Tensor]):
             self._places[entry.name] = entry, group
 
     def replace(self, name: str, tensor: Tensor) -> None:
-        """Take over a tensor of the parameter's shape."""
+        """Copy a tensor of the parameter's shape into the buffer."""
         blocks = self._blocks(name)
         if blocks is not None:
             group = self._places[name][1]
             assert group is not None
             natural = tensor.reshape(-1, group.height, group.columns)
-            blocks.copy_(blocks_of(natural, group.width))
+            blocks.copy_(as_blocks(natural, group.width))
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self._places[name][0].shape
@@ -45,7 +48,7 @@ class InBlocks(Mapping[str, Tensor]):
         return len(self._places)
 
     def _blocks(self, name: str) -> Tensor | None:
-        """[row_blocks, columns / width, height, width]; None of a parameter without elements."""
+        """A view [row_blocks, columns / width, height, width]; None for a parameter without elements."""
         entry, group = self._places[name]
         if group is None:
             return None
@@ -53,8 +56,8 @@ class InBlocks(Mapping[str, Tensor]):
         return self._flat[entry.start : entry.stop].view(-1, *group.blocks[1:])
 
 
-class Prefixed(Mapping[str, Tensor]):
-    """Another mapping under longer names."""
+class PrefixedMapping(Mapping[str, Tensor]):
+    """A view of another mapping whose names all get a prefix."""
 
     def __init__(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
         self._prefix = prefix

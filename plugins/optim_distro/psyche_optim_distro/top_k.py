@@ -1,7 +1,7 @@
-"""Top-k: which coefficients of each chunk are sent.
+"""Top-k selection: the coefficients of each chunk that are sent.
 
-One that is zero never is, so an all-zero chunk sends nothing; nor is one that is only the rounding noise of the transform, which
-a sign would raise to a full vote. (The reference sends both.)
+Zero coefficients are not sent, so a chunk of zeros sends nothing. Coefficients that may be rounding noise of the transform are
+not sent either, since their sign would become a full vote. The reference sends both.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from psyche_optim_distro.layout import Group, IntArray, Layout
 from psyche_optim_distro.precision import Precision
 
 _CHUNKS_AT_ONCE = 512
-"""Chunks whose candidates are compared in one go: more take more memory and are no faster."""
+"""Chunks whose candidates are compared at once. More would take more memory and be no faster."""
 
 _PACKED = 4096
-"""Most magnitudes of a row that are packed with their positions: 12 bits of these leave 11 of a mantissa."""
+"""Longest row whose magnitudes are packed with their positions: 12 bits for the position leave 11 bits of the mantissa."""
 
 NOISE = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-7}
-"""Coefficients under this share of their chunk's largest may be rounding noise of two products in that precision.
+"""Coefficients below this fraction of their chunk's largest may be rounding noise of two products in that precision.
 
-Seen where one coefficient makes up a chunk: up to 2**-20.8 of it in another's place with float32, 2**-8.1 with bfloat16.
+Measured with one coefficient per chunk: noise at other positions reaches 2**-20.8 of it with float32, 2**-8.1 with bfloat16.
 """
 
 
@@ -35,8 +35,8 @@ Seen where one coefficient makes up a chunk: up to 2**-20.8 of it in another's p
 class Selection:
     """Coefficients of one payload, sorted by class, chunk and index.
 
-    chunks: int64 [n], chunk numbers. indices: int32 or int64 [n], row-by-row positions inside the chunk. No pair occurs twice.
-    values: float32 [n], never zero; in a one-bit payload +1 or -1.
+    chunks: int64 [n], chunk numbers. indices: int32 or int64 [n], row-by-row positions in the chunk. No pair occurs twice.
+    values: float32 [n], never zero; +1 or -1 in a payload of signs.
     """
 
     chunks: IntArray
@@ -44,28 +44,29 @@ class Selection:
     values: NDArray[np.float32]
 
 
-class Tables:
-    """The same for all chunks with room for all they may send, by class: int64 indices and float32 values, [chunks, keep].
+class CoefficientTables:
+    """Coefficients of all chunks in dense tables, one pair per class: int64 indices and float32 values, both [chunks, topk].
 
-    A value of zero is not sent. device: of the tables. precision: of the coefficients.
+    An entry with the value zero is unused and not sent. layout: parameter table. device: of the tables. precision: of the
+    coefficients; it sets the noise limit.
     """
 
     def __init__(self, layout: Layout, device: torch.device, precision: Precision) -> None:
         self._layout = layout
         self._noise = [NOISE[precision.of(entry.size)] for entry in layout.classes]
-        shapes = [(entry.chunks.size, entry.keep) for entry in layout.classes]
+        shapes = [(entry.chunks.size, entry.topk) for entry in layout.classes]
         self.indices = [torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes]
         self.values = [torch.zeros(shape, device=device) for shape in shapes]
 
-    def of(self, strip: Group) -> tuple[Tensor, Tensor]:
-        """Indices and values of a strip's chunks, as views [chunk_count, keep]."""
-        number = int(self._layout.chunk_class[strip.first_chunk])
-        first = int(self._layout.chunk_rank[strip.first_chunk])
-        own = slice(first, first + strip.chunk_count)
+    def of(self, tile: Group) -> tuple[Tensor, Tensor]:
+        """Indices and values of a tile's chunks: views [chunk_count, topk]."""
+        number = int(self._layout.chunk_class[tile.first_chunk])
+        first = int(self._layout.chunk_rank[tile.first_chunk])
+        own = slice(first, first + tile.chunk_count)
         return self.indices[number][own], self.values[number][own]
 
     def drop_noise(self) -> None:
-        """Set to zero what is not worth sending. What is not finite stays, to be seen and refused."""
+        """Set values at noise level to zero. Values that are not finite stay, so that later checks see them."""
         for values, share in zip(self.values, self._noise, strict=True):
             sizes = values.abs()
             if values.numel():
@@ -73,11 +74,11 @@ class Tables:
                 values[noise & sizes.isfinite()] = 0.0
 
     def selection(self) -> Selection:
-        """What is sent, on the CPU."""
+        """The entries that are sent, on the CPU."""
         return concatenate([self._flat(number) for number in range(len(self.indices))])
 
     def replace_values(self, values: NDArray[np.float32]) -> None:
-        """Put other values in place of those of `selection`, in its order."""
+        """Replace the values that `selection` returns. values: float32 [n], in its order."""
         start = 0
         for table in self.values:
             sent = table != 0
@@ -97,68 +98,68 @@ class Tables:
         return Selection(chunks[sent], indices[sent], values[sent])
 
 
-class TopFinder:
-    """The `keep` coefficients of largest magnitude of each block of a group, looked at strip by strip.
+class TopKSelector:
+    """Selects the `topk` coefficients of largest magnitude of each block of a group, which it gets tile by tile.
 
-    The largest k of a block lie in the k runs (parts of its columns) with the largest maxima, so of each strip only these are
-    kept, and only among them is chosen in the end, for all strips at once. NaN counts as largest, so a chunk that is not finite
-    shows in the values. Which of equal magnitudes is taken is not specified.
+    A run is a part of a block's column. The largest k coefficients lie in the k runs with the largest maxima. So only these runs
+    are stored for each tile, and the final selection among them is made once, for all tiles. NaN counts as largest, so a chunk
+    that is not finite shows in the values. Which of several equal magnitudes is selected is not specified.
     """
 
     def __init__(self, group: Group, device: torch.device, *, dtype: torch.dtype = torch.float32) -> None:
         """dtype: of the coefficients."""
         self._group = group
         self._run = run = _run_length(group)
-        count, keep = group.chunk_count, group.keep
-        self._runs = torch.empty(count, keep, dtype=torch.int64, device=device)
-        self._candidates = torch.empty(count, keep * run, dtype=dtype, device=device)
-        # Where each block, the first element of each of its runs, and the others of a run lie.
+        count, topk = group.chunk_count, group.topk
+        self._runs = torch.empty(count, topk, dtype=torch.int64, device=device)
+        self._candidates = torch.empty(count, topk * run, dtype=dtype, device=device)
+        # Offsets of each block, of the first element of each of its runs, and of the other elements of a run.
         self._block_starts = torch.arange(count, device=device).unsqueeze(1) * (group.height * group.width)
         of_block = torch.arange(group.height // run * group.width, device=device)
         self._run_starts = of_block // group.width * (run * group.width) + of_block % group.width
         self._steps = torch.arange(run, device=device) * group.width
 
-    def look(self, strip: Group, coefficients: Tensor, *, out: Tensor | None = None) -> None:
-        """Take in a strip's coefficients [chunks, height, width]. out: a tensor like them to work in."""
-        group, run, count = self._group, self._run, strip.chunk_count
-        peaks = magnitudes(coefficients, out=out).view(count, group.height // run, run, group.width)
+    def add(self, tile: Group, coefficients: Tensor, *, out: Tensor | None = None) -> None:
+        """Add a tile's coefficients [chunks, height, width]. out: scratch tensor of the same shape and dtype."""
+        group, run, count = self._group, self._run, tile.chunk_count
+        peaks = ordered_magnitudes(coefficients, out=out).view(count, group.height // run, run, group.width)
         peaks = (peaks.amax(dim=2) if run > 1 else peaks).view(count, -1)  # [chunks, runs]
-        best = largest(peaks, keep=group.keep)  # [chunks, keep]
+        best = top_k_positions(peaks, topk=group.topk)  # [chunks, topk]
         starts = self._block_starts[:count] + self._run_starts[best]
         places = (starts.unsqueeze(2) + self._steps).view(-1)
-        first = strip.first_chunk - group.first_chunk
+        first = tile.first_chunk - group.first_chunk
         self._runs[first : first + count] = best
         self._candidates[first : first + count].view(-1).copy_(coefficients.view(-1).index_select(0, places))
 
-    def found(self) -> tuple[Tensor, Tensor]:
-        """Indices int64, ascending in each chunk, and values float32, both [chunks, keep], once all strips were looked at."""
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Indices int64, ascending in each chunk, and values float32, both [chunks, topk]. Call it after the last tile."""
         parts = zip(torch.split(self._candidates, _CHUNKS_AT_ONCE), torch.split(self._runs, _CHUNKS_AT_ONCE), strict=True)
         indices, values = zip(*(self._best(candidates, runs) for candidates, runs in parts), strict=True)
         return torch.cat(indices), torch.cat(values)
 
     def _best(self, candidates: Tensor, runs: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of some chunks. candidates: [chunks, keep * run]; runs: [chunks, keep]."""
+        """`result` of some chunks. candidates: [chunks, topk * run]; runs: [chunks, topk]."""
         run, width = self._run, self._group.width
-        place = largest(magnitudes(candidates), keep=self._group.keep)
+        place = top_k_positions(ordered_magnitudes(candidates), topk=self._group.topk)
         chosen = runs.gather(1, place // run)
         indices, order = ((chosen // width * run + place % run) * width + chosen % width).sort(dim=1)
         return indices, candidates.gather(1, place).gather(1, order).to(torch.float32)
 
 
-def top_coefficients(coefficients: Tensor, *, keep: int) -> tuple[Tensor, Tensor]:
-    """Top-k of every block of [chunks, height, width] at once, as `TopFinder.found`."""
+def top_k(coefficients: Tensor, *, topk: int) -> tuple[Tensor, Tensor]:
+    """Top-k of every block of [chunks, height, width] at once. Returns as `TopKSelector.result`."""
     chunks, height, width = coefficients.shape
-    whole = Group(start=0, row_blocks=chunks, height=height, columns=width, width=width, keep=keep, first_chunk=0)
-    finder = TopFinder(whole, coefficients.device, dtype=coefficients.dtype)
-    finder.look(whole, coefficients)
-    return finder.found()
+    whole = Group(start=0, row_blocks=chunks, height=height, columns=width, width=width, topk=topk, first_chunk=0)
+    selector = TopKSelector(whole, coefficients.device, dtype=coefficients.dtype)
+    selector.add(whole, coefficients)
+    return selector.result()
 
 
-def magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """What is ordered as the magnitudes of float32 or bfloat16 values are, NaN above all.
+def ordered_magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Numbers in the same order as the magnitudes of float32 or bfloat16 values; NaN is largest.
 
-    On a CPU integers as wide as the values, their bits without the sign; elsewhere the magnitudes. out: a tensor like `values`
-    whose memory is used.
+    On a CPU these are the bits of the values without the sign, as integers of the same width; elsewhere the magnitudes. out: a
+    tensor like `values` whose memory is used.
     """
     if values.device.type != "cpu":
         return torch.abs(values, out=out)
@@ -167,37 +168,37 @@ def magnitudes(values: Tensor, *, out: Tensor | None = None) -> Tensor:
     return torch.bitwise_and(values.view(kind), torch.iinfo(kind).max, out=None if out is None else out.view(kind))
 
 
-def largest(ordered: Tensor, *, keep: int) -> Tensor:
-    """Positions int64 [rows, keep], in any order, of the largest of each row of `magnitudes` [rows, n].
+def top_k_positions(ordered: Tensor, *, topk: int) -> Tensor:
+    """Positions of the `topk` largest of each row of `ordered_magnitudes` [rows, n]: int64 [rows, topk], in any order.
 
-    On a CPU a position is put into the lowest bits of its magnitude and what is so packed is partitioned, which takes a fifth of
-    the time of torch's topk; magnitudes that differ by less than a 2,000th part may then change places.
+    On a CPU each position is packed into the lowest bits of its magnitude, and these integers are partitioned. This takes a fifth
+    of the time of torch's topk, but magnitudes that differ by less than a 2,000th part may change places.
     """
     count = ordered.shape[1]
     if ordered.is_floating_point() or count > _PACKED:
-        return torch.topk(ordered, keep, dim=1, sorted=False).indices
+        return torch.topk(ordered, topk, dim=1, sorted=False).indices
 
-    if keep >= count:
+    if topk >= count:
         return torch.arange(count).expand(ordered.shape)
 
     low = (1 << (count - 1).bit_length()) - 1
     wide = ordered.to(torch.int32) << 16 if ordered.dtype == torch.int16 else ordered
     packed = torch.bitwise_or(wide & ~low, torch.arange(count, dtype=torch.int32))
-    best = np.partition(packed.numpy(), count - keep, axis=1)[:, count - keep :] & low
+    best = np.partition(packed.numpy(), count - topk, axis=1)[:, count - topk :] & low
     return torch.from_numpy(best.astype(np.int64))
 
 
 def _run_length(group: Group) -> int:
-    """Elements of a run, a divisor of the height, such that about twice as many runs as candidates, which lie apart, are seen."""
+    """Elements of a run, a divisor of the height. A block then has about twice as many runs as candidates, which lie apart."""
     size = group.height * group.width
-    ideal = math.sqrt(size / (2 * group.keep))
+    ideal = math.sqrt(size / (2 * group.topk))
     divisors = [length for length in range(1, group.height + 1) if group.height % length == 0]
-    worth = [length for length in divisors if length == 1 or group.keep * length * 4 <= size]
+    worth = [length for length in divisors if length == 1 or group.topk * length * 4 <= size]
     return min(worth, key=lambda length: abs(math.log(length / ideal)))
 
 
 def concatenate(parts: list[Selection]) -> Selection:
-    """One selection of several, in order."""
+    """Join selections in their order."""
     if not parts:
         return Selection(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))
 

@@ -1,7 +1,7 @@
-"""Gradients to what is sent in compiled code: delta and gradients are read once, parameter after parameter.
+"""`Compressor` with compiled kernels. Delta and gradients are read once, parameter by parameter.
 
-Decided: float32 throughout, which costs no more here than products in bfloat16 do in torch, so coefficients change places only
-where they are equal to float32's rounding. Refuses parameters that are not on a CPU, by not being built there.
+All arithmetic is float32, which takes no more time here than bfloat16 products do in torch. So coefficients change places only
+where they are equal to within float32's rounding. For parameters on a CPU only.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from psyche_optim_distro.compiled.bases import forward_basis
-from psyche_optim_distro.compiled.finding import find_group
-from psyche_optim_distro.compiled.product import Floats, Integers
-from psyche_optim_distro.compiled.threads import in_threads
-from psyche_optim_distro.finding import Finder
+from psyche_optim_distro.backends.numba.compress_kernels import compress_group
+from psyche_optim_distro.backends.numba.fast_dct import forward_basis
+from psyche_optim_distro.backends.numba.matrix_kernels import Floats, Integers
+from psyche_optim_distro.backends.numba.threads import run_in_threads
+from psyche_optim_distro.compress import Compressor
 from psyche_optim_distro.layout import Group, Layout
 from psyche_optim_distro.precision import Precision
-from psyche_optim_distro.selection import Tables
+from psyche_optim_distro.top_k import CoefficientTables
 
 _RUNS = (16, 8, 4, 2)
-"""Rows of which only the largest is looked at first, where there are at least twice as many of these as coefficients."""
+"""Rows per run of the first top-k stage, which looks at the largest of a run only. A length needs at least 2 * topk runs."""
 
-NO_FLOATS, NO_HALVES = np.empty(0, np.float32), np.empty(0, np.uint16)
+NO_F32, NO_BF16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """Chunks first to last - 1 of one parameter. group: all of the parameter's. run: see `find_group`."""
+class _ChunkRange:
+    """Chunks first to last - 1 of one parameter. group: all chunks of the parameter. run: see `compress_group`."""
 
     name: str
     group: Group
@@ -41,8 +41,11 @@ class _Share:
     last: int
 
 
-class CompiledFinder(Finder):
-    """layout: of the parameters, which are on a CPU. Compiles on its first use on a machine, for some seconds."""
+class NumbaCompressor(Compressor):
+    """Compressor for parameters on a CPU. Its first use on a machine compiles for some seconds.
+
+    layout: parameter table.
+    """
 
     precision = Precision()
 
@@ -54,32 +57,32 @@ class CompiledFinder(Finder):
         self._parameters = _parameters_of(layout)
         self._warm_up()
 
-    def find(
+    def compress(
         self,
         delta: Tensor,
         gradients: Mapping[str, Tensor],
-        waiting: Sequence[Tables],
-        tables: Tables,
+        unsubtracted: Sequence[CoefficientTables],
+        tables: CoefficientTables,
         *,
         scale: float,
         decay: float,
     ) -> None:
-        """See the contract."""
+        """See `Compressor.compress`."""
         flat = delta.numpy()
         arrays = {name: _array(gradient) for name, gradient in gradients.items()}
-        sent = [_sent(waiting, number, entry.chunks.size) for number, entry in enumerate(self._layout.classes)]
+        sent = [_sent(unsubtracted, number, entry.chunks.size) for number, entry in enumerate(self._layout.classes)]
 
-        def some(part: int, parts: int) -> None:
-            for share in _shares(self._parameters, part, parts):
-                group, number = share.group, int(self._layout.chunk_class[share.group.first_chunk])
+        def work(part: int, parts: int) -> None:
+            for chunks in _chunk_ranges(self._parameters, part, parts):
+                group, number = chunks.group, int(self._layout.chunk_class[chunks.group.first_chunk])
                 rank = int(self._layout.chunk_rank[group.first_chunk])
                 own = slice(rank, rank + group.chunk_count)
                 down, across = self._bases[group.height], self._bases[group.width]
-                find_group(
-                    share.first,
-                    share.last,
+                compress_group(
+                    chunks.first,
+                    chunks.last,
                     flat[group.start : group.stop],
-                    *arrays.get(share.name, (NO_FLOATS, NO_HALVES)),
+                    *arrays.get(chunks.name, (NO_F32, NO_BF16)),
                     np.float32(scale),
                     np.float32(decay),
                     sent[number][0][own],
@@ -95,23 +98,23 @@ class CompiledFinder(Finder):
                     across.matrices,
                     down.order,
                     across.order,
-                    share.run,
+                    chunks.run,
                     tables.indices[number].numpy()[own],
                     tables.values[number].numpy()[own],
                 )
 
-        in_threads(some, elements=self._layout.total)
+        run_in_threads(work, elements=self._layout.total)
 
     def _warm_up(self) -> None:
-        """Have everything compiled now, and not in the middle of a round."""
+        """Compile the kernels now, not during a round."""
         basis, places, values, zero = forward_basis(1), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.float32(0)
         one = basis.rows, basis.blocks, basis.matrices
-        find_group(
+        compress_group(
             0,
             0,
-            NO_FLOATS,
-            NO_FLOATS,
-            NO_HALVES,
+            NO_F32,
+            NO_F32,
+            NO_BF16,
             zero,
             zero,
             places,
@@ -129,8 +132,8 @@ class CompiledFinder(Finder):
         )
 
 
-def _parameters_of(layout: Layout) -> list[_Share]:
-    """Every parameter with all its chunks, in the order of memory."""
+def _parameters_of(layout: Layout) -> list[_ChunkRange]:
+    """Every parameter with all its chunks, in memory order."""
     found = []
     for entry in sorted(layout.parameters, key=lambda entry: entry.start):
         group = next((group for group in layout.groups if group.start <= entry.start < entry.stop <= group.stop), None)
@@ -139,12 +142,12 @@ def _parameters_of(layout: Layout) -> list[_Share]:
             first_chunk = group.first_chunk + (entry.start - group.start) // size
             rows = math.prod(entry.shape) // (group.height * group.columns)
             own = replace(group, start=entry.start, row_blocks=rows, first_chunk=first_chunk)
-            found.append(_Share(entry.name, own, _run(own), 0, own.chunk_count))
+            found.append(_ChunkRange(entry.name, own, _run(own), 0, own.chunk_count))
     return found
 
 
-def _shares(parameters: Sequence[_Share], part: int, parts: int) -> Iterator[_Share]:
-    """The chunks that begin in one of equal parts of memory."""
+def _chunk_ranges(parameters: Sequence[_ChunkRange], part: int, parts: int) -> Iterator[_ChunkRange]:
+    """The chunks that begin in part `part` of `parts` equal parts of memory."""
     total = parameters[-1].group.stop if parameters else 0
     for whole in parameters:
         group = whole.group
@@ -157,20 +160,20 @@ def _shares(parameters: Sequence[_Share], part: int, parts: int) -> Iterator[_Sh
 
 
 def _run(group: Group) -> int:
-    fitting = (run for run in _RUNS if group.width // run * group.height >= 2 * group.keep)
+    fitting = (run for run in _RUNS if group.width // run * group.height >= 2 * group.topk)
     return next(fitting, 1)
 
 
 def _array(gradient: Tensor) -> tuple[Floats, NDArray[np.uint16]]:
-    """A flat gradient as float32, or as the bits of bfloat16; the other is empty."""
+    """A flat gradient as float32, or as the bits of bfloat16; the other array is empty."""
     if gradient.dtype == torch.bfloat16:
-        return NO_FLOATS, gradient.contiguous().view(torch.int16).numpy().view(np.uint16)
+        return NO_F32, gradient.contiguous().view(torch.int16).numpy().view(np.uint16)
 
-    return gradient.to(torch.float32).contiguous().numpy(), NO_HALVES
+    return gradient.to(torch.float32).contiguous().numpy(), NO_BF16
 
 
-def _sent(waiting: Sequence[Tables], number: int, chunks: int) -> tuple[Integers, Floats]:
-    """What waits to be taken off the chunks of a class: places and values, [chunks, any]."""
-    places = [np.empty((chunks, 0), np.int64), *(tables.indices[number].numpy() for tables in waiting)]
-    values = [np.empty((chunks, 0), np.float32), *(tables.values[number].numpy() for tables in waiting)]
+def _sent(unsubtracted: Sequence[CoefficientTables], number: int, chunks: int) -> tuple[Integers, Floats]:
+    """Coefficients to subtract from the chunks of a class: positions and values, both [chunks, n]."""
+    places = [np.empty((chunks, 0), np.int64), *(tables.indices[number].numpy() for tables in unsubtracted)]
+    values = [np.empty((chunks, 0), np.float32), *(tables.values[number].numpy() for tables in unsubtracted)]
     return np.concatenate(places, axis=1), np.concatenate(values, axis=1)

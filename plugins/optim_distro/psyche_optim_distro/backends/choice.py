@@ -1,0 +1,58 @@
+"""Selects the fastest backend that is available."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from psyche_optim_distro.aggregation import Aggregator
+from psyche_optim_distro.backends.numba import numba_available
+from psyche_optim_distro.backends.torch import TorchCompressor, TorchValueUpdater, TorchVoteUpdater
+from psyche_optim_distro.compress import Compressor
+from psyche_optim_distro.layout import Layout
+from psyche_optim_distro.precision import Precision, precision_for
+from psyche_optim_distro.tiles import Workspace
+from psyche_optim_distro.update import Updater
+from psyche_optim_distro.value_format import ValueFormat
+
+
+def compressor_for(
+    layout: Layout,
+    values: ValueFormat,
+    device: torch.device,
+    *,
+    workspace: Workspace,
+    precision: Precision | None,
+    compiled: bool,
+) -> Compressor:
+    """The fastest compressor for this table, value format and device.
+
+    workspace: scratch memory of the torch backend. precision: of the torch backend's transform; a value other than None selects
+    that backend. compiled: whether the numba backend may be used.
+    """
+    if compiled and precision is None and device.type == "cpu" and numba_available():
+        from psyche_optim_distro.backends.numba.compress import NumbaCompressor
+
+        return NumbaCompressor(layout)
+
+    return TorchCompressor(layout, device, precision or precision_for(values, device), workspace=workspace)
+
+
+def updater_for(
+    layout: Layout, values: ValueFormat, device: torch.device, *, workspace: Workspace, compiled: bool
+) -> Updater[Any]:
+    """The fastest updater for this table, value format and device. Only signs have one in numba.
+
+    workspace: scratch memory of the torch backend. compiled: whether the numba backend may be used.
+    """
+    if compiled and values is ValueFormat.SIGNS and device.type == "cpu" and numba_available():
+        from psyche_optim_distro.backends.numba.update import NumbaUpdater
+
+        return NumbaUpdater(layout)
+
+    aggregator = Aggregator(layout, device, workspace=workspace)
+    if values is ValueFormat.SIGNS:
+        return TorchVoteUpdater(layout, aggregator)
+
+    return TorchValueUpdater(layout, aggregator, values)

@@ -1,0 +1,33 @@
+"""Decorators that compile functions with numba: without the GIL, cached on disk, for the processor in use.
+
+`jit_fma` allows fused multiply-add. It is for integers in float32, where both ways give equal bits, and for results that are
+private to a member. `jit` rounds every operation as written, since all replicas must agree. Array bounds are not checked at run
+time; a test runs the kernels with `NUMBA_BOUNDSCHECK=1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def jit(function: F) -> F:
+    """Compile a function so that each operation is rounded on its own."""
+    return _compiled(function, fastmath=False)
+
+
+def jit_fma(function: F) -> F:
+    """As `jit`, but a product may be added without intermediate rounding (fused multiply-add)."""
+    return _compiled(function, fastmath={"contract"})
+
+
+def _compiled(function: F, *, fastmath: bool | set[str]) -> F:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+    try:
+        return cast("F", numba.njit(cache=True, **options)(function))
+    except RuntimeError:  # no cache folder is writable: neither next to this file nor in the user's cache
+        return cast("F", numba.njit(**options)(function))

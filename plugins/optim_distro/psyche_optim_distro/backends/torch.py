@@ -1,0 +1,126 @@
+"""The backend in torch. It runs on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from psyche_optim_distro import codec
+from psyche_optim_distro.aggregation import Aggregator, TileVotes
+from psyche_optim_distro.compress import Compressor, add_sent, dct_bases, delta_blocks
+from psyche_optim_distro.layout import Group, Layout
+from psyche_optim_distro.precision import Precision
+from psyche_optim_distro.tiles import Part, Workspace, parts_of, tiles_of
+from psyche_optim_distro.top_k import CoefficientTables, Selection, TopKSelector
+from psyche_optim_distro.transform import as_blocks, encode
+from psyche_optim_distro.update import Updater
+from psyche_optim_distro.value_format import ValueFormat
+
+
+class TorchCompressor(Compressor):
+    """Processes the model tile by tile, see `tiles`.
+
+    layout: parameter table. device: of the parameters. precision: of the transform. workspace: scratch memory.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device, precision: Precision, *, workspace: Workspace) -> None:
+        self.precision = precision
+        self._layout = layout
+        self._device = device
+        self._basis = dct_bases(layout, device)
+        self._rounded_basis = {size: basis.to(precision.large) for size, basis in self._basis.items()}
+        self._tiles = [(tile, parts_of(tile, layout)) for tile in tiles_of(layout, device)]
+        self._workspace = workspace
+
+    def compress(
+        self,
+        delta: Tensor,
+        gradients: Mapping[str, Tensor],
+        unsubtracted: Sequence[CoefficientTables],
+        tables: CoefficientTables,
+        *,
+        scale: float,
+        decay: float,
+    ) -> None:
+        """See `Compressor.compress`."""
+        for group in self._layout.groups:
+            selector = TopKSelector(group, self._device, dtype=self.precision.of(group.height * group.width))
+            for tile, parts in self._tiles_of(group):
+                for sent in unsubtracted:
+                    add_sent(delta, tile, sent, self._basis, factor=-1.0)
+                _add_gradients(delta, tile, parts, gradients, scale, decay)
+                coefficients = self._transformed(tile, delta_blocks(delta, tile))
+                selector.add(tile, coefficients, out=self._workspace.lend(2, coefficients.shape, dtype=coefficients.dtype))
+            indices, values = tables.of(group)
+            selected = selector.result()
+            indices.copy_(selected[0])
+            values.copy_(selected[1])
+
+    def _tiles_of(self, group: Group) -> Iterator[tuple[Group, tuple[Part, ...]]]:
+        """The tiles of a group and their parameters."""
+        return ((tile, parts) for tile, parts in self._tiles if group.start <= tile.start < group.stop)
+
+    def _transformed(self, tile: Group, blocks: Tensor) -> Tensor:
+        """DCT coefficients of one tile of delta [chunks, height, width], in scratch memory."""
+        basis, kind = self._basis, self.precision.of(tile.height * tile.width)
+        first, second, rounded = (self._workspace.lend(number, blocks.shape, dtype=kind) for number in range(3))
+        if kind != blocks.dtype:
+            blocks, basis = rounded.copy_(blocks), self._rounded_basis
+        return encode(blocks, basis[tile.height], basis[tile.width], out=(first, second))
+
+
+class TorchVoteUpdater(Updater[TileVotes]):
+    """For payloads of signs. layout: parameter table. aggregator: of the same table."""
+
+    def __init__(self, layout: Layout, aggregator: Aggregator) -> None:
+        self._layout = layout
+        self._aggregator = aggregator
+
+    def decode(self, payload: bytes) -> TileVotes:
+        """The votes of a payload by tile. Raises PayloadRejected."""
+        return self._aggregator.votes(codec.decode(self._layout, payload, values=ValueFormat.SIGNS))
+
+    def update(self, masters: Tensor, decoded: Sequence[TileVotes], *, decay: float, learning_rate: float) -> None:
+        """See `Updater.update`."""
+        for tile, direction in self._aggregator.vote_directions(decoded):
+            _apply_direction(masters[tile.start : tile.stop], direction, decay, learning_rate)
+
+
+class TorchValueUpdater(Updater[Selection]):
+    """For payloads of values. layout: parameter table. aggregator: of the same table. values: format of the values."""
+
+    def __init__(self, layout: Layout, aggregator: Aggregator, values: ValueFormat) -> None:
+        self._layout = layout
+        self._aggregator = aggregator
+        self._values = values
+
+    def decode(self, payload: bytes) -> Selection:
+        """The coefficients of a payload. Raises PayloadRejected."""
+        return codec.decode(self._layout, payload, values=self._values)
+
+    def update(self, masters: Tensor, decoded: Sequence[Selection], *, decay: float, learning_rate: float) -> None:
+        """See `Updater.update`."""
+        for tile, direction in self._aggregator.value_directions(decoded):
+            _apply_direction(masters[tile.start : tile.stop], direction, decay, learning_rate)
+
+
+def _add_gradients(
+    delta: Tensor, tile: Group, parts: Sequence[Part], gradients: Mapping[str, Tensor], scale: float, decay: float
+) -> None:
+    """One tile: delta <- decay delta + scale gradient."""
+    delta[tile.start : tile.stop].mul_(decay)
+    for part in parts:
+        gradient = gradients.get(part.name)
+        if gradient is not None:
+            natural = gradient[part.first : part.last].view(-1, tile.height, tile.columns)
+            blocks = as_blocks(natural, tile.width)
+            delta[part.start : part.stop].view(blocks.shape).add_(blocks, alpha=scale)
+
+
+def _apply_direction(masters: Tensor, direction: Tensor, decay: float, learning_rate: float) -> None:
+    """One tile: masters <- masters decay - learning_rate direction, in place."""
+    if decay != 1:
+        masters.mul_(decay)
+    masters.sub_(direction, alpha=learning_rate)

@@ -1,0 +1,1 @@
+"""Sharding engines of this plugin: `deepspeed`, tensor parallelism by DeepSpeed's AutoTP."""

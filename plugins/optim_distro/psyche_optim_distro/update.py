@@ -1,0 +1,32 @@
+"""Contract for the second half of a step: accepted payloads move the masters.
+
+Guaranteed by each implementation:
+
+    masters <- masters decay - learning_rate direction
+
+with two roundings per element. The direction is -1, 0 or +1 and has the same bits on every replica, whichever implementation
+runs there. Not guaranteed: that one implementation can use what another has decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+Decoded = TypeVar("Decoded")
+
+
+class Updater(Protocol, Generic[Decoded]):
+    """Decodes payloads and moves the masters of one parameter table."""
+
+    def decode(self, payload: bytes) -> Decoded:
+        """Decode a payload against our own table. May run in any thread. Raises PayloadRejected, never anything else."""
+
+    def update(self, masters: Tensor, decoded: Sequence[Decoded], *, decay: float, learning_rate: float) -> None:
+        """Move the masters, as the module describes.
+
+        masters: float32 [layout.total], changed in place. decoded: results of `decode` for at least one payload, in any order.
+        decay: 1 - learning rate * weight decay. Raises ValueError for more than MAX_CLIENTS payloads.
+        """
