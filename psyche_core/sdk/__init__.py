@@ -1,0 +1,4 @@
+"""The public SDK: thin façades over the packages below. Import its names from `psyche_core`, which loads them when asked for.
+
+No rules and no protocol live here: a coordinator is a `BackendServer`, a client is `client.setup`'s, objects become registrations.
+"""
