@@ -18,7 +18,7 @@ ADDRESS = "in this process"
 
 
 class MemoryServer(BackendServer):
-    """Make it inside the event loop that uses it. Raises ConfigError for what it cannot do: keep state, serve data, check keys."""
+    """Make it in the event loop that uses it. Raises ConfigError for what it cannot do: keep state, serve data, check keys."""
 
     def __init__(self, context: ServerContext) -> None:
         asked = {"state_dir": context.state_dir, "allow_list": context.allow_list, "data": context.data}

@@ -185,8 +185,8 @@ class TorchModel(Model):
         if not isinstance(found, torch.Tensor) or found.dim() != 3 or found.shape[:2] != ids.shape:
             got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(answer).__name__
             message = (
-                f"the module {type(self._module).__name__} must answer ids of shape {tuple(ids.shape)} with logits (batch, tokens, "
-                f"vocabulary), an object with such .logits, or a scalar loss; got {got}"
+                f"the module {type(self._module).__name__} must answer ids of shape {tuple(ids.shape)} with logits (batch, "
+                f"tokens, vocabulary), an object with such .logits, or a scalar loss; got {got}"
             )
             raise ModelError(message)
         logits = found[:, :-1].float().flatten(0, 1)  # (b·(T-1), V)

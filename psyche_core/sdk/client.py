@@ -63,16 +63,16 @@ class Client:
     run's configuration decides which plugins a run has, so a name of model, data or optimizer is what we expect there, and
     another one in the run is refused. None follows the run.
 
-    callbacks: functions called with each event, in the event loop; must not block. One that raises is not called again, which a
-    Problem event tells; training goes on. checkpoint_dir: folder for checkpoints and journal; where it holds some of this run, the
-    client goes on from there. None keeps nothing on disk. key: our identity, or a file with it; a new one when not given. device:
-    auto, cpu, mps, cuda, cuda:N. micro_batch_size: sequences per forward pass, or "auto". base: folder that relative paths of the
-    run start from; the address's when not given. options: further fields of `psyche client train`, by name with underscores, such
-    as {"compute_dtype": "bfloat16"}; environment variables are not read. backend_options: fields of the backend's own settings.
-    plugins: where plugins come from; those installed here when not given.
+    callbacks: functions called with each event, in the event loop; must not block. One that raises is not called again, and a
+    Problem event tells of it; training goes on. checkpoint_dir: folder for checkpoints and journal; where it holds some of this
+    run, the client goes on from there. None keeps nothing on disk. key: our identity, or a file with it; a new one when not
+    given. device: auto, cpu, mps, cuda, cuda:N. micro_batch_size: sequences per forward pass, or "auto". base: folder that
+    relative paths of the run start from; the address's when not given. options: further fields of `psyche client train`, by
+    name with underscores, such as {"compute_dtype": "bfloat16"}; environment variables are not read. backend_options: fields
+    of the backend's own settings. plugins: where plugins come from; those installed here when not given.
 
-    Raises at once TypeError for objects of the wrong kind and ConfigError for values that break a rule. What goes wrong later ends
-    the client and is raised by `events`, `wait` or, at the latest, when the block ends: BackendError, ModelError, DataError,
+    Raises at once TypeError for objects of the wrong kind and ConfigError for values that break a rule. What goes wrong later
+    ends the client and is raised by `events`, `wait` or, at the latest, when the block ends: BackendError, ModelError, DataError,
     PluginFailed, UserError. Guaranteed: nothing of it blocks the event loop; leaving the block leaves the run in order, and saves
     first where there is a checkpoint_dir; an exception in the block leaves without ceremony. Not guaranteed: that this client
     trains a certain share, or that the run goes on without it. One event loop, one use; no method is thread-safe.
@@ -108,7 +108,7 @@ class Client:
             if transport is None:
                 self._objects["transport"] = Given(place.server.transport(), "psyche_core")
         names = {kind: each for kind, each in found.items() if isinstance(each, str)}
-        self._expected = {kind: names[kind] for kind in ("model", "data", "optimizer") if kind in names}
+        self._expected = {kind: name for kind, name in names.items() if kind in ("model", "data", "optimizer")}
         self._key = key if isinstance(key, SecretKey) else None
         self._settings: ClientSettings = embedded_settings(
             {
@@ -130,6 +130,7 @@ class Client:
         self._log: EventLog | None = None
         self._metrics = Metrics()
         self._runtime: ClientRuntime | None = None
+        self._bus: EventBus | None = None
         self._last_state: CoordinatorState | None = None
         self._connecting: anyio.CancelScope | None = None
         self._stop_after: int | None = None
@@ -224,7 +225,10 @@ class Client:
         return self
 
     async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None,  # Python's signature
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         assert self._tasks is not None
         try:
@@ -234,7 +238,7 @@ class Client:
                     pass
         finally:
             self._tasks.cancel_scope.cancel()
-            await self._stack.__aexit__(exc_type, exc, traceback)
+            await self._stack.__aexit__(None, None, None)  # so that no group is made of the block's own exception
         if exc is None and not self._raised:
             self._raise()
 
@@ -262,16 +266,20 @@ class Client:
                 await anyio.to_thread.run_sync(folder.cleanup)
 
     async def _live_on(self) -> telemetry.Ended:
-        plugins = self._plugins or await anyio.to_thread.run_sync(PluginRegistry.discover)
+        plugins = self._plugins
+        if plugins is None:
+            plugins = await anyio.to_thread.run_sync(lambda: PluginRegistry.discover())
         registry = RegistryWithObjects(plugins, objects=self._objects, expected=self._expected)
         backend_settings = await anyio.to_thread.run_sync(self._backend_settings, registry)
         bus = EventBus(self._note, *map(self._shielded, self._callbacks))
-        self._tell = bus
+        self._bus = bus
         if self._key is None and self._settings.identity_secret_key_path is None:
             self._key = await anyio.to_thread.run_sync(_own_key, registry, self._settings, backend_settings)
         while True:
             ended = telemetry.Ended("left before the run was joined", success=True)
             with anyio.CancelScope() as self._connecting:
+                if self._stopping:
+                    self._connecting.cancel()
                 ended = await train_client(
                     self._settings, registry, bus, backend_settings=backend_settings, key=self._key, beside=self._beside
                 )
@@ -314,8 +322,8 @@ class Client:
             self.stop()
 
     def _tell(self, event: telemetry.Event) -> None:
-        """To who reads; later to the callbacks too."""
-        self._note(event)
+        """To the callbacks too, once there are any."""
+        (self._note if self._bus is None else self._bus)(event)
 
     def _shielded(self, callback: Callback) -> Callback:
         """A callback that is called until it raises, which is told."""

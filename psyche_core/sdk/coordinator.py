@@ -58,10 +58,9 @@ class Coordinator:
         on_change: OnChange | None = None,
         plugins: PluginRegistry | None = None,
     ) -> None:
-        if not isinstance(run, RunConfig):
-            message = (
-                f"Coordinator needs a RunConfig, got {type(run).__name__}; make one with psyche.load_run(path) or RunConfig(…)"
-            )
+        what: object = run
+        if not isinstance(what, RunConfig):
+            message = f"Coordinator takes a RunConfig, got a {type(what).__name__}; make one with psyche.load_run(path)"
             raise TypeError(message)
 
         self._run = run
@@ -92,9 +91,10 @@ class Coordinator:
         return self._hosted().state
 
     def pause(self) -> None:
-        """Pause the run for all members, once the present epoch's last results are applied. Raises CommandRefused's cause.
+        """Pause the run for all members, an owner's command: the epoch ends early, with all its results applied, then all wait.
 
-        Raises CoordinatorError where the run's phase does not allow it, ConfigError for a backend whose owner is not this process.
+        Raises CoordinatorError where the run's phase does not allow it, ConfigError for a backend that takes no owner's commands
+        from this process.
         """
         self._submit(Pause())
 
@@ -133,11 +133,14 @@ class Coordinator:
         return self
 
     async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None,  # Python's signature
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         assert self._tasks is not None
         self._tasks.cancel_scope.cancel()
-        await self._stack.__aexit__(exc_type, exc, traceback)
+        await self._stack.__aexit__(None, None, None)  # so that no group is made of the block's own exception
 
     async def _make(self) -> BackendServer:
         context = ServerContext(
@@ -151,7 +154,9 @@ class Coordinator:
         if self._backend == "memory":
             return MemoryServer(context)
 
-        plugins = self._plugins or await anyio.to_thread.run_sync(PluginRegistry.discover)
+        plugins = self._plugins
+        if plugins is None:
+            plugins = await anyio.to_thread.run_sync(lambda: PluginRegistry.discover())
         registration = await anyio.to_thread.run_sync(plugins.load, "backend", self._backend)
         create = registration.create_server
         if create is None:

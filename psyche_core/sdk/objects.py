@@ -21,7 +21,6 @@ from psyche_core.hookspecs import (
     BackendRegistration,
     DataContext,
     DataRegistration,
-    ModelContext,
     ModelRegistration,
     OptimizerRegistration,
     Registration,
@@ -47,7 +46,8 @@ BackendGiven: TypeAlias = str | Backend | Callable[[BackendContext], Backend] | 
 _SUMMARY = "an object given in code"
 _WANTED: Mapping[str, str] = {
     "model": "a torch.nn.Module, a function that makes one, a plugin's name or a ModelRegistration",
-    "data": "a dataset with __len__ and __getitem__, a DataProvider, a function that makes one, a plugin's name or a DataRegistration",
+    "data": "a dataset with __len__ and __getitem__, a DataProvider or a function that makes one, a plugin's name or a "
+    "DataRegistration",
     "optimizer": "a plugin's name, a function from a model to an Optimizer, an Optimizer or an OptimizerRegistration",
     "transport": "a plugin's name, a Transport, a function that makes one from its context or a TransportRegistration",
     "backend": "a plugin's name, a Backend, a function that makes one from its context or a BackendRegistration",
@@ -72,7 +72,7 @@ class NoSettings(BaseModel):
 
 
 def given(kind: str, value: object) -> Given | str | None:
-    """A registration for an object, the name that was given, or None for nothing. Raises TypeError for what is none of the kind."""
+    """A registration for an object, the name that was given, or None for nothing. Raises TypeError for an object of no use."""
     if value is None or isinstance(value, str):
         return value
 
@@ -217,7 +217,7 @@ def _backend(value: Any) -> BackendRegistration | None:
     return BackendRegistration(name=_name(value), summary=_SUMMARY, create=value, needs_address=False)
 
 
-_MAKERS: Mapping[str, Callable[[Any, ExitStack], Any]] = {
+_MAKERS: Mapping[str, Callable[[Any], Registration | None]] = {
     "model": _model,
     "data": _data,
     "optimizer": _optimizer,

@@ -1,7 +1,7 @@
 """A run's configuration for programs: read from a file, or made from a few arguments.
 
-Decided here: one vocabulary, that of `state.toml`; arguments fill the same tables and are checked by the same rules. Times default
-to what suits members in one program or one network; a run among strangers wants a file, which says all of them.
+Decided here: one vocabulary, that of `state.toml`; arguments fill the same tables and are checked by the same rules. Times
+default to what suits members in one program or one network; a run among strangers wants a file, which says all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class RunConfig:
     `lr_schedule` of a run file. clients: members to wait for; with fewer the run waits. steps_per_epoch: members join, leave and
     save between epochs. optimizer, model, data, checkpoint: as `optimizer`, `architecture`, `data_location` and `checkpoint` of a
     run file say them: a plugin's name, or `{name: settings}`; where model and data are left out, every client brings objects.
-    config: further keys of `[config]`, which win over all others. base: folder that relative paths start from, itself relative to where we are.
+    config: further keys of `[config]`, which win over all others. base: folder that relative paths start
+    from; where we are when not given.
 
     Raises ConfigError with one sentence for each broken rule. Guaranteed: a RunConfig is valid. Not guaranteed: that its plugins
     are installed, which each client finds out for itself.

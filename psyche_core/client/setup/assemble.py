@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
 
 _LEAVING = (signal.SIGINT, signal.SIGTERM)
-Beside = Callable[[ClientRuntime], Awaitable[None]]
+Beside = Callable[[ClientRuntime], Coroutine[object, object, None]]
 """Runs beside a client and is cancelled when that ends; called again where the client begins anew. It may ask it to leave."""
 
 _ANEW_SECONDS = 1.0
