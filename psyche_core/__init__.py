@@ -1,10 +1,80 @@
 """Strangers train one language model together over the internet: protocol, SDK and programs.
 
-Importing this package costs nothing: rooms are imported by name (`psyche_core.coordinator`, `psyche_core.client`, …).
+Importing this package costs nothing: the names below are loaded when they are asked for, and the packages by their own names
+(`psyche_core.coordinator`, `psyche_core.client`, …). What is public: these names, and `psyche_core.interfaces`, `.hookspecs`,
+`.testing` and the command line.
 """
 
 from __future__ import annotations
 
-from psyche_core.__about__ import __version__
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["__version__"]
+from psyche_core.__about__ import __version__ as __version__
+
+if TYPE_CHECKING:
+    from psyche_core import errors as errors
+    from psyche_core import hookspecs as hookspecs
+    from psyche_core import interfaces as interfaces
+    from psyche_core.errors import PsycheError as PsycheError
+    from psyche_core.plugins import PluginRegistry as PluginRegistry
+    from psyche_core.sdk.address import Address as Address
+    from psyche_core.sdk.client import Client as Client
+    from psyche_core.sdk.coordinator import Coordinator as Coordinator
+    from psyche_core.sdk.metrics import Metrics as Metrics
+    from psyche_core.sdk.run_config import RunConfig as RunConfig
+    from psyche_core.sdk.run_config import load_run as load_run
+    from psyche_core.sdk.train import train as train
+    from psyche_core.sdk.train import train_async as train_async
+    from psyche_core.telemetry import events as events
+    from psyche_core.wire.signing import SecretKey as SecretKey
+
+__all__ = [
+    "Address",
+    "Client",
+    "Coordinator",
+    "Metrics",
+    "PluginRegistry",
+    "PsycheError",
+    "RunConfig",
+    "SecretKey",
+    "__version__",
+    "errors",
+    "events",
+    "hookspecs",
+    "interfaces",
+    "load_run",
+    "train",
+    "train_async",
+]
+
+_HOMES = {
+    "Address": "sdk.address",
+    "Client": "sdk.client",
+    "Coordinator": "sdk.coordinator",
+    "Metrics": "sdk.metrics",
+    "PluginRegistry": "plugins",
+    "PsycheError": "errors",
+    "RunConfig": "sdk.run_config",
+    "SecretKey": "wire.signing",
+    "load_run": "sdk.run_config",
+    "train": "sdk.train",
+    "train_async": "sdk.train",
+}
+_MODULES = {"errors": "errors", "events": "telemetry.events", "hookspecs": "hookspecs", "interfaces": "interfaces"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    if name not in _HOMES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -235,12 +235,17 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRegistration:
-    """A model architecture. parallel: whether `create` can divide it among processes (ModelContext.parallelism)."""
+    """A model architecture. parallel: whether `create` can divide it among processes (ModelContext.parallelism).
+
+    source: folder that a member's model begins from in place of the run's checkpoint, for a model that brings its first weights
+    itself; it may be empty. A checkpoint of the member's own still comes first (ModelContext.source is then its folder).
+    """
 
     name: str
     summary: str
     create: Callable[[ModelContext], Model]
     parallel: bool = False
+    source: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 import anyio
 import anyio.to_thread
@@ -23,7 +22,6 @@ from psyche_core.config.settings import ServerSettings
 from psyche_core.coordinator import new_state
 from psyche_core.coordinator.commands import (
     ClientsExited,
-    Command,
     EpochSigned,
     Event,
     ModelLost,
@@ -36,6 +34,7 @@ from psyche_core.coordinator.state import CoordinatorState, Progress
 from psyche_core.errors import BackendError, ConfigError, CoordinatorError, UserError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces import BackendServer
+from psyche_core.interfaces.backend import OwnersDoor
 from psyche_core.plugins import PluginRegistry
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
@@ -133,18 +132,6 @@ def _heed_loss(server: BackendServer, report: EventBus, *, restart: bool) -> Non
         server.submit(Resume(from_checkpoint=True))
     elif state.model_lost:
         report(told.ModelLost(state.progress.step - 1))
-
-
-@runtime_checkable
-class OwnersDoor(Protocol):
-    """A server that takes the owner's commands from this process."""
-
-    @property
-    def state(self) -> CoordinatorState:
-        """The state now."""
-
-    def submit(self, command: Command) -> None:
-        """Apply a command of the run's owner. Raises CoordinatorError."""
 
 
 def server_key(settings: ServerSettings) -> SecretKey:

@@ -65,6 +65,7 @@ __all__ = [
     "check_config",
     "check_data_file",
     "check_model",
+    "checked_run",
     "from_plain",
     "load_data_file",
     "load_run_file",
@@ -89,6 +90,14 @@ def parse_run_file(text: str, *, source: str, run_id: str | None = None) -> RunF
     plain = {key: value for key, value in _toml(text, source).items() if key not in _SAVED_BY_SERVER}
     if run_id is not None:
         plain.setdefault("run_id", run_id)
+    return checked_run(plain, source=source)
+
+
+def checked_run(plain: Mapping[str, Any], *, source: str) -> RunFile:
+    """A run configuration from its tables as plain values, by the rules of a `state.toml`. Raises ConfigError like that.
+
+    source: what it is called in messages.
+    """
     problems: list[str] = []
     try:
         run_file = RunFile.model_validate(plain)

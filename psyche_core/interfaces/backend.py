@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 from psyche_core.coordinator.commands import (
     Checkpoint,
@@ -149,3 +149,15 @@ class BackendServer(ABC):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+@runtime_checkable
+class OwnersDoor(Protocol):
+    """A server that takes the owner's commands from this process."""
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The state now."""
+
+    def submit(self, command: Command) -> None:
+        """Apply a command of the run's owner. Raises CoordinatorError."""

@@ -121,6 +121,10 @@ class Trainer:
         self._optimizer.load_masters()
         return self._micro_batch.loss(samples)
 
+    def load_masters(self) -> None:
+        """Write the masters into the model's own weights, for who goes on with the model after training."""
+        self._optimizer.load_masters()
+
     def full_digest(self) -> bytes:
         """SHA-256 over all masters."""
         return full_digest(self._optimizer.masters)

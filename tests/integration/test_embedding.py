@@ -1,4 +1,4 @@
-"""Three members train a real model in this process, through the memory backend and transport: the SDK without a socket."""
+"""Three members train a real model in this process, through the public SDK: the example, without a socket."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_three_members_learn_and_stay_equal(example: ModuleType, optimizer
     events = await example.train(steps=24, clients=3, optimizer=optimizer)
 
     assert len(events) == 3
-    for told in events.values():
+    for told in events:
         ended = [event for event in told if isinstance(event, telemetry.Ended)]
         assert [event.success for event in ended] == [True]
         losses = [event.loss for event in told if isinstance(event, telemetry.StepTrained)]
@@ -52,7 +52,7 @@ async def test_three_members_learn_and_stay_equal(example: ModuleType, optimizer
         assert [event.step for event in applied] == list(range(1, 25))
         assert all(event.accepted == event.trained == 3 for event in applied)
 
-    digests = [tuple(e.sha256 for e in told if isinstance(e, telemetry.EpochDigest)) for told in events.values()]
+    digests = [tuple(e.sha256 for e in told if isinstance(e, telemetry.EpochDigest)) for told in events]
     assert len(digests[0]) == 3
     assert len(set(digests)) == 1
     assert len(set(digests[0])) == 3

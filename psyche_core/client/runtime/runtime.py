@@ -128,6 +128,16 @@ class ClientRuntime:
 
         return self._machine.state
 
+    @property
+    def known_state(self) -> CoordinatorState | None:
+        """The same, None before the first."""
+        return self._machine.state
+
+    @property
+    def resources(self) -> Resources | None:
+        """What the client works with now: trainer and data; None before the model is loaded."""
+        return self._worker.opened
+
     def leave(self) -> None:
         """Ask the client to leave in order; safe to call from a signal handler of the loop."""
         self._leave_asked = True

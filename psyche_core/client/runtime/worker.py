@@ -134,6 +134,11 @@ class Worker:
 
         return self._bench
 
+    @property
+    def opened(self) -> Resources | None:
+        """The open bench, None before there is one."""
+        return self._bench
+
     async def do(self, work: Work) -> WorkDone:
         """Carry out one piece of work.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from psyche_core.training.trainer import Trainer
 
 _LEAVING = (signal.SIGINT, signal.SIGTERM)
+Beside = Callable[[ClientRuntime], Coroutine[object, object, None]]
+"""Runs beside a client and is cancelled when that ends; called again where the client begins anew. It may ask it to leave."""
+
 _ANEW_SECONDS = 1.0
 """Before a client begins anew: a coordinator that goes back and forth must not keep it busy."""
 
@@ -59,16 +62,20 @@ async def train_client(
     tell: EventBus,
     *,
     backend_settings: BaseModel | None = None,
+    key: SecretKey | None = None,
+    beside: Beside | None = None,
 ) -> telemetry.Ended:
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
-    backend_settings: of the chosen backend's own class. Raises UserError for what the user can mend, BackendError, DataError and
-    ModelError for what stops the client.
+    backend_settings: of the chosen backend's own class. key: our transport's, in place of what settings and backend would give.
+    beside: runs in place of the wait for signals; see Beside. Raises UserError for what the user can mend, BackendError,
+    DataError and ModelError for what stops the client.
     """
     backend_kind = await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))
     address = _address_for(backend_kind, settings)
     await anyio.to_thread.run_sync(_check_own, settings)
-    key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
+    if key is None:
+        key = await anyio.to_thread.run_sync(_transport_key, backend_kind, settings, backend_settings)
     lasting = settings.identity_secret_key_path is not None or backend_kind.transport_key is not None
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
@@ -120,9 +127,12 @@ async def train_client(
             )
             tell(telemetry.Started("client", backend.identity.signer.hex(), settings.run_id, route))
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(
-                    _leave_on_signal, runtime, lambda number: tell(telemetry.Leaving(number.name, restorer is not None))
-                )
+                if beside is None:
+                    tasks.start_soon(
+                        _leave_on_signal, runtime, lambda number: tell(telemetry.Leaving(number.name, restorer is not None))
+                    )
+                else:
+                    tasks.start_soon(beside, runtime)
                 ended = await runtime.run()
                 tasks.cancel_scope.cancel()
             return ended, runtime.begins_anew
@@ -259,6 +269,9 @@ def bench_builder(
         if start.folder is not None:
             return Origin(start.folder)
 
+        source = registry.load("model", start.state.model.LLM.architecture).source
+        if source is not None:
+            return _find_origin(settings, start, tell=warn_from_thread, source=source)
         try:
             return _find_origin(settings, start, tell=warn_from_thread)
         except SourceMissing:
@@ -400,11 +413,15 @@ def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:
     return keep
 
 
-def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str], None]) -> Origin:
-    from psyche_core.training.checkpoints.origin import find_origin
+def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str], None], source: Path | None = None) -> Origin:
+    """source: folder in place of the run's checkpoint, for a model that brings its first weights itself."""
+    from psyche_core.training.checkpoints.origin import FROM_MEMBERS, find_origin
 
+    checkpoint = start.state.model.LLM.checkpoint
+    if source is not None:
+        checkpoint = Choice("P2P" if checkpoint.name in FROM_MEMBERS else "Hub", {"repo_id": str(source.absolute())})
     return find_origin(
-        start.state.model.LLM.checkpoint,
+        checkpoint,
         run_id=start.state.run_id,
         base=settings.base,
         cache=_cache_folder(settings),

@@ -1,0 +1,80 @@
+"""Plugins given as objects: registrations that a program makes itself, in place of what a run's configuration names.
+
+Decided here: an object takes part as a plugin does, through a registration and its factory, so that all who ask the registry
+need no second way. It stands in for every name of its kind: a run's configuration may call it as it likes. A name that a program
+expects is compared with what the run says, and another one is refused in one sentence. Objects shadow what is installed for the
+one registry they were given to; nothing is global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from psyche_core import plugin_faults
+from psyche_core.errors import PluginError
+from psyche_core.hookspecs import KINDS, Registration
+from psyche_core.plugins import PluginRegistry
+
+ORIGIN = "given in code"
+"""What stands for the distribution of an object in sentences."""
+
+_NOBODY: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An object's registration. module: name of the module that its code is in, to tell whose mistake an exception is."""
+
+    registration: Registration
+    module: str
+
+
+class RegistryWithObjects(PluginRegistry):
+    """The plugins of a registry, with objects in place of some kinds. Not thread-safe, as any registry.
+
+    objects: by kind; each is what `load` gives for every name of that kind. expected: by kind, the only name that may be asked
+    for. Raises ValueError for a kind that does not exist.
+    """
+
+    def __init__(self, registry: PluginRegistry, *, objects: Mapping[str, Given], expected: Mapping[str, str] = _NOBODY) -> None:
+        super().__init__(registry.list())
+        unknown = sorted({*objects, *expected} - {*KINDS})
+        if unknown:
+            message = f"kind must be one of {', '.join(KINDS)}, got {unknown[0]!r}"
+            raise ValueError(message)
+
+        self._expected = dict(expected)
+        self._given = dict(objects)
+        self._objects = {
+            kind: plugin_faults.guarded(given.registration, called=plugin_faults.label(kind, given.registration.name, ORIGIN))
+            for kind, given in objects.items()
+        }
+
+    def load(self, kind: str, name: str) -> Any:
+        """The object of this kind, under the name that was asked for; else as `PluginRegistry.load`. Raises PluginError."""
+        given = self._objects.get(kind)
+        if given is not None:
+            return replace(given, name=name)
+
+        expected = self._expected.get(kind)
+        if expected is not None and name != expected:
+            message = (
+                f"the run has {name} as its {kind}, and this program was told to expect {expected}; leave {kind}= out to follow "
+                "the run, or join another run"
+            )
+            raise PluginError(message)
+        return super().load(kind, name)
+
+    def label(self, kind: str, name: str) -> str:
+        """What a plugin or object is called in sentences."""
+        given = self._objects.get(kind)
+        return super().label(kind, name) if given is None else plugin_faults.label(kind, given.name, ORIGIN)
+
+    def places(self) -> Iterator[plugin_faults.Place]:
+        """Kind, name, origin and module of each object, then of each plugin."""
+        for kind, given in self._given.items():
+            yield kind, given.registration.name, ORIGIN, given.module
+        yield from super().places()

@@ -1,0 +1,35 @@
+"""The arguments of `Client` as a table, for who passes them on; see there. Read by type checkers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from psyche_core.plugins import PluginRegistry
+from psyche_core.sdk.client import Callback
+from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven
+from psyche_core.wire.signing import SecretKey
+
+if TYPE_CHECKING:
+    from psyche_core.sdk.objects import DataGiven, ModelGiven
+
+
+class ClientArguments(TypedDict, total=False):
+    """All but the address, each as `Client` takes it."""
+
+    run_id: str | None
+    model: ModelGiven | None
+    data: DataGiven | None
+    optimizer: OptimizerGiven | None
+    transport: TransportGiven | None
+    backend: BackendGiven | None
+    callbacks: Iterable[Callback]
+    checkpoint_dir: Path | str | None
+    key: SecretKey | Path | str | None
+    device: str
+    micro_batch_size: int | Literal["auto"]
+    base: Path | str | None
+    options: Mapping[str, Any] | None
+    backend_options: Mapping[str, Any] | None
+    plugins: PluginRegistry | None

@@ -1,0 +1,189 @@
+"""A run's coordinator in a program: inside the process, or as a server that other machines reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from psyche_core.builtin.memory_server import MemoryServer
+from psyche_core.coordinator.commands import Command, Event, Pause, Resume
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.errors import BackendError, ConfigError
+from psyche_core.hookspecs import ServerContext
+from psyche_core.interfaces.backend import BackendServer, OwnersDoor
+from psyche_core.plugins import PluginRegistry
+from psyche_core.sdk.address import Address
+from psyche_core.sdk.run_config import RunConfig
+from psyche_core.types import RunState
+from psyche_core.wire.signing import SecretKey
+
+OnChange = Callable[[CoordinatorState, tuple[Event, ...]], None]
+
+
+class Coordinator:
+    """Hosts the coordinator of one run while its `async with` block lasts. It moves no weights and loads no torch.
+
+    Example:
+        async with psyche.Coordinator(run) as coordinator:
+            print(coordinator.address)
+            await coordinator.wait()
+
+    run: what is hosted. backend: "memory", for clients of this event loop, or the name of a backend plugin with a server, such as
+    "tcp". host, port: where that listens; port 0 picks a free one. state_dir: folder that keeps the state; entered again with the
+    same folder the run goes on where it was (tcp; "memory" keeps nothing). key: the server's identity; a new one for each start
+    when not given. on_change: called from the event loop with each new state and what led to it; must not block or raise.
+    plugins: where plugins come from; those installed here when not given.
+
+    Raises, on entering: ConfigError for a run or argument that will not do, PluginError for a backend that is missing or has no
+    server, UserError for a port that cannot be used. Guaranteed: leaving the block stops it and frees its ports. Not guaranteed:
+    that the run is finished then; see `wait`. One event loop, one use; not thread-safe.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        *,
+        backend: str = "memory",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        state_dir: Path | str | None = None,
+        key: SecretKey | None = None,
+        on_change: OnChange | None = None,
+        plugins: PluginRegistry | None = None,
+    ) -> None:
+        what: object = run
+        if not isinstance(what, RunConfig):
+            message = f"Coordinator takes a RunConfig, got a {type(what).__name__}; make one with psyche.load_run(path)"
+            raise TypeError(message)
+
+        self._run = run
+        self._backend = backend
+        self._host, self._port = host, port
+        self._state_dir = None if state_dir is None else Path(state_dir)
+        self._key = key
+        self._on_change = on_change
+        self._plugins = plugins
+        self._server: BackendServer | None = None
+        self._tasks: TaskGroup | None = None
+        self._stack = AsyncExitStack()
+        self._ended: anyio.Event | None = None
+        self._failure: Exception | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where clients find it. Raises RuntimeError outside the block."""
+        server = self._hosted()
+        inside = server if isinstance(server, MemoryServer) else None
+        return Address(
+            run_id=self._run.run_id, backend=self._backend, location=server.address, base=self._run.base, server=inside
+        )
+
+    @property
+    def state(self) -> CoordinatorState:
+        """The run's state now: phase, step, members. Immutable. Raises RuntimeError outside the block."""
+        return self._hosted().state
+
+    def pause(self) -> None:
+        """Pause the run for all members, an owner's command: the epoch ends early, with all its results applied, then all wait.
+
+        Raises CoordinatorError where the run's phase does not allow it, ConfigError for a backend that takes no owner's commands
+        from this process.
+        """
+        self._submit(Pause())
+
+    def resume(self) -> None:
+        """Let a paused run go on. Raises as `pause`."""
+        self._submit(Resume())
+
+    async def wait(self) -> CoordinatorState:
+        """Wait until the run is finished and its members were told; the last state. Cancel-safe.
+
+        Raises BackendError where the server stopped before that, and what it raised.
+        """
+        server = self._hosted()
+        assert self._ended is not None
+        await self._ended.wait()
+        if self._failure is not None:
+            raise self._failure
+        if server.state.run_state is not RunState.Finished:
+            message = f"the coordinator stopped in {server.state.run_state.name}, before the run was finished"
+            raise BackendError(message)
+
+        return server.state
+
+    async def __aenter__(self) -> Self:
+        if self._ended is not None:
+            message = "a Coordinator is used once; make a new one for another start"
+            raise RuntimeError(message)
+
+        self._ended = anyio.Event()
+        async with AsyncExitStack() as stack:
+            server = await self._make()
+            self._server = await stack.enter_async_context(server)
+            self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            self._tasks.start_soon(self._serve)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,  # Python's signature
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._tasks is not None
+        self._tasks.cancel_scope.cancel()
+        await self._stack.__aexit__(None, None, None)  # so that no group is made of the block's own exception
+
+    async def _make(self) -> BackendServer:
+        context = ServerContext(
+            state=self._run.first_state(),
+            host=self._host,
+            port=self._port,
+            key=self._key,
+            state_dir=self._state_dir,
+            on_event=self._on_change,
+        )
+        if self._backend == "memory":
+            return MemoryServer(context)
+
+        plugins = self._plugins
+        if plugins is None:
+            plugins = await anyio.to_thread.run_sync(lambda: PluginRegistry.discover())
+        registration = await anyio.to_thread.run_sync(plugins.load, "backend", self._backend)
+        create = registration.create_server
+        if create is None:
+            message = f"the backend {self._backend} is not one that somebody hosts; its clients need no Coordinator"
+            raise ConfigError(message)
+        made: BackendServer = create(context)
+        return made
+
+    async def _serve(self) -> None:
+        assert self._server is not None
+        assert self._ended is not None
+        try:
+            await self._server.serve()
+        except Exception as error:  # told to who waits, in place of tearing down the caller's block
+            self._failure = error
+        finally:
+            self._ended.set()
+
+    def _hosted(self) -> BackendServer:
+        if self._server is None:
+            message = "the coordinator is not there yet; use it inside `async with psyche.Coordinator(run) as coordinator:`"
+            raise RuntimeError(message)
+        return self._server
+
+    def _submit(self, command: Command) -> None:
+        server = self._hosted()
+        if not isinstance(server, OwnersDoor):
+            message = f"the backend {self._backend} takes no {type(command).__name__} from this process; use its own commands"
+            raise ConfigError(message)
+        server.submit(command)

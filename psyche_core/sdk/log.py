@@ -1,0 +1,51 @@
+"""A client's events as a stream that many can read, each from the beginning, at their own speed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+
+import anyio
+
+from psyche_core.telemetry.events import Event
+
+KEPT = 4096
+"""Events that wait for a reader; of a slower one's the oldest are dropped."""
+
+
+class EventLog:
+    """Belongs to one event loop. `put` never waits."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Event] = deque(maxlen=KEPT)
+        self._count = 0
+        self._closed = False
+        self._news = anyio.Event()
+
+    def put(self, event: Event) -> None:
+        """Add an event."""
+        self._kept.append(event)
+        self._count += 1
+        self._wake()
+
+    def close(self) -> None:
+        """No more will come."""
+        self._closed = True
+        self._wake()
+
+    async def read(self) -> AsyncIterator[Event]:
+        """Every event, those kept first; ends when the log is closed."""
+        at = self._count - len(self._kept)
+        while True:
+            while at < self._count:
+                at = max(at, self._count - len(self._kept))
+                event = self._kept[at - self._count]
+                at += 1
+                yield event
+            if self._closed:
+                return
+            await self._news.wait()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, anyio.Event()
+        news.set()

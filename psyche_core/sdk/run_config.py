@@ -1,0 +1,164 @@
+"""A run's configuration for programs: read from a file, or made from a few arguments.
+
+Decided here: one vocabulary, that of `state.toml`; arguments fill the same tables and are checked by the same rules. Times
+default to what suits members in one program or one network; a run among strangers wants a file, which says all of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from psyche_core.config.run_config import CoordinatorConfig, ModelConfig, RunFile, checked_run, load_run_file
+from psyche_core.coordinator import new_state
+from psyche_core.coordinator.state import CoordinatorState, Progress
+
+IN_CODE = "InCode"
+"""Name of a model or data location that no plugin brings: every client gives an object for it."""
+
+_TIMES: Mapping[str, int] = MappingProxyType(
+    {
+        "warmup_time": 60,
+        "cooldown_time": 1,
+        "max_round_train_time": 60,
+        "round_witness_time": 2,
+        "epoch_time": 600,
+        "waiting_for_members_extra_time": 1,
+    }
+)
+"""Seconds. The witness time is an upper limit; a round goes on as soon as all have spoken."""
+
+
+class RunConfig:
+    """What a run is, the same for all members. Immutable.
+
+    Example:
+        run = psyche.RunConfig("mine", total_steps=100, sequence_length=128, batch_size=16, learning_rate=1e-3)
+
+    run_id: name, 1 to 32 bytes of UTF-8. total_steps: steps to train. sequence_length: tokens of a sample. batch_size: sequences
+    that all members together train a step. learning_rate: constant, dimensionless, after `lr_warmup_steps`; or a schedule as in
+    `lr_schedule` of a run file. clients: members to wait for; with fewer the run waits. steps_per_epoch: members join, leave and
+    save between epochs. optimizer, model, data, checkpoint: as `optimizer`, `architecture`, `data_location` and `checkpoint` of a
+    run file say them: a plugin's name, or `{name: settings}`; where model and data are left out, every client brings objects.
+    config: further keys of `[config]`, which win over all others. base: folder that relative paths start
+    from; where we are when not given.
+
+    Raises ConfigError with one sentence for each broken rule. Guaranteed: a RunConfig is valid. Not guaranteed: that its plugins
+    are installed, which each client finds out for itself.
+    """
+
+    __slots__ = ("_base", "_file")
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        total_steps: int,
+        sequence_length: int,
+        batch_size: int,
+        learning_rate: float | Mapping[str, Any],
+        lr_warmup_steps: int = 0,
+        clients: int = 1,
+        steps_per_epoch: int = 0,
+        optimizer: str | Mapping[str, Any] = "AdamW",
+        model: str = IN_CODE,
+        data: str | Mapping[str, Any] = IN_CODE,
+        checkpoint: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        base: Path | str | None = None,
+    ) -> None:
+        schedule = learning_rate
+        if not isinstance(learning_rate, Mapping):
+            constant = {"base_lr": learning_rate, "warmup_init_lr": 0.0, "warmup_steps": lr_warmup_steps}
+            schedule = {"Constant": constant}
+        tables = {
+            "run_id": run_id,
+            "config": {
+                **_TIMES,
+                "total_steps": total_steps,
+                "rounds_per_epoch": steps_per_epoch,
+                "init_min_clients": clients,
+                "min_clients": clients,
+                "witness_nodes": 0,
+                "global_batch_size_start": batch_size,
+                "global_batch_size_end": batch_size,
+                "global_batch_size_warmup_tokens": 0,
+                "verification_percent": 0,
+                **(config or {}),
+            },
+            "model": {
+                "LLM": {
+                    "architecture": model,
+                    "data_type": "Pretraining",
+                    "max_seq_len": sequence_length,
+                    "cold_start_warmup_steps": 0,
+                    "checkpoint": checkpoint or {"Hub": {"repo_id": "in-code"}},
+                    "data_location": data,
+                    "lr_schedule": schedule,
+                    "optimizer": optimizer,
+                }
+            },
+        }
+        self._file = checked_run(tables, source="RunConfig")
+        self._base = Path(base or "")
+
+    @classmethod
+    def from_file(cls, file: RunFile, *, base: Path) -> Self:
+        """Of tables that were read and checked. base: folder that their relative paths start from."""
+        made = cls.__new__(cls)
+        made._file, made._base = file, base
+        return made
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+        return self._file.run_id
+
+    @property
+    def base(self) -> Path:
+        """Folder that relative paths start from."""
+        return self._base
+
+    @property
+    def config(self) -> CoordinatorConfig:
+        """`[config]`: times in seconds, batch sizes in sequences, numbers of members."""
+        return self._file.config
+
+    @property
+    def model(self) -> ModelConfig:
+        """`[model]`: architecture, data, optimizer, learning rates."""
+        return self._file.model
+
+    def first_state(self) -> CoordinatorState:
+        """The state that a coordinator of this run begins with; another instance each time."""
+        progress = self._file.progress
+        return new_state(
+            self.run_id,
+            self.config,
+            self.model,
+            progress=Progress(progress.epoch, progress.step, progress.epoch_start_data_index),
+            now=int(time.time()),
+            instance=secrets.token_bytes(32),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunConfig) and (self._file, self._base) == (other._file, other._base)
+
+    def __hash__(self) -> int:
+        return hash((self.run_id, self._base))
+
+    def __repr__(self) -> str:
+        return f"RunConfig({self.run_id!r}, total_steps={self.config.total_steps})"
+
+
+def load_run(path: Path | str) -> RunConfig:
+    """Read and check a run file (`state.toml`). Relative paths in it start at its folder. Blocking, for a moment.
+
+    Raises ConfigError with every problem, one sentence a line, also where it cannot be read.
+    """
+    path = Path(path)
+    return RunConfig.from_file(load_run_file(path), base=path.absolute().parent)

@@ -1,0 +1,46 @@
+"""A client's settings from a program's arguments alone: what surrounds the process does not reach into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+from psyche_core.config.sentences import validated
+from psyche_core.config.settings import ClientSettings
+from psyche_core.errors import ConfigError
+
+_NOT_HERE = ("logs", "events_file")
+
+
+class EmbeddedSettings(ClientSettings):
+    """`ClientSettings` that read no environment variable."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  # pydantic's signature, and below
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only."""
+        return (init_settings,)
+
+
+def embedded_settings(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ClientSettings:
+    """arguments: None means not given. options: further fields. Raises ConfigError with one sentence for each problem."""
+    for name in options:
+        if name in arguments:
+            message = f"options: {name} is an argument of its own"
+            raise ConfigError(message)
+        if name in _NOT_HERE:
+            message = f"options: {name} is for the command line; use callbacks= or client.events()"
+            raise ConfigError(message)
+
+    given = {name: value for name, value in {**arguments, **options}.items() if value is not None}
+    settings = validated(EmbeddedSettings, given, where="Client")
+    assert isinstance(settings, ClientSettings)
+    return settings

@@ -1,0 +1,34 @@
+"""docs/reference/sdk.md: its examples run as they stand, one after the other, and its table of names is complete."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psyche_core
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "sdk.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_every_example_runs(tmp_path: Path) -> None:
+    program = tmp_path / "page.py"
+    program.write_text("\n\n".join(["import torch\n\ntorch.set_num_threads(1)", *EXAMPLES]))
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(EXAMPLES) == 3
+    assert 0 < float(lines[0]) < 4
+    assert [line.split()[0] for line in lines[1:11]] == [str(step) for step in range(1, 11)]
+    assert lines[11].count("applied=10") == 2
+    assert 2 <= int(lines[12]) < 6
+    assert lines[13] == "6"
+
+
+def test_the_table_of_names_is_complete() -> None:
+    table = PAGE.partition("| name |")[2].partition("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == set(psyche_core.__all__) - {"__version__"}
