@@ -63,7 +63,7 @@ def test_wrong_values_are_configuration_errors(given: dict[str, Any], sentence: 
 
 
 def test_the_environment_does_not_reach_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PSYCHE_MICRO_BATCH_SIZE", "none")
+    monkeypatch.setenv("PSYCHE_TORCH_THREADS", "none")  # no argument of a Client, so nothing beats it
     psyche.Client(PLACE, run_id="tiny")
 
 
