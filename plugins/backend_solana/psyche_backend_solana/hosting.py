@@ -93,7 +93,7 @@ class LocalRun(BackendServer):
 
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._chain)
-            await self._chain.open_door()
+            await self._chain.open_provider()
             await self._chain.airdrop(str(self._owner.pubkey), OWNER_LAMPORTS)
             self._rpc = Rpc([Endpoint(provider.rpc_url, provider.ws_url) for provider in self._chain.providers])
             stack.push_async_callback(self._rpc.aclose)

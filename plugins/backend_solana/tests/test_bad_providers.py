@@ -47,7 +47,7 @@ async def scene() -> AsyncIterator[Scene]:
     settings = ChainSettings(manual_clock=True, start_time=START_TIME, airdrops=airdrops, programs=all_programs())
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(LocalChain(settings))
-        await chain.open_door()
+        await chain.open_provider()
         endpoints = tuple(Endpoint(provider.rpc_url, provider.ws_url) for provider in chain.providers)
         await make_run_at(endpoints[0], small_state())
         backends = [await stack.enter_async_context(backend_at(endpoints, key, retry_seconds=60)) for key in KEYS]

@@ -85,7 +85,7 @@ async def test_transactions_accepted_and_never_processed() -> None:
 
 async def test_blockhashes_that_expire_early_at_one_door_only() -> None:
     async with LocalChain(MANUAL) as chain:
-        hasty = await chain.open_door()
+        hasty = await chain.open_provider()
         hasty.faults.set(expire_blockhashes_after=2)
         async with Rpc(chain.rpc_url) as rpc, Rpc(hasty.rpc_url) as other:
             payer, to = await funded(chain), Keypair().pubkey()
@@ -100,7 +100,7 @@ async def test_blockhashes_that_expire_early_at_one_door_only() -> None:
 
 async def test_one_of_two_doors_is_killed_and_comes_back() -> None:
     async with LocalChain(MANUAL) as chain, asyncio.timeout(20):
-        provider = await chain.open_door()
+        provider = await chain.open_provider()
         url = provider.rpc_url
         async with (
             Rpc(chain.rpc_url) as rpc,

@@ -302,7 +302,7 @@ def test_the_server_program_never_imports_torch(local_testnet) -> None:
     config = local_testnet()
     script = (
         "import sys; from pathlib import Path\n"
-        "from psyche_core.cli import server, serving, run_files, running\n"
+        "from psyche_core.cli import server, serving, run_files, program\n"
         "from psyche_core.plugins import PluginRegistry\n"
         "from psyche_core.ui.display import open_display\n"
         "registry = PluginRegistry.discover()\n"

@@ -92,7 +92,7 @@ class LocalChain:
                     await self.airdrop(address, lamports)
             stack.push_async_callback(self._save_at_end)
             stack.push_async_callback(self._close_doors)
-            await self.open_door(settings.rpc_port, settings.ws_port)
+            await self.open_provider(settings.rpc_port, settings.ws_port)
             if not settings.manual_clock:
                 stack.push_async_callback(_ending(self._keep_time()))
             if self._store is not None:
@@ -124,7 +124,7 @@ class LocalChain:
         """Of the first RPC provider."""
         return self.providers[0].faults
 
-    async def open_door(self, rpc_port: int = 0, ws_port: int | None = None) -> RpcProvider:
+    async def open_provider(self, rpc_port: int = 0, ws_port: int | None = None) -> RpcProvider:
         """Another pair of URLs of the same chain, with faults of its own. Raises UserError when a port cannot be had."""
         settings = self.settings
         provider = RpcProvider(

@@ -114,7 +114,7 @@ async def _run(settings: ChainSettings, faults: dict[str, Any], providers: int) 
         async with LocalChain(settings) as chain:
             for index in range(1, providers):
                 port = settings.rpc_port + 2 * index if settings.rpc_port else 0
-                await chain.open_door(port)
+                await chain.open_provider(port)
             for provider in chain.providers:
                 provider.faults.set(**faults)
             _announce(chain, settings)
