@@ -547,9 +547,6 @@ def _brief(value: Any) -> str:
     return " ".join(shown)
 
 
-_MASK = 2**64 - 1
-_ORDINALS = {kind: 1009 * place for place, kind in enumerate(ev.Event.__args__)}
-
 _CARRY_OUT: dict[type, Any] = {
     ev.Stop: Node._stop,
     ev.Tell: Node._tell,

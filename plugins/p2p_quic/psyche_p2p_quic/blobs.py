@@ -217,9 +217,9 @@ class BlobExchange:
         try:
             while True:
                 changed = self._mesh.changed
-                full = len(races) >= settings.racers
-                leaves = racing.makes_place(races.values(), now()) if full else None
-                if racing.wants_another(races.values(), now()) and (not full or leaves is not None):
+                wanted, full = racing.wants_another(races.values(), now()), len(races) >= settings.racers
+                leaves = racing.makes_place(races.values(), now()) if wanted and full else None
+                if wanted and (not full or leaves is not None):
                     mesh = self._mesh
                     peer = plan.begin(members=mesh.members, reachable=mesh.sessions, doubted=mesh.reputation.doubted)
                     if peer is not None:

@@ -104,10 +104,6 @@ class EpochNotes:
             record.applied or (record.settled_by is not None and not record.lost) for record in self.records.values()
         )
 
-    def slot_of_peer(self, p2p: bytes) -> int | None:
-        """The slot of a p2p key."""
-        return self.slots.get(p2p)
-
     def describes(self, state: CoordinatorState) -> bool:
         """Whether the state is still (or again) about this epoch."""
         return state.epoch.start_time == self.key[0] and state.epoch.seed == self.key[1]

@@ -82,7 +82,7 @@ class MachineState:
     actions: list[Action] = field(default_factory=list)
 
     def wake(self, clock: float) -> None:
-        """Time has passed. A process that was stopped, or a machine that slept, finds old messages before it loses timeouts."""
+        """Time has passed. A process that was stopped, or a machine that slept, finds old messages before its timeouts end."""
         if self.clock is None:
             self.now = clock
         elif clock > self.clock:
