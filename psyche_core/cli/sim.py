@@ -38,7 +38,8 @@ Kinds of faults:
             withhold false-statements false-digests flood stolen-key
             old-signatures
   slow down silent-witness never-states all-ones empty-statements
-            never-finished late-finished just-in-time idle-joiners"""
+            never-finished selective-finished late-finished just-in-time
+            idle-joiners"""
 
 
 @click.command(

@@ -18,6 +18,12 @@ from enum import Enum
 PREFIX_BYTES = 16
 """Bytes of a message id that members tell each other when they compare what they hold."""
 
+_ASKED = 3
+"""Members that are asked for the same message. More than one, since who says to have it may keep it to itself."""
+
+_WANTED = 8192
+"""Messages that were asked for and did not come yet, of which is remembered how often. The oldest is forgotten first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLimits:
@@ -75,6 +81,9 @@ class MessageLog:
         self._expired_before: int | None = None
         self._newest: int | None = None
         self._digest: bytes | None = None
+        self._by_prefix: dict[bytes, bytes] = {}
+        self._wanted: OrderedDict[bytes, int] = OrderedDict()
+        self._received: list[bytes] = []
 
     def __len__(self) -> int:
         return len(self._live)
@@ -110,7 +119,30 @@ class MessageLog:
 
         self._insert(LogEntry(message_id, self._believable(tag), message, peer, relayed))
         self._unread.append(message_id)
+        self._received.append(message_id)
         return Verdict.NEW, message_id
+
+    def take_received(self) -> list[LogEntry]:
+        """Live messages that others handed over since the last call."""
+        received, self._received = self._received, []
+        return [entry for message_id in received if (entry := self._live.get(message_id)) is not None]
+
+    def find(self, prefix: bytes) -> LogEntry | None:
+        """The live message with that shortened id, None when there is none."""
+        message_id = self._by_prefix.get(prefix)
+        return None if message_id is None else self._live[message_id]
+
+    def wants(self, prefix: bytes) -> bool:
+        """Note that a member says to have a message. Returns whether to ask it: the first few who say so are asked."""
+        if prefix in self._by_prefix:
+            return False
+
+        times = self._wanted.get(prefix, 0) + 1
+        if times <= _ASKED:
+            self._wanted[prefix] = times
+            if len(self._wanted) > _WANTED:
+                self._wanted.popitem(last=False)
+        return times <= _ASKED
 
     def read(self) -> LogEntry | None:
         """The oldest unread live message, None when there is none."""
@@ -190,6 +222,8 @@ class MessageLog:
 
     def _insert(self, entry: LogEntry) -> None:
         self._live[entry.id] = entry
+        self._by_prefix[entry.id[:PREFIX_BYTES]] = entry.id
+        self._wanted.pop(entry.id[:PREFIX_BYTES], None)
         self._past.pop(entry.id, None)
         self._messages[entry.via, entry.relayed] += 1
         self._bytes[entry.via, entry.relayed] += len(entry.message)
@@ -197,6 +231,7 @@ class MessageLog:
 
     def _remove(self, entry: LogEntry) -> None:
         del self._live[entry.id]
+        self._by_prefix.pop(entry.id[:PREFIX_BYTES], None)
         account = (entry.via, entry.relayed)
         self._messages[account] -= 1
         self._bytes[account] -= len(entry.message)

@@ -26,6 +26,7 @@ from psyche_core.coordinator.commands import (
 from psyche_core.coordinator.history import held_digest, signed_digests
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.forgeries import Forgeries, with_payload
+from psyche_core.simulator.network import Network
 from psyche_core.simulator.node import Node
 from psyche_core.simulator.server import Server
 from psyche_core.simulator.slowing import Slowing, is_slowing
@@ -40,14 +41,14 @@ FLOOD = 25
 
 
 class Lies:
-    """The liars of one run. members: how many members there are."""
+    """The liars of one run. network: carries what they say. members: how many members there are."""
 
-    def __init__(self, clock: Clock, server: Server, *, members: int, counts: Counter[str]) -> None:
+    def __init__(self, clock: Clock, server: Server, *, network: Network, members: int, counts: Counter[str]) -> None:
         self._clock = clock
         self._server = server
         self._members = members
         self._counts = counts
-        self._slowing = Slowing(clock, server, members=members, counts=counts)
+        self._slowing = Slowing(clock, server, network=network, members=members, counts=counts)
         self._forgeries = Forgeries(clock, server, members=members, counts=counts)
 
     def begin(self, node: Node, kind: str) -> None:

@@ -39,6 +39,10 @@ HEDGE = 0.5
 """Seconds until a source that takes the question and says nothing is raced by the next one, as the QUIC transport does it."""
 
 
+GOSSIP = 0.1
+"""Most seconds until members tell others the ids of messages that came to them, the QUIC transport's 0.05 and some load."""
+
+
 @dataclass(slots=True)
 class Letter:
     """A message on its way to many. held_back: seconds more for some receivers (a liar's choice)."""
@@ -100,6 +104,10 @@ class Network:
                 return True
 
         return False
+
+    def gossip_delay(self) -> float:
+        """Seconds until who an author left out has its message from others: they tell of it, are asked and give it."""
+        return GOSSIP * self._chance() + 3 * self._seconds
 
     def delay(self, source: int, target: int) -> float:
         """Seconds one message takes, losses and all."""

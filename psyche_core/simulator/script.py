@@ -39,6 +39,7 @@ SLOWING_LIES = (
     "all-ones",
     "empty-statements",
     "never-finished",
+    "selective-finished",
     "late-finished",
     "just-in-time",
     "idle-joiners",

@@ -11,6 +11,7 @@ from dataclasses import replace
 from psyche_core.coordinator.commands import Command, HealthCheck, Witness
 from psyche_core.simulator.clock import Clock
 from psyche_core.simulator.keys import join_of
+from psyche_core.simulator.network import Network
 from psyche_core.simulator.node import Node
 from psyche_core.simulator.script import SLOWING_LIES
 from psyche_core.simulator.server import EPOCH_OF_TIME, Server
@@ -31,11 +32,12 @@ FIRST_IDLE = 1_000
 
 
 class Slowing:
-    """The slowing lies of one run. members: how many members there are."""
+    """The slowing lies of one run. network: carries what liars say. members: how many members there are."""
 
-    def __init__(self, clock: Clock, server: Server, *, members: int, counts: Counter[str]) -> None:
+    def __init__(self, clock: Clock, server: Server, *, network: Network, members: int, counts: Counter[str]) -> None:
         self._clock = clock
         self._server = server
+        self._network = network
         self._members = members
         self._counts = counts
 
@@ -51,6 +53,8 @@ class Slowing:
                 pass
             case "never-finished", Finished():
                 pass
+            case "selective-finished", Finished():
+                self._say_to_few(node, message, tag)
             case "late-finished", Finished():
                 self._later(node, message, tag, share=LATE)
             case "just-in-time", Result():
@@ -66,7 +70,7 @@ class Slowing:
     def changed(self, kind: str, command: Command) -> Command | None:
         """What is sent instead of a command: None for nothing."""
         match kind, command:
-            case "silent-witness" | "never-states", Witness() | HealthCheck():
+            case "silent-witness" | "never-states" | "selective-finished", Witness() | HealthCheck():
                 self._counts[kind] += 1
                 return None
             case "all-ones", Witness():
@@ -84,6 +88,13 @@ class Slowing:
         waited = self._clock.now - (state.since - EPOCH_OF_TIME) if state.run_state is RunState.RoundTrain else 0.0
         wait = share * state.config.max_round_train_time - waited
         self._clock.after(max(wait, 0.0), self._say, node, node.life, message, tag)
+
+    def _say_to_few(self, node: Node, message: Message, tag: int) -> None:
+        """Say something to two or three members, others each time; the rest hear of it from them."""
+        chance = node.lying_chance
+        others = [index for index in range(self._members) if index != node.index]
+        few = chance.sample(others, min(chance.choice((2, 3)), len(others)))
+        node.say(message, tag, held_back={index: self._network.gossip_delay() for index in others if index not in few})
 
     def _say(self, node: Node, life: int, message: Message, tag: int) -> None:
         if node.life == life and node.running:

@@ -116,7 +116,7 @@ class World:
         self.server.changed = self._changed
         self._owner_decides = False
         self._owner_asked = 0
-        self.lies = Lies(self.clock, self.server, members=script.clients, counts=self.counts)
+        self.lies = Lies(self.clock, self.server, network=self.network, members=script.clients, counts=self.counts)
         self.nodes = [self._node(index, liar=index in liars) for index in range(script.clients)]
         self._finished_at: float | None = None
         self.server.take(_RATES)

@@ -25,7 +25,7 @@ from psyche_core.wire.frames import frame
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.control_frames import BlobRequest, Frame, Have, Hello, Message, Ping
+from psyche_p2p_quic.control_frames import BlobRequest, Frame, Hello, Inventory, Message, Ping
 from psyche_p2p_quic.endpoint import Endpoint, Link
 
 pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.quic, pytest.mark.timeout(900)]
@@ -52,7 +52,9 @@ def said(random: Random, share: float) -> bytes:
     if share < RELAYED:
         return framed(Message(random.randrange(2**20), random.randbytes(MAX_MESSAGE_BYTES), relayed=True))
     if share < COMPARISONS:
-        return framed(Have(tuple(random.randbytes(16) for _ in range(random.choice((1, 100, control_frames.MAX_HAVE))))))
+        return framed(
+            Inventory(tuple(random.randbytes(16) for _ in range(random.choice((1, 100, control_frames.MAX_INVENTORY)))))
+        )
     if share < PINGS:
         return framed(Ping(random.randrange(2**32), random.randbytes(32))) * 20
     if share < OWN:

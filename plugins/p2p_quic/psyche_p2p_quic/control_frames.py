@@ -1,7 +1,7 @@
 """What is said on a connection: frames of the control stream, and the head of a blob stream.
 
 Each frame is canonical CBOR [kind, …] behind a 4-byte length. Decided here: every field is checked for type and range before a
-value is built. Refuses to know what answers what; that is `conversation`.
+value is built. What answers what belongs in `control_protocol`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from psyche_core.interfaces.transport import MAX_MESSAGE_BYTES
 from psyche_core.p2p.message_log import PREFIX_BYTES
 from psyche_core.wire import codec
 
-VERSION = 1
+VERSION = 2
 INSTANCE_BYTES = 8
 MAX_HELLO_BYTES = 512
-MAX_HAVE = 8192
-"""Most message ids in one Have."""
+MAX_INVENTORY = 8192
+"""Most message ids in one Inventory."""
+
+MAX_IDS = 512
+"""Most message ids in one IHave or IWant."""
 
 BLOB_REQUEST_BYTES = 41
 BLOB_HEAD_BYTES = 9
 
-_HELLO, _MESSAGE, _HAVE, _PING, _PONG = range(5)
+_HELLO, _MESSAGE, _INVENTORY, _PING, _PONG, _IHAVE, _IWANT = range(7)
 _MAX_NUMBER = 2**63
 
 
@@ -44,8 +47,22 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Have:
-    """Shortened ids of the live messages the sender holds."""
+class Inventory:
+    """Shortened ids of all live messages the sender holds."""
+
+    prefixes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IHave:
+    """Shortened ids of messages that the sender just received and can pass on (gossipsub's IHAVE)."""
+
+    prefixes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IWant:
+    """Shortened ids of messages that the sender lacks and the receiver said to have (gossipsub's IWANT)."""
 
     prefixes: tuple[bytes, ...]
 
@@ -65,7 +82,7 @@ class Pong:
     number: int
 
 
-Frame = Hello | Message | Have | Ping | Pong
+Frame = Hello | Message | Inventory | Ping | Pong | IHave | IWant
 
 
 def encode(frame: Frame) -> bytes:
@@ -75,12 +92,16 @@ def encode(frame: Frame) -> bytes:
             return codec.encode([_HELLO, VERSION, run_id, instance])
         case Message(tag, message, relayed):
             return codec.encode([_MESSAGE, tag, message, relayed])
-        case Have(prefixes):
-            return codec.encode([_HAVE, b"".join(prefixes)])
+        case Inventory(prefixes):
+            return codec.encode([_INVENTORY, b"".join(prefixes)])
         case Ping(number, digest):
             return codec.encode([_PING, number, digest])
         case Pong(number):
             return codec.encode([_PONG, number])
+        case IHave(prefixes):
+            return codec.encode([_IHAVE, b"".join(prefixes)])
+        case IWant(prefixes):
+            return codec.encode([_IWANT, b"".join(prefixes)])
 
 
 def decode(data: bytes, *, max_bytes: int) -> Frame:
@@ -98,12 +119,16 @@ def decode(data: bytes, *, max_bytes: int) -> Frame:
             return Hello(run_id, instance)
         case [1, int() as tag, bytes() as body, bool() as relayed] if _counts(tag) and len(body) <= MAX_MESSAGE_BYTES:
             return Message(tag, body, relayed)
-        case [2, bytes() as ids] if len(ids) % PREFIX_BYTES == 0 and len(ids) <= MAX_HAVE * PREFIX_BYTES:
-            return Have(tuple(ids[at : at + PREFIX_BYTES] for at in range(0, len(ids), PREFIX_BYTES)))
+        case [2, bytes() as ids] if _lists(ids, MAX_INVENTORY):
+            return Inventory(_split(ids))
         case [3, int() as number, (None | bytes()) as digest] if _counts(number) and (digest is None or len(digest) == 32):
             return Ping(number, digest)
         case [4, int() as number] if _counts(number):
             return Pong(number)
+        case [5, bytes() as ids] if _lists(ids, MAX_IDS):
+            return IHave(_split(ids))
+        case [6, bytes() as ids] if _lists(ids, MAX_IDS):
+            return IWant(_split(ids))
         case _:
             message = "a control frame has an unknown kind, or fields of the wrong type or size"
             raise WireError(message)
@@ -111,6 +136,14 @@ def decode(data: bytes, *, max_bytes: int) -> Frame:
 
 def _counts(number: int) -> bool:
     return type(number) is int and 0 <= number < _MAX_NUMBER
+
+
+def _lists(ids: bytes, most: int) -> bool:
+    return len(ids) % PREFIX_BYTES == 0 and len(ids) <= most * PREFIX_BYTES
+
+
+def _split(ids: bytes) -> tuple[bytes, ...]:
+    return tuple(ids[at : at + PREFIX_BYTES] for at in range(0, len(ids), PREFIX_BYTES))
 
 
 # ------------------------------------------------------------------------------------------------------- blob streams

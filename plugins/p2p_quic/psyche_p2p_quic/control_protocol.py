@@ -1,26 +1,32 @@
 """One connection's side of the control protocol, without I/O: frames in, frames out.
 
-Decided here: after the hellos both say what they hold, and each sends what the other lacks; later only the digests in the pings
-are compared, and lists travel when these differ. Nothing is sent twice on one connection: it is reliable, so what was sent on it
-arrives or the connection dies, and with it the memory of what was sent. A peer is dead after some beats without a sign of life;
-counting beats and not seconds keeps a program that was itself asleep from blaming everybody else. Refuses to decide which peers
-are talked to.
+Decided here: after the hellos both say what they hold, and each sends what the other lacks. Later, who receives a message tells
+its id to a few others at once, and they ask for it if its author did not send it to them (`IHave`, `IWant`, as gossipsub does).
+As a last resort the digests in the pings are compared, and lists travel when these differ. Nothing is sent twice on one
+connection: it is reliable, so what was sent on it arrives or the connection dies, and with it the memory of what was sent. A peer
+is dead after some beats without a sign of life; counting beats and not seconds keeps a program that was itself asleep from
+blaming everybody else. Which peers are talked to, and who is told which ids, is decided elsewhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from psyche_core.errors import TransportError, WireError
-from psyche_core.p2p.message_log import LogEntry, MessageLog, Verdict
+from psyche_core.p2p.message_log import PREFIX_BYTES, LogEntry, MessageLog, Verdict
 from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.control_frames import Have, Hello, Message, Ping, Pong
+from psyche_p2p_quic.control_frames import Hello, IHave, Inventory, IWant, Message, Ping, Pong
 from psyche_p2p_quic.settings import QuicSettings
 
 _GIVEN_BYTES = 4 * 2**20
 """Messages that one list from the peer is answered with, in bytes: the rest is given when the peer compares again. Live messages
 are far fewer but in a flood, and then a peer that lists nothing and reads nothing must not make us copy all of them."""
 
-_HAVES_KEPT = 2
+_INVENTORIES_KEPT = 2
 """Lists from the peer that are answered in quick succession; further ones wait for the next beats."""
+
+_WANTS_KEPT = 2048
+"""Messages asked for of one peer within one beat. Ids of messages that nobody has must not make us send as much as came."""
 
 
 class PeerSilent(TransportError):
@@ -39,12 +45,13 @@ class ControlProtocol:
         self._silent_beats = 0
         self._heard = False
         self._pings = 0
-        self._have_credit = float(_HAVES_KEPT)
-        self._beats_since_have = 0
+        self._inventory_credit = float(_INVENTORIES_KEPT)
+        self._beats_since_inventory = 0
+        self._want_credit = _WANTS_KEPT
 
     def opening(self) -> list[bytes]:
         """Frames to send first: what we hold, so that the peer sends what we lack."""
-        return [control_frames.encode(Have(tuple(self._log.prefixes(control_frames.MAX_HAVE))))]
+        return [control_frames.encode(Inventory(tuple(self._log.prefixes(control_frames.MAX_INVENTORY))))]
 
     def announce(self, entry: LogEntry) -> list[bytes]:
         """Frames that give the peer a message, none when it has it."""
@@ -54,6 +61,12 @@ class ControlProtocol:
         self._known.add(entry.id)
         relayed = entry.via is not None
         return [control_frames.encode(Message(entry.tag, entry.message, relayed))]
+
+    def tell(self, entries: Iterable[LogEntry]) -> list[bytes]:
+        """Frames that tell the peer the ids of messages it may lack."""
+        prefixes = [entry.id[:PREFIX_BYTES] for entry in entries if entry.id not in self._known]
+        most = control_frames.MAX_IDS
+        return [control_frames.encode(IHave(tuple(prefixes[at : at + most]))) for at in range(0, len(prefixes), most)]
 
     def heard(self) -> None:
         """Note a sign of life: any byte of the peer."""
@@ -65,8 +78,12 @@ class ControlProtocol:
             case Message() as frame:
                 self._take(frame)
                 return []
-            case Have(prefixes):
+            case Inventory(prefixes):
                 return self._give(prefixes)
+            case IHave(prefixes):
+                return self._want(prefixes)
+            case IWant(prefixes):
+                return self._limited(entry for prefix in prefixes if (entry := self._log.find(prefix)) is not None)
             case Ping(number, digest):
                 return [control_frames.encode(Pong(number)), *self._compare(digest)]
             case Pong():
@@ -86,8 +103,9 @@ class ControlProtocol:
         if self._generation != self._log.generation:
             self._generation = self._log.generation
             self._known = {message_id for message_id in self._known if message_id in self._log}
-        self._have_credit = min(self._have_credit + 1 / self._settings.have_beats, _HAVES_KEPT)
-        self._beats_since_have += 1
+        self._inventory_credit = min(self._inventory_credit + 1 / self._settings.inventory_beats, _INVENTORIES_KEPT)
+        self._beats_since_inventory += 1
+        self._want_credit = _WANTS_KEPT
         self._pings += 1
         return [control_frames.encode(Ping(self._pings, self._log.digest() if len(self._log) else None))]
 
@@ -101,13 +119,27 @@ class ControlProtocol:
             self._known.add(message_id)
 
     def _give(self, prefixes: tuple[bytes, ...]) -> list[bytes]:
-        if self._have_credit < 1:
+        if self._inventory_credit < 1:
             return []
 
-        self._have_credit -= 1
+        self._inventory_credit -= 1
+        return self._limited(self._log.lacking(prefixes))
+
+    def _want(self, prefixes: tuple[bytes, ...]) -> list[bytes]:
+        wanted: list[bytes] = []
+        for prefix in prefixes:
+            entry = self._log.find(prefix)
+            if entry is not None:
+                self._known.add(entry.id)
+            elif len(wanted) < self._want_credit and self._log.wants(prefix):
+                wanted.append(prefix)
+        self._want_credit -= len(wanted)
+        return [control_frames.encode(IWant(tuple(wanted)))] if wanted else []
+
+    def _limited(self, entries: Iterable[LogEntry]) -> list[bytes]:
         given: list[bytes] = []
         left = _GIVEN_BYTES
-        for entry in self._log.lacking(prefixes):
+        for entry in entries:
             if left <= 0:
                 break
             frames = self.announce(entry)
@@ -117,8 +149,8 @@ class ControlProtocol:
 
     def _compare(self, digest: bytes | None) -> list[bytes]:
         """A list of what we hold, when the peer holds something else and we did not say so a moment ago."""
-        if digest is None or digest == self._log.digest() or self._beats_since_have < self._settings.have_beats:
+        if digest is None or digest == self._log.digest() or self._beats_since_inventory < self._settings.inventory_beats:
             return []
 
-        self._beats_since_have = 0
+        self._beats_since_inventory = 0
         return self.opening()

@@ -12,7 +12,9 @@ class QuicSettings:
     """Times are seconds, sizes bytes.
 
     heartbeat_seconds, silent_beats: a ping goes out each beat; a peer that was silent for that many beats is taken for dead.
-    have_beats: at most one comparison of live messages per peer in that many beats.
+    inventory_beats: at most one comparison of live messages per peer in that many beats.
+    gossip_seconds, gossip_peers: ids of messages that came from others are told to so many members, drawn anew each time, so long
+    after the first of them came. Most have them from their authors by then.
     handshake_seconds: for a dial, and for the first exchange after it. dial_grace_seconds: how long the peer with the larger id
     waits for the other to dial. retry_seconds, retry_most_seconds: first and longest pause between dials, doubled each time.
     dials_per_peer, dials_per_host: tries an hour at addresses that a member published and that have not proved to be its own, see
@@ -37,7 +39,9 @@ class QuicSettings:
 
     heartbeat_seconds: float = 1.0
     silent_beats: int = 6
-    have_beats: int = 2
+    inventory_beats: int = 2
+    gossip_seconds: float = 0.05
+    gossip_peers: int = 6
     handshake_seconds: float = 10.0
     dial_grace_seconds: float = 2.0
     retry_seconds: float = 0.1

@@ -7,6 +7,7 @@ different tasks. Refuses to work before it is entered.
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
@@ -52,6 +53,7 @@ class QuicTransport(Transport):
         self._store = BlobStore(max_blobs=self._settings.store_blobs, max_bytes=self._settings.store_bytes)
         self._offers = OfferBook(max_offers=self._settings.offers)
         self._readable = anyio.Event()
+        self._arrived = anyio.Event()
         self._sent = 0
         self._received = 0
         self._address = b""
@@ -91,6 +93,7 @@ class QuicTransport(Transport):
                     endpoint, own=self.peer_id, hello=hello, furnish=self._furnish, settings=self._settings, tasks=tasks
                 )
                 self._blobs = BlobExchange(self._store, self._offers, self._mesh, settings=self._settings)
+                tasks.start_soon(self._gossip, self._mesh)
                 ready.set_result(None)
                 await self._mesh.listen()
         finally:
@@ -98,6 +101,17 @@ class QuicTransport(Transport):
                 with anyio.CancelScope(shield=True):
                     await self._blobs.aclose()
             await endpoint.aclose(timeout=self._settings.close_seconds)
+
+    async def _gossip(self, mesh: Mesh) -> None:
+        """Tell some members the ids of messages that came from others, so that no author decides who hears of it when."""
+        while True:
+            await self._arrived.wait()
+            await anyio.sleep(self._settings.gossip_seconds)
+            self._arrived = anyio.Event()
+            received = self._log.take_received()
+            sessions = list(mesh.sessions.values())
+            for session in random.sample(sessions, min(self._settings.gossip_peers, len(sessions))):
+                session.send(session.conversation.tell(received))
 
     # ------------------------------------------------------------------------------------------------ the contract
 
@@ -223,6 +237,7 @@ class QuicTransport(Transport):
         """A session put messages into the log."""
         if self._log.has_unread:
             self._readable.set()
+            self._arrived.set()
 
     def offended(self, session: Session, reason: str) -> None:
         """A session's peer broke the rules."""

@@ -14,7 +14,7 @@ from psyche_core.wire.frames import FrameDecoder, frame
 from psyche_core.wire.signing import SecretKey
 from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.address import PeerAddress
-from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Hello, Message
+from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Hello, IHave, Message
 from psyche_p2p_quic.endpoint import Endpoint, LinkLost
 from psyche_p2p_quic.settings import QuicSettings
 from psyche_p2p_quic.transport import QuicTransport
@@ -162,6 +162,29 @@ async def test_who_passes_a_flood_on_keeps_its_connection():
             await stream.write(framed(Message(1, b"flood %d" % n, False)))
         await received(friend, 100)  # only through the victim, by comparison of what they hold
         assert victim.peer_id in friend.stats.peers
+
+
+NO_BEATS = replace(SETTINGS, heartbeat_seconds=3600.0)
+"""Nobody compares what is live: what a peer does not get at once it never gets."""
+
+
+async def test_who_an_author_leaves_out_hears_of_its_message_from_others_without_a_comparison():
+    async with world(settings=NO_BEATS) as (victim, friend, rogue):
+        _, stream = await rogue.greeted(victim)
+        await rogue.greeted(friend)
+        for n in range(20):
+            await stream.write(framed(Message(1, b"not for you %d" % n, False)))
+            assert [got.message for got in await received(friend, 1)] == [b"not for you %d" % n]
+
+
+async def test_who_tells_of_messages_and_keeps_them_does_not_keep_others_from_being_asked():
+    async with world(settings=NO_BEATS) as (victim, friend, rogue):
+        _, stream = await rogue.greeted(victim)
+        message_id = hashlib.sha256(b"kept back").digest()
+        await stream.write(framed(IHave((message_id[:16],))))
+        _, other = await rogue.greeted(friend)
+        await other.write(framed(Message(1, b"kept back", False)))
+        assert [got.message for got in await received(victim, 1)] == [b"kept back"]
 
 
 async def test_more_open_streams_than_allowed_cost_the_connection():

@@ -12,7 +12,7 @@ from psyche_core.p2p.message_log import LogLimits, MessageLog
 from psyche_core.wire import codec
 from psyche_p2p_quic import control_frames
 from psyche_p2p_quic.address import MAX_ADDRESS_BYTES, PeerAddress
-from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Have, Hello, Message, Ping, Pong
+from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Hello, IHave, Inventory, IWant, Message, Ping, Pong
 from psyche_p2p_quic.control_protocol import ControlProtocol, PeerSilent
 from psyche_p2p_quic.mesh import newer_stays
 from psyche_p2p_quic.reputation import Reputation
@@ -22,9 +22,11 @@ NUMBERS = st.integers(0, 2**63 - 1)
 FRAMES = st.one_of(
     st.builds(Hello, st.text(max_size=40), st.binary(min_size=8, max_size=8)),
     st.builds(Message, NUMBERS, st.binary(max_size=200), st.booleans()),
-    st.builds(Have, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
+    st.builds(Inventory, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
     st.builds(Ping, NUMBERS, st.none() | st.binary(min_size=32, max_size=32)),
     st.builds(Pong, NUMBERS),
+    st.builds(IHave, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
+    st.builds(IWant, st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(tuple)),
 )
 
 
@@ -51,10 +53,14 @@ def test_garbage_is_a_wire_error_and_nothing_else(data):
         [1, 1, b"x" * (MAX_MESSAGE_BYTES + 1), False],
         [1, 1, b"x", 0],
         [2, b"x" * 17],
-        [2, b"x" * 16 * (control_frames.MAX_HAVE + 1)],
+        [2, b"x" * 16 * (control_frames.MAX_INVENTORY + 1)],
         [3, 1, b"x" * 31],
         [0, 1, "run", b"short"],
-        [5],
+        [5, b"x" * 17],
+        [5, b"x" * 16 * (control_frames.MAX_IDS + 1)],
+        [6, b"x" * 15],
+        [6, b"x" * 16 * (control_frames.MAX_IDS + 1)],
+        [7],
         [],
         {},
         7,
@@ -66,8 +72,8 @@ def test_frames_against_the_rules_are_refused(value):
 
 
 def test_another_version_is_named():
-    with pytest.raises(WireError, match="version 2"):
-        control_frames.decode(codec.encode([0, 2, "run", b"12345678", "more"]), max_bytes=1000)
+    with pytest.raises(WireError, match="version 3"):
+        control_frames.decode(codec.encode([0, 3, "run", b"12345678", "more"]), max_bytes=1000)
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(0, 2**64 - 1), st.booleans())
@@ -80,7 +86,7 @@ def test_blob_requests_and_heads_come_out_as_they_went_in(blob_hash, number, fou
     assert BlobHead.decode(head.encode()) == head
 
 
-@pytest.mark.parametrize("data", [b"", b"\2" + bytes(40), b"\1" + bytes(39), b"\1" + bytes(41)])
+@pytest.mark.parametrize("data", [b"", b"\3" + bytes(40), b"\2" + bytes(39), b"\2" + bytes(41)])
 def test_malformed_blob_requests_are_refused(data):
     with pytest.raises(WireError):
         BlobRequest.decode(data)
@@ -136,7 +142,7 @@ def test_any_bytes_as_address_are_at_most_a_wire_error(data):
 
 
 def pair(**limits):
-    settings = QuicSettings(silent_beats=3, have_beats=2)
+    settings = QuicSettings(silent_beats=3, inventory_beats=2)
     logs = MessageLog(limits=LogLimits(**limits)), MessageLog(limits=LogLimits(**limits))
     return logs, (ControlProtocol(b"b" * 32, logs[0], settings=settings), ControlProtocol(b"a" * 32, logs[1], settings=settings))
 
@@ -174,7 +180,7 @@ def test_a_message_that_came_from_the_peer_is_not_given_back():
     logs, (one, other) = pair()
     (data,) = one.announce(logs[0].add_own(b"ours", tag=1))
     other.receive(data)
-    assert other.receive(control_frames.encode(Have(()))) == []
+    assert other.receive(control_frames.encode(Inventory(()))) == []
 
 
 def test_who_lacks_a_message_gets_it_after_a_few_beats_though_nobody_connects():
@@ -185,6 +191,74 @@ def test_who_lacks_a_message_gets_it_after_a_few_beats_though_nobody_connects():
         exchange(one, other, one.beat())
         exchange(other, one, other.beat())
     assert logs[1].read().message == b"from a third"
+
+
+def test_who_is_told_of_a_message_asks_for_it_and_gets_it_without_a_beat():
+    logs, (one, other) = pair()
+    logs[0].add_from(b"c" * 32, b"from a third", tag=1, relayed=False)
+    assert exchange(one, other, one.tell(logs[0].take_received())) == 3  # told, asked for, given
+    assert logs[1].read().message == b"from a third"
+    assert logs[0].take_received() == []
+
+
+def test_who_has_a_message_does_not_ask_for_it_and_is_not_told_of_it_again():
+    logs, (one, other) = pair()
+    for log in logs:
+        log.add_from(b"c" * 32, b"from a third", tag=1, relayed=False)
+    assert exchange(one, other, one.tell(logs[0].take_received())) == 1
+    assert other.tell(logs[1].take_received()) == []
+
+
+def test_who_says_to_have_a_message_and_keeps_it_is_not_the_only_one_asked():
+    logs, (one, other) = pair()
+    message_id = hashlib.sha256(b"kept back").digest()
+    told = control_frames.encode(IHave((message_id[:16],)))
+    (asked,) = one.receive(told)
+    assert control_frames.decode(asked, max_bytes=1000) == IWant((message_id[:16],))
+    logs[1].add_from(b"c" * 32, b"kept back", tag=1, relayed=False)
+    exchange(other, one, other.tell(logs[1].take_received()))
+    assert logs[0].read().message == b"kept back"
+
+
+def test_few_are_asked_for_the_same_message():
+    _, (one, _) = pair()
+    told = control_frames.encode(IHave((b"x" * 16,)))
+    assert [len(one.receive(told)) for _ in range(5)] == [1, 1, 1, 0, 0]
+
+
+def test_a_message_that_came_and_went_may_be_asked_for_again():
+    logs, (one, _) = pair()
+    told = control_frames.encode(IHave((hashlib.sha256(b"again").digest()[:16],)))
+    for _ in range(4):
+        one.receive(told)
+    logs[0].add_own(b"again", tag=1)
+    assert one.receive(told) == []
+    logs[0].expire(2)
+    assert len(one.receive(told)) == 1
+
+
+def test_ids_of_messages_that_nobody_has_are_asked_for_a_bounded_number_of_times():
+    _, (one, _) = pair()
+
+    def asked():
+        ids = (
+            tuple(batch.to_bytes(8, "big") + n.to_bytes(8, "big") for n in range(control_frames.MAX_IDS)) for batch in range(20)
+        )
+        answers = [answer for batch in ids for answer in one.receive(control_frames.encode(IHave(batch)))]
+        return sum(len(control_frames.decode(answer, max_bytes=10**5).prefixes) for answer in answers)
+
+    assert asked() == 2048
+    assert asked() == 0
+    one.beat()
+    assert 0 < asked() <= 2048
+
+
+def test_what_is_asked_for_is_given_once_and_what_is_not_there_is_not():
+    logs, (one, _) = pair()
+    entry = logs[0].add_from(b"c" * 32, b"here", tag=1, relayed=False) and logs[0].take_received()[0]
+    asked = control_frames.encode(IWant((entry.id[:16], b"x" * 16)))
+    assert one.receive(asked) == [control_frames.encode(Message(1, b"here", True))]
+    assert one.receive(asked) == []
 
 
 def test_members_that_agree_only_ping():
@@ -222,7 +296,7 @@ def test_lists_in_quick_succession_are_not_all_answered():
     answers = []
     for n in range(6):
         logs[0].add_own(b"new %d" % n, tag=1)
-        answers.append(len(one.receive(control_frames.encode(Have(())))))
+        answers.append(len(one.receive(control_frames.encode(Inventory(())))))
     assert answers == [1, 1, 0, 0, 0, 0]
 
 
@@ -231,7 +305,7 @@ def test_one_list_is_answered_with_few_megabytes_and_the_rest_comes_later():
     logs, (one, other) = pair(own_messages=1000, own_bytes=2**25)
     for n in range(600):  # 9.6 MB
         logs[0].add_own(n.to_bytes(2, "big") * (MAX_MESSAGE_BYTES // 2), tag=1)
-    given = one.receive(control_frames.encode(Have(())))
+    given = one.receive(control_frames.encode(Inventory(())))
     assert 4 * 2**20 <= sum(map(len, given)) < 4 * 2**20 + 2**16
     for data in given:
         other.receive(data)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from psyche_core.errors import WireError
 from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Frame, Have, Hello, Message, Ping, Pong
+from psyche_p2p_quic.control_frames import BlobHead, BlobRequest, Frame, Hello, IHave, Inventory, IWant, Message, Ping, Pong
 from tests.fuzz.mutation import change_cbor as mutate
 
 __all__ = ["DOCUMENTED", "MAX_BYTES", "MEMORY", "TARGET", "mutate", "seeds"]
@@ -21,11 +21,13 @@ def seeds() -> list[bytes]:
         Hello("run", b"instance"),
         Message(7, b"sealed" * 20, relayed=True),
         Message(2**63 - 1, b"", relayed=False),
-        Have(()),
-        Have((b"a" * 16, b"b" * 16)),
+        Inventory(()),
+        Inventory((b"a" * 16, b"b" * 16)),
         Ping(1, None),
         Ping(2, b"d" * 32),
         Pong(3),
+        IHave((b"a" * 16, b"b" * 16)),
+        IWant((b"c" * 16,)),
     ]
     return [*map(control_frames.encode, frames), BlobRequest(b"h" * 32, 2**40).encode(), BlobHead(found=True, length=99).encode()]
 

@@ -11,7 +11,7 @@ from random import Random
 from psyche_core.errors import WireError
 from psyche_core.p2p.message_log import PREFIX_BYTES, LogLimits, MessageLog
 from psyche_p2p_quic import control_frames
-from psyche_p2p_quic.control_frames import Have, Message, Ping, Pong
+from psyche_p2p_quic.control_frames import IHave, Inventory, IWant, Message, Ping, Pong
 from psyche_p2p_quic.control_protocol import ControlProtocol, PeerSilent
 from psyche_p2p_quic.settings import QuicSettings
 from tests.fuzz.mutation import change_bytes, change_cbor
@@ -23,7 +23,7 @@ MAX_BYTES = 1024
 MEMORY = (600, 262_144)
 
 _LIMITS = LogLimits(own_messages=4, own_bytes=400, relayed_messages=6, relayed_bytes=600, tag_ahead=5, remembered=8)
-_SETTINGS = QuicSettings(silent_beats=4, have_beats=2, frame_bytes=1024, log=_LIMITS)
+_SETTINGS = QuicSettings(silent_beats=4, inventory_beats=2, frame_bytes=1024, log=_LIMITS)
 _BEAT, _EXPIRE, _SAY, _FRAME = range(4)
 
 
@@ -35,7 +35,15 @@ def seeds() -> list[bytes]:
     messages = [control_frames.encode(Message(tag, b"m%d" % tag * 30, relayed=tag % 2 == 0)) for tag in range(4)]
     asking = [
         control_frames.encode(frame)
-        for frame in (Have(()), Ping(1, b"d" * 32), Pong(1), Ping(2, None), Have((b"x" * PREFIX_BYTES,)))
+        for frame in (
+            Inventory(()),
+            Ping(1, b"d" * 32),
+            Pong(1),
+            Ping(2, None),
+            Inventory((b"x" * PREFIX_BYTES,)),
+            IHave((b"x" * PREFIX_BYTES,) * 3),
+            IWant((b"x" * PREFIX_BYTES,) * 2),
+        )
     ]
     say, beat = bytes((_SAY, 3)), bytes((_BEAT,))
     return [

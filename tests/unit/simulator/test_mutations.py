@@ -35,7 +35,7 @@ from psyche_core.coordinator import witness as votes
 from psyche_core.coordinator.commands import ClientsExited
 from psyche_core.coordinator.state import EndReason
 from psyche_core.errors import CoordinatorError
-from psyche_core.simulator import disk, keys, lies
+from psyche_core.simulator import disk, keys, lies, network
 from psyche_core.simulator.compare import too_slow
 from psyche_core.simulator.disk import Disk
 from psyche_core.simulator.failure import SimFailure
@@ -242,6 +242,11 @@ def members_wait_alone(patch: Patch) -> None:
     patch.setattr(WaitingBudget, "waits_alone", lambda *_, **__: False)
 
 
+def members_gossip_once_a_second(patch: Patch) -> None:
+    """Members pass on what an author kept from others only when they compare what they hold."""
+    patch.setattr(network, "GOSSIP", 1.0)
+
+
 def warmup_waits_for_everybody(patch: Patch) -> None:
     """Warmup waits its whole time for who does nothing."""
     patch.setattr(warmup, "_grace_is_over", lambda *_: False)
@@ -342,6 +347,7 @@ MUTATIONS = (
     Mutation(equal_payloads_expire_with_the_first, ("empty-results", "repeated-payload"),
              ("applies-what-it-holds", "the-run-goes-on", "honest-members-succeed")),
     Mutation(members_wait_alone, ("withhold",), ("no-honest-member-dropped", "a-liar-costs-little-time"), lone=True, first=505),
+    Mutation(members_gossip_once_a_second, ("selective-finished",), ("a-liar-costs-little-time",), lone=True, first=500),
     Mutation(warmup_waits_for_everybody, ("idle-joiners",), ("a-liar-costs-little-time",), lone=True),
 )  # fmt: skip
 
