@@ -24,16 +24,23 @@ class CoordinatorWatch:
     """honest: signers of members that never lie. end_reasons: why epochs ended, one after another.
 
     announced: whether a signer announced a result of the round with this height and step, with its own key. calm: nothing befalls
-    honest members but lies of others, so whatever they do counts.
+    honest members but lies of others, so whatever they do counts. left_behind: whether the member with this signer has been so
+    much slower than all others that F16 gives it no more time.
     """
 
     def __init__(
-        self, *, honest: frozenset[bytes], announced: Callable[[bytes, tuple[int, int]], bool], calm: bool = False
+        self,
+        *,
+        honest: frozenset[bytes],
+        announced: Callable[[bytes, tuple[int, int]], bool],
+        left_behind: Callable[[bytes], bool],
+        calm: bool = False,
     ) -> None:
         self.ledger = Ledger(honest=honest)
         self.end_reasons: list[str] = []
         self._honest = honest
         self._announced = announced
+        self._left_behind = left_behind
         self._calm = calm
         self._worked: Counter[int] = Counter()
 
@@ -108,8 +115,8 @@ class CoordinatorWatch:
             if now.state is ClientState.Ejected and now.id.signer in self._honest:
                 raise Broken("no-honest-member-ejected", f"the honest member of slot {slot} was ejected")
             dropped = now.state is ClientState.Dropped and was.state is not ClientState.Dropped
-            if dropped and self._calm and now.id.signer in self._honest:
-                sentence = f"the honest member of slot {slot} was dropped, and nothing but lies of others befell it"
+            if dropped and self._calm and now.id.signer in self._honest and not self._left_behind(now.id.signer):
+                sentence = f"the honest member of slot {slot} was dropped, and nothing but lies of others befell it, nor was it much slower than all others"
                 raise Broken("no-honest-member-dropped", sentence)
 
     def _event(self, event: commands.Event, new: CoordinatorState) -> None:

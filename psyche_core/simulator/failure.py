@@ -18,10 +18,18 @@ class SimFailure(Exception):
         self.sentence = sentence
         self.script = script
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For the way between processes: an exception that cannot be read there would end the pool that carries it."""
+        return _failure, (self.invariant, self.time, self.sentence, self.script)
+
     @property
     def seed(self) -> int:
         """The seed of the run."""
         return self.script.seed
+
+
+def _failure(invariant: str, time: float, sentence: str, script: Script) -> SimFailure:
+    return SimFailure(invariant=invariant, time=time, sentence=sentence, script=script)
 
 
 class Broken(Exception):

@@ -22,7 +22,7 @@ from psyche_core.simulator.script import Script, Trainer
 from psyche_core.simulator.shrink import ATTEMPTS, shrunk
 from psyche_core.simulator.world import RunResult, run_script
 
-Done = tuple[RunResult, "Finding | None", "FinishEstimator | None"]
+Done = tuple[RunResult, "Finding | None", "RunTimes | None"]
 """One run: what it was, what broke, how long it took."""
 
 CHUNK = 8
@@ -62,7 +62,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class FinishEstimator:
+class RunTimes:
     """How long one run took, in virtual seconds. step_seconds: the median step after the first ten.
 
     compared: the same beside the honest run, None where that was not played.
@@ -87,7 +87,7 @@ class Tally:
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    paces: list[FinishEstimator] = field(default_factory=list)
+    paces: list[RunTimes] = field(default_factory=list)
 
     @property
     def runs_per_minute(self) -> float:
@@ -95,7 +95,7 @@ class Tally:
         return 60.0 * self.runs / self.seconds if self.seconds else 0.0
 
 
-def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, FinishEstimator | None]:
+def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, RunTimes | None]:
     """Run a seed; shrink its failure."""
     script = order.script(seed)
     try:
@@ -106,7 +106,10 @@ def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, FinishE
         failure.__cause__ = error
         return RunResult(seed, None, 0.0, 0, 0, 0, 0), finding(failure, original=script), None
 
-    slow = too_slow(script, result)
+    try:
+        slow = too_slow(script, result)
+    except SimFailure as failure:  # the same run where everybody is honest
+        return result, finding(failure, original=failure.script), None
     if slow is not None:
         return result, finding(slow, original=script), None
     if result.failure is None:
@@ -116,10 +119,10 @@ def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, FinishE
     return replace(result, failure=None), finding(small, original=script), None
 
 
-def pace(script: Script, result: RunResult, *, compare: bool) -> FinishEstimator:
+def pace(script: Script, result: RunResult, *, compare: bool) -> RunTimes:
     """How long a run took; compare: beside the same run without faults, which is played for that."""
     beside = compared(result, run_script(without_faults(script))) if compare else None
-    return FinishEstimator(script.seed, result.finished_at, result.step_seconds, beside)
+    return RunTimes(script.seed, result.finished_at, result.step_seconds, beside)
 
 
 def finding(failure: SimFailure, *, original: Script) -> Finding:

@@ -25,6 +25,7 @@ from psyche_core.simulator.keys import INSTANCE, RUN_ID, identity_of, join_of, k
 from psyche_core.simulator.ledger import bits
 from psyche_core.simulator.replica import Payload, Replica, StepOrder
 from psyche_core.simulator.replica_watch import check_sizes
+from psyche_core.simulator.times import Durations
 from psyche_core.wire.messages import Message, Result, seal, unseal
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Node:
         self.version = -1
         self._world = world
         self._chance = chance
+        self.training = Durations()
         self._speed = 0.7 + 0.6 * chance.random()
         self._held: list[tuple[ev.Event, int | None]] = []
         self.disk = Disk()
@@ -340,6 +342,8 @@ class Node:
         if self.slowed:
             self.counts["slow"] += 1
         seconds *= max(self.slowed, default=1.0) * (0.5 + self._chance.random())
+        if kind is ev.Train:
+            self.training.add(seconds)
         if self._world.timeline is not None and kind is not ev.Digest:
             self.trace(f"begins {kind.__name__} {_brief(work)}")
         self._world.clock.after(seconds, self._work_done, self.life, work, self.lineage)

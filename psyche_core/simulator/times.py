@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -10,6 +11,24 @@ from psyche_core.types import RunState
 
 FIRST_STEPS = 10
 """Steps that are not looked at: a liar may cost the others something before it is waited for no more."""
+
+
+@dataclass(slots=True)
+class Durations:
+    """How often something was done, and how long it took in all, in virtual seconds."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """It was done once more."""
+        self.count += 1
+        self.seconds += seconds
+
+    @property
+    def mean(self) -> float:
+        """Seconds of one time on average, 0 before the first."""
+        return self.seconds / self.count if self.count else 0.0
 
 
 class StepTimes:

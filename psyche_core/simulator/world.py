@@ -45,6 +45,10 @@ ENDING = 60.0
 OWNER = 8.0
 """Virtual seconds until the owner of a run that has lost its model decides what to do."""
 
+MUCH_SLOWER = 1.2
+"""Times as long as every other member's training takes that of one that may be left behind for it. It is late by about a sixth of
+each round then, and gets 15 % (F16)."""
+
 RECOVERY = 15.0
 """Virtual seconds that a member may need from its start until others can have what it holds."""
 
@@ -94,7 +98,9 @@ class World:
         honest = frozenset(identity_of(index).signer for index in range(script.clients) if index not in liars)
         self.announced = Announced()
         kinds = {fault.kind for fault in script.faults}
-        self.coordinator = CoordinatorWatch(honest=honest, announced=self._has_announced, calm=kinds <= set(NO_EXCUSE))
+        self.coordinator = CoordinatorWatch(
+            honest=honest, announced=self._has_announced, left_behind=self._left_behind, calm=kinds <= set(NO_EXCUSE)
+        )
         self.replicas = ReplicaWatch(lambda: self.coordinator.ledger, initial=self.new_replica().snapshot())
         self.progress = ProgressWatch(bound=_bound(script), calm_after=script.calm_after)
         self.network = Network(self.clock, self._stream("network"), seconds=script.shape.link_seconds, counts=self.counts)
@@ -122,6 +128,12 @@ class World:
         self.server.take(_RATES)
         for fault in script.faults:
             self.clock.after(fault.start, self._begin, fault)
+
+    def _left_behind(self, signer: bytes) -> bool:
+        """Whether a member trained so much longer than every other, on average, that nobody waits for it in the end (F16)."""
+        means = {identity_of(node.index).signer: node.training.mean for node in self.nodes if node.training.count}
+        others = [mean for other, mean in means.items() if other != signer]
+        return signer in means and bool(others) and means[signer] > MUCH_SLOWER * max(others)
 
     def _stream(self, name: str) -> random.Random:
         return random.Random(f"{self.script.seed}/{name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from psyche_core.coordinator.commands import Equivocation, SignedResult
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import UserError
 from psyche_core.simulator.announced import Announced
-from psyche_core.simulator.compare import MOST_STEP, cost_of, too_slow
+from psyche_core.simulator.compare import MOST_STEP, cost_of, too_slow, without_faults
 from psyche_core.simulator.failure import SimFailure
 from psyche_core.simulator.fleet import Order, one_run, run_seeds
 from psyche_core.simulator.generate import LONE_EVERY, generate, lone_liar
@@ -202,6 +203,25 @@ def test_who_says_finished_to_few_members_costs_little(seed: int) -> None:
     assert result.failure is None, str(result.failure)
     assert too_slow(script, result) is None
     assert result.counts["selective-finished"] > 0
+
+
+def test_a_failure_of_the_honest_run_beside_a_liar_comes_back_from_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was raised, not returned, and an exception that could not be read in the parent ended the pool's reader: nothing came."""
+    seed = 700199
+    script = generate(seed)
+    monkeypatch.setattr("psyche_core.simulator.world.MUCH_SLOWER", 2.0)  # this run has a member that is left behind
+    _, found, _ = one_run(Order(kinds=KINDS, shrink=0), seed)
+    assert found is not None
+    assert (found.invariant, found.script.faults, found.original.faults) == ("no-honest-member-dropped", (), ())
+    failure = SimFailure(invariant="one", time=1.5, sentence="two", script=script)
+    read = pickle.loads(pickle.dumps(failure))
+    assert (str(read), read.script, read.time) == (str(failure), script, 1.5)
+
+
+def test_who_is_much_slower_than_all_others_is_left_behind_and_that_is_no_failure() -> None:
+    script = without_faults(generate(700199))
+    result = run_script(script)
+    assert result.failure is None, str(result.failure)
 
 
 def test_a_lone_liar_that_costs_much_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
