@@ -116,7 +116,8 @@ class CoordinatorWatch:
                 raise Broken("no-honest-member-ejected", f"the honest member of slot {slot} was ejected")
             dropped = now.state is ClientState.Dropped and was.state is not ClientState.Dropped
             if dropped and self._calm and now.id.signer in self._honest and not self._left_behind(now.id.signer):
-                sentence = f"the honest member of slot {slot} was dropped, and nothing but lies of others befell it, nor was it much slower than all others"
+                reason = "nothing but lies of others befell it, nor was it much slower than all others"
+                sentence = f"the honest member of slot {slot} was dropped, and {reason}"
                 raise Broken("no-honest-member-dropped", sentence)
 
     def _event(self, event: commands.Event, new: CoordinatorState) -> None:

@@ -451,10 +451,11 @@ class Node:
         self._order.trains(work.step)
         salt = b"%d/%d/%d" % (self.index, self.life, self._trained)
         payload_hash, content = self.replica.train(work.step, work.share, salt=salt)
-        if self.empty_results and not content and self._chance.random() < max(self.empty_results):
+        valid = "wrong-shape" not in self.lies
+        empty = self.empty_results and not content and self._chance.random() < max(self.empty_results)
+        if empty and valid:  # equal bytes have one shape: nobody's empty result is of a wrong one
             self.counts["empty-results"] += 1
             payload_hash, content = EMPTY_RESULT, b""
-        valid = "wrong-shape" not in self.lies
         payload = Payload(payload_hash, self.index, bits(work.share), valid=valid, content=content, size=len(content) or 32)
         if not valid:
             self.counts["wrong-shape"] += 1

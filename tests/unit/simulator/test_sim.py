@@ -206,7 +206,7 @@ def test_who_says_finished_to_few_members_costs_little(seed: int) -> None:
 
 
 def test_a_failure_of_the_honest_run_beside_a_liar_comes_back_from_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was raised, not returned, and an exception that could not be read in the parent ended the pool's reader: nothing came."""
+    """It was raised, and an exception that could not be read in the parent ended the pool's reader: nothing more came."""
     seed = 700199
     script = generate(seed)
     monkeypatch.setattr("psyche_core.simulator.world.MUCH_SLOWER", 2.0)  # this run has a member that is left behind
