@@ -100,6 +100,19 @@ class MemberContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackendTestnet:
+    """How `psyche testnet` leads members to a coordinator that it hosts.
+
+    member_options: makes ready what a member needs beside its key, and returns the options of `psyche client train` that lead it
+    to the coordinator; may block. lose_route: where a hosted coordinator is reached by several routes, makes the first fail for
+    good and says so in a sentence; takes the coordinator's address, may block, raises BackendError. None where there is but one.
+    """
+
+    member_options: Callable[[MemberContext], list[str]]
+    lose_route: Callable[[str], str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRegistration:
     """A coordinator backend. create_server is None where nobody hosts it.
 
@@ -107,11 +120,8 @@ class BackendRegistration:
     (a field's `json_schema_extra` may give `{"short": "-w"}`, or `{"option": False}` for what belongs on no command line). A
     pydantic-settings class reads its environment itself. needs_address: whether `--server-addr` says where the coordinator is.
     transport_key: makes our transport's key from run id and settings, for who was given no key file. route: `host:port` of what
-    the backend talks to, which tells the local address that others reach; the address itself where None.
-    member_options: makes ready what a testnet's member needs beside its key, and returns the options of `psyche client train`
-    that lead it to the coordinator; may block. None: the address is all it needs (--server-addr).
-    lose_route: for rehearsals, where a hosted coordinator is reached by several ways: makes the first fail for good and says so
-    in a sentence. It takes the coordinator's address, may block, and raises BackendError. None: there is but one way.
+    the backend talks to, which tells the local address that others reach; the address itself where None. testnet: what
+    `psyche testnet` needs beside that; None where the address is all that a member needs.
     """
 
     name: str
@@ -122,18 +132,29 @@ class BackendRegistration:
     needs_address: bool = True
     transport_key: Callable[[str, Any], SecretKey] | None = None
     route: Callable[[Any], str] | None = None
-    member_options: Callable[[MemberContext], list[str]] | None = None
-    lose_route: Callable[[str], str] | None = None
+    testnet: BackendTestnet | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerContext:
+    """What an optimizer is built from.
+
+    settings: validated by the registration's `settings`. model: the one to train; its parameters are float32 and alike on all
+    members.
+    """
+
+    settings: Any
+    model: Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerRegistration:
-    """A decentralised optimizer. create(settings, model)."""
+    """A decentralised optimizer. settings validates `model.LLM.optimizer.<Name>`."""
 
     name: str
     summary: str
     settings: type[BaseModel]
-    create: Callable[[Any, Model], Optimizer]
+    create: Callable[[OptimizerContext], Optimizer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

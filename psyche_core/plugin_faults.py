@@ -9,21 +9,22 @@ raise. Factories are guarded besides (`guarded`): who calls one with arguments i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 from psyche_core.errors import PluginFailed, PsycheError
-from psyche_core.hookspecs import Registration
+from psyche_core.hookspecs import BackendRegistration, BackendTestnet, Registration
 from psyche_core.interfaces import Backend, BackendServer, DataProvider, Model, Optimizer, ShardingEngine, Transport
 
 OURS = "psyche_core"
 MAX_TEXT = 300
 """Letters of an exception's own text that are repeated."""
 
-_FACTORIES = ("create", "create_server", "transport_key", "route", "member_options", "lose_route")
+_FACTORIES = ("create", "create_server", "transport_key", "route")
+_TESTNET_FACTORIES = ("member_options", "lose_route")
 _INTERFACES: Mapping[str, type | tuple[type, ...]] = MappingProxyType(
     {
         "backend": (Backend, BackendServer),
@@ -94,10 +95,18 @@ def guarded(registration: AnyRegistration, *, called: str) -> AnyRegistration:
 
     called: the plugin's label.
     """
-    present = {field.name for field in fields(registration)}.intersection(_FACTORIES)
-    made = {name: getattr(registration, name) for name in sorted(present)}
-    wrapped: dict[str, Any] = {name: _guard(factory, name, called) for name, factory in made.items() if factory is not None}
-    return replace(registration, **wrapped)
+    guarded = replace(registration, **_guards(registration, _FACTORIES, called))
+    if isinstance(guarded, BackendRegistration) and guarded.testnet is not None:
+        return replace(guarded, testnet=replace(guarded.testnet, **_guards(guarded.testnet, _TESTNET_FACTORIES, called)))
+
+    return guarded
+
+
+def _guards(holder: Registration | BackendTestnet, names: Sequence[str], called: str) -> dict[str, Any]:
+    """The factories of a registration, each with its guard."""
+    present = {field.name for field in fields(holder)}.intersection(names)
+    made = {name: getattr(holder, name) for name in sorted(present)}
+    return {name: _guard(factory, name, called) for name, factory in made.items() if factory is not None}
 
 
 def _guard(factory: Callable[..., Any], name: str, called: str) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ a run configuration without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from psyche_core.errors import ModelError, PluginError
 from psyche_core.hookspecs import (
@@ -16,6 +16,7 @@ from psyche_core.hookspecs import (
     DataRegistration,
     ModelContext,
     ModelRegistration,
+    OptimizerContext,
     OptimizerRegistration,
     ShardingContext,
     ShardingRegistration,
@@ -152,10 +153,10 @@ def _create_auto(context: ModelContext) -> Model:
     return create_auto(context)
 
 
-def _create_adamw(settings: Any, model: Model) -> Optimizer:
+def _create_adamw(context: OptimizerContext) -> Optimizer:
     from psyche_core.builtin.adamw import AdamW
 
-    return AdamW(settings, model)
+    return AdamW(context.settings, context.model)
 
 
 def _create_dtensor_engine(context: ShardingContext) -> ShardingEngine:

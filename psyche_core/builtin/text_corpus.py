@@ -21,14 +21,15 @@ import json
 import os
 import re
 import sys
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from psyche_core.builtin.local_data import TRAINING_FOLDER
 from psyche_core.config.run_config import DataFile, TextSource
@@ -299,36 +300,9 @@ def _write_atomically(path: Path, content: bytes) -> None:
 @contextmanager
 def _locked(path: Path, *, timeout: float) -> Iterator[None]:
     """Hold an operating-system lock on `path`; it goes away with the process that held it. Raises TimeoutError."""
-    deadline = time.monotonic() + timeout
-    with path.open("a+b") as stream:
-        while not _try_lock(stream):
-            if time.monotonic() >= deadline:
-                message = f"another process has been preparing {path.parent} for {timeout:g} s; wait for it or end it"
-                raise TimeoutError(message)
-
-            time.sleep(_LOCK_POLL_SECONDS)
-        yield  # closing the file releases the lock
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(stream: IO[bytes]) -> bool:
-        stream.seek(0)
-        try:
-            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(stream: IO[bytes]) -> bool:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-
-        return True
+    try:
+        with FileLock(path, timeout=timeout, poll_interval=_LOCK_POLL_SECONDS):
+            yield
+    except Timeout:
+        message = f"another process has been preparing {path.parent} for {timeout:g} s; wait for it or end it"
+        raise TimeoutError(message) from None

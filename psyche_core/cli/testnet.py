@@ -43,7 +43,10 @@ def start(**given: Any) -> int:
     if backend.create_server is None:
         message = f"the backend {settings.backend} is not one that a testnet can host"
         raise UserError(message)
-    if settings.lose_route_after is not None and backend.lose_route is None:
+    testnet = backend.testnet
+    lose_route = None if testnet is None else testnet.lose_route
+    if settings.lose_route_after is not None and lose_route is None:
         message = f"the backend {settings.backend} has one way to its coordinator; leave --lose-route-after out"
         raise UserError(message)
-    return run_program(functools.partial(run_testnet, settings, files, backend.member_options, lose_route=backend.lose_route))
+    member_options = None if testnet is None else testnet.member_options
+    return run_program(functools.partial(run_testnet, settings, files, member_options, lose_route=lose_route))

@@ -22,6 +22,7 @@ from psyche_core.hookspecs import (
     DataContext,
     DataRegistration,
     ModelRegistration,
+    OptimizerContext,
     OptimizerRegistration,
     Registration,
     TransportContext,
@@ -161,7 +162,7 @@ def _optimizer(value: Any) -> OptimizerRegistration | None:
     if not callable(value):
         return None
     return OptimizerRegistration(
-        name=_name(value), summary=_SUMMARY, settings=NoSettings, create=lambda _, model: _checked(value(model), value)
+        name=_name(value), summary=_SUMMARY, settings=NoSettings, create=lambda context: _checked(value(context.model), value)
     )
 
 
@@ -179,8 +180,8 @@ class _Reused:
         self._optimizer = optimizer
         self._used = False
 
-    def __call__(self, _: object, model: Model) -> Optimizer:
-        parameters = model.parameters
+    def __call__(self, context: OptimizerContext) -> Optimizer:
+        parameters = context.model.parameters
         if parameters.keys() != self._optimizer.masters.keys():
             message = "the optimizer= object was made for another model; give a function from a model to an Optimizer"
             raise ConfigError(message)

@@ -24,6 +24,8 @@ import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import platformdirs
+
 from psyche_core.errors import ConfigError
 from psyche_core.storage.folders import lock
 
@@ -42,14 +44,7 @@ SPARE_BLOCKS = 2
 
 def default_folder() -> Path:
     """Where programs keep what they can do without, on this system, for this user."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA")
-        return (Path(base) if base else Path.home() / "AppData" / "Local") / "psyche"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "psyche"
-
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "psyche"
+    return platformdirs.user_cache_path("psyche", appauthor=False)
 
 
 class ScratchFile:

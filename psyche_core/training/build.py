@@ -19,6 +19,7 @@ from psyche_core.errors import ConfigError, ModelError
 from psyche_core.hookspecs import (
     ModelContext,
     ModelRegistration,
+    OptimizerContext,
     OptimizerRegistration,
     Parallelism,
     Registration,
@@ -127,7 +128,7 @@ def _build_optimizer(registry_load: RegistryLoad, choice: Choice, model: Model) 
         raise TypeError(message)
 
     settings = validated(registration.settings, choice.settings or {}, where=f"model.LLM.optimizer.{choice.name}")
-    return registration.create(settings, model)
+    return registration.create(OptimizerContext(settings=settings, model=model))
 
 
 def _rates(llm: LLMConfig, cold_start_bounds: Callable[[], tuple[int, int] | None]) -> Callable[[int], float]:

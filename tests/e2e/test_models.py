@@ -108,7 +108,7 @@ from psyche_core.hookspecs import OptimizerRegistration, hookimpl
 PSYCHE_PLUGIN_API = "1.0"
 
 
-def create(settings, model):
+def create(context):
     from psyche_optim_distro.optimizer import DistroOptimizer
 
     class Flipping(DistroOptimizer):
@@ -118,7 +118,7 @@ def create(settings, model):
                 values = next(iter(self.masters.values())).view(-1).view(torch.int32)
                 values[7] ^= 1
 
-    return Flipping(settings, model)
+    return Flipping(context.settings, context.model)
 
 
 @hookimpl

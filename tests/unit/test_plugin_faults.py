@@ -16,7 +16,8 @@ import pytest
 from psyche_core import plugin_faults
 from psyche_core.cli.failures import describe_failure
 from psyche_core.errors import DataError, PluginFailed
-from psyche_core.hookspecs import GROUP, DataContext
+from psyche_core.hookspecs import GROUP, BackendRegistration, BackendTestnet, DataContext
+from psyche_core.plugin_faults import guarded
 from psyche_core.plugins import PluginRegistry
 from psyche_core.telemetry.events import Ended
 from psyche_core.telemetry.sinks import from_json
@@ -128,6 +129,20 @@ def test_a_factory_that_fails_is_a_sentence_with_its_distribution(
         registration.create(CONTEXT)
     assert str(caught.value).startswith(sentence)
     assert describe_failure(caught.value) == (str(caught.value), 1)
+
+
+def test_what_a_testnet_calls_of_a_backend_is_guarded_too() -> None:
+    def fails(_: Any) -> Any:
+        raise KeyError("port")
+
+    testnet = BackendTestnet(member_options=fails, lose_route=fails)
+    registration = BackendRegistration(name="b", summary="", create=fails, testnet=testnet)
+    checked = guarded(registration, called="the backend plugin b (x 1)").testnet
+    assert checked is not None
+    assert checked.lose_route is not None
+    for factory, name in ((checked.member_options, "member_options"), (checked.lose_route, "lose_route")):
+        with pytest.raises(PluginFailed, match=f"the backend plugin b \\(x 1\\) failed in its {name} with KeyError: 'port'"):
+            factory(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", ["DataError('no such file')", "ModuleNotFoundError('no torch', name='torch')"])

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from psyche_core.hookspecs import BackendContext, BackendRegistration, CommandRegistration, MemberContext, ServerContext, hookimpl
+from psyche_core.hookspecs import (
+    BackendContext,
+    BackendRegistration,
+    BackendTestnet,
+    CommandRegistration,
+    MemberContext,
+    ServerContext,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     import click
@@ -73,8 +81,7 @@ def psyche_register_backends() -> list[BackendRegistration]:
             summary="a coordinator program on a Solana chain",
             create=_create,
             create_server=_create_server,
-            member_options=_member_options,
-            lose_route=_lose_route,
+            testnet=BackendTestnet(member_options=_member_options, lose_route=_lose_route),
             settings=SolanaSettings,
             needs_address=False,
             transport_key=_transport_key,

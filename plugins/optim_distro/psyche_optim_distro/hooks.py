@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from psyche_core.hookspecs import OptimizerRegistration, ShardingContext, ShardingRegistration, hookimpl
-from psyche_core.interfaces.model import Model
+from psyche_core.hookspecs import OptimizerContext, OptimizerRegistration, ShardingContext, ShardingRegistration, hookimpl
 from psyche_core.interfaces.optimizer import Optimizer
 from psyche_core.interfaces.sharding import ShardingEngine
 from psyche_optim_distro.settings import DistroSettings
@@ -11,11 +10,11 @@ from psyche_optim_distro.settings import DistroSettings
 PSYCHE_PLUGIN_API = "1.0"
 
 
-def create(settings: DistroSettings, model: Model) -> Optimizer:
-    """Build the optimizer of `model`. The masters start as the model's compute weights."""
+def create(context: OptimizerContext) -> Optimizer:
+    """Build a model's optimizer. The masters start as the model's compute weights."""
     from psyche_optim_distro.optimizer import DistroOptimizer
 
-    return DistroOptimizer(settings, model)
+    return DistroOptimizer(context.settings, context.model)
 
 
 def create_deepspeed_engine(context: ShardingContext) -> ShardingEngine:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from psyche_core.errors import ModelError, PayloadRejected
+from psyche_core.hookspecs import OptimizerContext
 from psyche_core.testing.optimizer import Replica, digest, play_rounds
 from psyche_core.testing.toy_model import TOY_SHAPES, ToyModel
 from psyche_optim_distro import codec, hooks
@@ -332,4 +333,5 @@ def test_the_plugin_registers_distro() -> None:
     settings = registration.settings.model_validate(
         {"clip_grad_norm": 1.0, "compression_decay": 0.999, "compression_topk": 2, "compression_chunk": 64, "quantize_1bit": True}
     )
-    assert isinstance(registration.create(settings, ToyModel()), DistroOptimizer)
+    context = OptimizerContext(settings=settings, model=ToyModel())
+    assert isinstance(registration.create(context), DistroOptimizer)

@@ -16,6 +16,7 @@ from psyche_core.hookspecs import (
     BackendContext,
     DataContext,
     ModelContext,
+    OptimizerContext,
     OptimizerRegistration,
     TransportContext,
 )
@@ -78,7 +79,9 @@ def test_model_factories_build_models_and_adamw_takes_them(name: str, tmp_path: 
     assert isinstance(model, Model)
     adamw = registration("optimizer", "AdamW")
     assert isinstance(adamw, OptimizerRegistration)
-    optimizer = adamw.create(adamw.settings.model_validate({"weight_decay": 0.1, "clip_grad_norm": 1.0}), model)
+    optimizer = adamw.create(
+        OptimizerContext(settings=adamw.settings.model_validate({"weight_decay": 0.1, "clip_grad_norm": 1.0}), model=model)
+    )
     assert isinstance(optimizer, Optimizer)
     assert list(optimizer.masters) == list(model.parameters)
 

@@ -313,9 +313,9 @@ class Short(DummyData):
         row = samples.sequence_length * samples.token_size
         return Samples(samples.tokens[row:], samples.count - 1, samples.sequence_length, samples.token_size)
 
-def create(settings, model):
+def create(context):
     {create}
-    return Lemon(settings, model)
+    return Lemon(context.settings, context.model)
 
 @hookimpl
 def psyche_register_optimizers():
