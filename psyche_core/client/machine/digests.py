@@ -75,9 +75,18 @@ class DigestBook:
         ours = self._own.get(ended)
         return 0 if ours is None else 1 + sum(theirs == ours for theirs in self._peers[ended].values())
 
-    def alike(self, digest: bytes, *, ended: bool) -> frozenset[int]:
-        """Peers that said this digest at one end of the epoch."""
-        return frozenset(slot for slot, theirs in self._peers[ended].items() if theirs == digest)
+    def compared(self, digest: bytes) -> tuple[frozenset[int], frozenset[int]]:
+        """Peers that said this digest when we said it, at the newest such end of the epoch, and those that said another.
+
+        Nobody where we said it at neither end: the peers spoke of the masters after another step, which says nothing about these.
+        Nor where nobody said the same: ours may have been wrong already.
+        """
+        for ended in (True, False):
+            if self._own.get(ended) == digest:
+                alike = frozenset(slot for slot, theirs in self._peers[ended].items() if theirs == digest)
+                return (alike, frozenset(self._peers[ended]) - alike) if alike else (alike, alike)
+
+        return frozenset(), frozenset()
 
     def heard(self, *, ended: bool) -> KeysView[int]:
         """Slots that told their digest at one end of the epoch."""

@@ -145,9 +145,7 @@ def changed_unasked(client: MachineState, event: SnapshotTaken) -> bool:
         return False
 
     notes.snapshot_requests.given.discard(event.step)
-    ended = notes.closed
-    notes.resync.alike = notes.digests.alike(client.model_digest, ended=ended)
-    notes.resync.unlike = frozenset(notes.digests.heard(ended=ended)) - notes.resync.alike
+    notes.resync.alike, notes.resync.unlike = notes.digests.compared(client.model_digest)
     _lacks(client, notes, "this client's model has changed by itself, which memory that fails does", astray=True)
     return True
 

@@ -87,10 +87,33 @@ def test_what_was_known_of_others_is_forgotten_with_the_repair():
     assert (repair.alike, repair.unlike) == (frozenset(), frozenset())
 
 
-def test_digests_say_who_had_the_same_at_which_end():
+def said(book, digest, *, ended):
+    book.ours = digest
+    book.note_own(0, ended=ended)
+
+
+def test_digests_say_who_had_the_same_when_we_said_it():
     book = DigestBook()
     book.add(1, ModelDigest(0, False, RIGHT))
     book.add(2, ModelDigest(0, True, RIGHT))
     book.add(3, ModelDigest(0, True, WRONG))
-    assert book.alike(RIGHT, ended=True) == {2}
-    assert book.alike(RIGHT, ended=False) == {1}
+    assert book.compared(RIGHT) == (frozenset(), frozenset()), "we have not said it"
+    said(book, RIGHT, ended=False)
+    assert book.compared(RIGHT) == ({1}, frozenset())
+    said(book, RIGHT, ended=True)
+    assert book.compared(RIGHT) == ({2}, {3})
+
+
+def test_digests_of_another_step_say_nothing_about_who_is_right():
+    book = DigestBook()
+    for peer in (1, 2, 3):
+        book.add(peer, ModelDigest(0, False, RIGHT))
+    said(book, RIGHT, ended=False)
+    assert book.compared(b"after a step".ljust(32)) == (frozenset(), frozenset())
+
+
+def test_where_nobody_said_the_same_nobody_is_disbelieved():
+    book = DigestBook()
+    book.add(1, ModelDigest(0, True, RIGHT))
+    said(book, WRONG, ended=True)
+    assert book.compared(WRONG) == (frozenset(), frozenset())
