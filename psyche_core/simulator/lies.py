@@ -176,10 +176,12 @@ class Lies:
         height = chance.choice((height, height, height + 1, max(height - 1, 0), chance.getrandbits(32)))
         step = chance.choice((0, 1, self._server.state.progress.step, chance.getrandbits(32)))
         blob = chance.randbytes(32)
+        current = self._server.state.current_round
+        seed = self._server.state.epoch.seed if current is None else current.seed
         invented: tuple[Callable[[], Message], ...] = (
             lambda: Result(epoch, height, step, (_batch(chance),), blob, chance.getrandbits(20), chance.randbytes(32), bytes(64)),
             lambda: Finished(epoch, height),
-            lambda: ModelDigest(epoch, chance.random() < 0.5, blob),
+            lambda: ModelDigest(epoch, chance.random() < 0.5, blob, chance.choice((seed, chance.getrandbits(64)))),
             lambda: ModelWanted(epoch, step),
             lambda: ModelOffer(epoch, step, blob, chance.getrandbits(20), chance.randbytes(32), chance.getrandbits(20)),
         )

@@ -19,7 +19,7 @@ from psyche_core.types import BatchId
 from psyche_core.wire.codec import decode, encode
 from psyche_core.wire.signing import SecretKey, framed, verify
 
-VERSION = 1
+VERSION = 2
 MAX_ENVELOPE_BYTES = 16 * 1024
 MAX_SHARE_INTERVALS = 512
 _ENVELOPE = "message"
@@ -54,11 +54,16 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class ModelDigest:
-    """SHA-256 over all float32 parameters of the sender's replica. ended: after an epoch's last apply, else before its first."""
+    """SHA-256 over all float32 parameters of the sender's replica. ended: after an epoch's last apply, else before its first.
+
+    seed: u64, of the epoch's last round, or of the epoch itself before its first. A coordinator that was restored from an older
+    state draws others, so what members said before is not taken for what they say now.
+    """
 
     epoch: int
     ended: bool
     digest: bytes
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,7 @@ def seal(key: SecretKey, run: bytes, message: Message) -> bytes:
         case Finished():
             body = [2, message.epoch, message.height]
         case ModelDigest():
-            body = [3, message.epoch, message.ended, message.digest]
+            body = [3, message.epoch, message.ended, message.digest, message.seed]
         case ModelWanted():
             body = [4, message.epoch, message.step]
         case ModelOffer():
@@ -215,8 +220,8 @@ def _message(fields: Any) -> Message:
             )
         case [2, epoch, height]:
             return Finished(_number(epoch, 32), _number(height, 32))
-        case [3, epoch, bool(ended), digest]:
-            return ModelDigest(_number(epoch, 32), ended, _bytes(digest, 32))
+        case [3, epoch, bool(ended), digest, seed]:
+            return ModelDigest(_number(epoch, 32), ended, _bytes(digest, 32), _number(seed, 64))
         case [4, epoch, step]:
             return ModelWanted(_number(epoch, 32), _number(step, 32))
         case [5, epoch, step, manifest_hash, manifest_bytes, description_hash, description_bytes]:

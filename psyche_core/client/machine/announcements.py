@@ -44,9 +44,10 @@ def in_warmup(
 def _ready(identity: NodeIdentity, notes: EpochNotes, slot: int) -> list[Action]:
     notes.ready_sent = True
     digest = notes.digests.ours
-    notes.digests.note_own(slot, ended=False)
+    seed = notes.key[1]
+    notes.digests.note_own(slot, ended=False, seed=seed)
     return [
-        Broadcast(ModelDigest(notes.number, False, digest), notes.tag(0)),
+        Broadcast(ModelDigest(notes.number, False, digest, seed), notes.tag(0)),
         Send(WarmupWitness(identity, notes.number, slot, digest)),
     ]
 

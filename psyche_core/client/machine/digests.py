@@ -12,6 +12,9 @@ from psyche_core.client.machine.round import NO_DIGEST, RoundRecord
 from psyche_core.coordinator import witness
 from psyche_core.wire.messages import ModelDigest
 
+SEEDS_KEPT = 4
+"""Digests that are kept of one peer for one end of an epoch, with different seeds."""
+
 MIN_ACCUSERS = 2
 """Fewest witnesses that can say that our replica differs."""
 
@@ -38,23 +41,32 @@ def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
 
 
 class DigestBook:
-    """Digests by slot for the epoch being played, before its first round and after its last apply."""
+    """Digests by slot for the epoch being played, before its first round and after its last apply.
+
+    Only what was said with the seed that we know for that end is compared (see ModelDigest).
+    """
 
     def __init__(self) -> None:
         self.ours = bytes(32)
         self._own: dict[bool, bytes] = {}
-        self._peers: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
+        self._seeds: dict[bool, int] = {}
+        self._heard: dict[bool, dict[int, dict[int, bytes]]] = {False: {}, True: {}}
         self._told: set[tuple[bool, int]] = set()
 
     def add(self, slot: int, message: ModelDigest) -> None:
         """Note a peer's digest; the newest counts, since a repaired replica speaks again."""
-        self._peers[message.ended][slot] = message.digest
+        by_seed = self._heard[message.ended].setdefault(slot, {})
+        by_seed.pop(message.seed, None)
+        by_seed[message.seed] = message.digest
+        if len(by_seed) > SEEDS_KEPT:
+            del by_seed[next(iter(by_seed))]
 
-    def note_own(self, slot: int | None, *, ended: bool) -> None:
-        """Fix our own digest at one end of the epoch."""
+    def note_own(self, slot: int | None, *, ended: bool, seed: int) -> None:
+        """Fix our own digest at one end of the epoch. seed: as in our ModelDigest."""
         self._own[ended] = self.ours
+        self._seeds[ended] = seed
         if slot is not None:
-            self._peers[ended].pop(slot, None)
+            self._heard[ended].pop(slot, None)
 
     def forget_own(self) -> None:
         """Our replica is not what our digests said; no judgement until the next `note_own`."""
@@ -64,7 +76,7 @@ class DigestBook:
         """Peers whose digest differs from ours at the same moment, each told once."""
         found = []
         for ended, ours in self._own.items():
-            for slot, theirs in self._peers[ended].items():
+            for slot, theirs in self._said(ended).items():
                 if theirs != ours and (ended, slot) not in self._told:
                     self._told.add((ended, slot))
                     found.append((slot, theirs))
@@ -73,7 +85,7 @@ class DigestBook:
     def likeminded(self, *, ended: bool) -> int:
         """How many said the same as we at one end of the epoch, ourselves counted; 0 before we have."""
         ours = self._own.get(ended)
-        return 0 if ours is None else 1 + sum(theirs == ours for theirs in self._peers[ended].values())
+        return 0 if ours is None else 1 + sum(theirs == ours for theirs in self._said(ended).values())
 
     def compared(self, digest: bytes) -> tuple[frozenset[int], frozenset[int]]:
         """Peers that said this digest when we said it, at the newest such end of the epoch, and those that said another.
@@ -83,14 +95,15 @@ class DigestBook:
         """
         for ended in (True, False):
             if self._own.get(ended) == digest:
-                alike = frozenset(slot for slot, theirs in self._peers[ended].items() if theirs == digest)
-                return (alike, frozenset(self._peers[ended]) - alike) if alike else (alike, alike)
+                said = self._said(ended)
+                alike = frozenset(slot for slot, theirs in said.items() if theirs == digest)
+                return (alike, frozenset(said) - alike) if alike else (alike, alike)
 
         return frozenset(), frozenset()
 
     def heard(self, *, ended: bool) -> KeysView[int]:
         """Slots that told their digest at one end of the epoch."""
-        return self._peers[ended].keys()
+        return self._said(ended).keys()
 
     def outvoted(self, members: int) -> bool:
         """Whether ours cannot be the digest of most of the epoch's members (ours counted): more than half said another one.
@@ -98,8 +111,16 @@ class DigestBook:
         Where exactly half did, one side must give way or nobody would: the one whose digest is larger than the smallest said.
         """
         for ended, ours in self._own.items():
-            others = [theirs for theirs in self._peers[ended].values() if theirs != ours]
+            others = [theirs for theirs in self._said(ended).values() if theirs != ours]
             if len(others) * 2 > members or (others and len(others) * 2 == members and ours > min(others)):
                 return True
 
         return False
+
+    def _said(self, ended: bool) -> dict[int, bytes]:
+        """Digests by slot of those who speak of the same history as we; nobody's before we spoke ourselves."""
+        seed = self._seeds.get(ended)
+        if seed is None:
+            return {}
+
+        return {slot: by_seed[seed] for slot, by_seed in self._heard[ended].items() if seed in by_seed}

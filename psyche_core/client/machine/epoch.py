@@ -104,6 +104,12 @@ class EpochNotes:
             record.applied or (record.settled_by is not None and not record.lost) for record in self.records.values()
         )
 
+    @property
+    def last_seed(self) -> int:
+        """Seed of the newest round, of the epoch before its first: tells this history from one that the coordinator forgot."""
+        newest = self.records.get(self.newest)
+        return self.key[1] if newest is None else newest.round.seed
+
     def describes(self, state: CoordinatorState) -> bool:
         """Whether the state is still (or again) about this epoch."""
         return state.epoch.start_time == self.key[0] and state.epoch.seed == self.key[1]

@@ -188,9 +188,10 @@ def _epoch_closed(client: MachineState, event: ev.EpochClosed) -> None:
     notes.closed_at = client.now
     client.model_digest = notes.digests.ours = event.digest
     client.digest_at = client.masters_at
-    notes.digests.note_own(notes.slot, ended=True)
+    seed = notes.last_seed
+    notes.digests.note_own(notes.slot, ended=True, seed=seed)
     client.tell(telemetry.EpochDigest(notes.number, notes.last_step(state), event.digest.hex()))
-    client.do(ev.Broadcast(ModelDigest(notes.number, True, event.digest), notes.tag(max(notes.newest, 0))))
+    client.do(ev.Broadcast(ModelDigest(notes.number, True, event.digest, seed), notes.tag(max(notes.newest, 0))))
     if event.saved and client.masters_at is not None:
         client.held[client.masters_at] = event.digest
     if notes.slot in client.healthy and notes.describes(state):

@@ -29,7 +29,7 @@ MESSAGES: tuple[Message, ...] = (
     Result(1, 2, 3, (BatchId(0, 7), BatchId(100, 100)), b"h" * 32, 2**30, b"c" * 32, b"s" * 64),
     Result(0, 0, 1, tuple(BatchId(2 * n, 2 * n) for n in range(40)), b"h" * 32, 0, b"c" * 32, b"s" * 64),
     Finished(0, 2**32 - 1),
-    ModelDigest(7, True, b"d" * 32),
+    ModelDigest(7, True, b"d" * 32, 2**64 - 1),
     ModelWanted(3, 0),
     ModelOffer(3, 9, b"m" * 32, 12_345),
 )

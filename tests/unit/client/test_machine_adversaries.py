@@ -191,7 +191,7 @@ def test_an_accepted_payload_that_our_table_refuses_is_left_out_and_the_differen
 
 def test_a_false_digest_of_one_member_moves_nobody() -> None:
     world, honest, liar = training_world()
-    hear(world, honest, liar, ModelDigest(0, False, b"f" * 32))
+    hear(world, honest, liar, ModelDigest(0, False, b"f" * 32, world.state.epoch.seed))
     assert honest.stop is None
     world.run(until=lambda: world.state.progress.step == 6)
     assert honest.stop is None

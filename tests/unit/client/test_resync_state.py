@@ -87,16 +87,19 @@ def test_what_was_known_of_others_is_forgotten_with_the_repair():
     assert (repair.alike, repair.unlike) == (frozenset(), frozenset())
 
 
+SEED = 11
+
+
 def said(book, digest, *, ended):
     book.ours = digest
-    book.note_own(0, ended=ended)
+    book.note_own(0, ended=ended, seed=SEED)
 
 
 def test_digests_say_who_had_the_same_when_we_said_it():
     book = DigestBook()
-    book.add(1, ModelDigest(0, False, RIGHT))
-    book.add(2, ModelDigest(0, True, RIGHT))
-    book.add(3, ModelDigest(0, True, WRONG))
+    book.add(1, ModelDigest(0, False, RIGHT, SEED))
+    book.add(2, ModelDigest(0, True, RIGHT, SEED))
+    book.add(3, ModelDigest(0, True, WRONG, SEED))
     assert book.compared(RIGHT) == (frozenset(), frozenset()), "we have not said it"
     said(book, RIGHT, ended=False)
     assert book.compared(RIGHT) == ({1}, frozenset())
@@ -104,16 +107,40 @@ def test_digests_say_who_had_the_same_when_we_said_it():
     assert book.compared(RIGHT) == ({2}, {3})
 
 
+def test_what_was_said_in_a_history_that_the_coordinator_forgot_is_not_compared():
+    book = DigestBook()
+    for peer in (1, 2, 3):
+        book.add(peer, ModelDigest(0, True, WRONG, SEED - 1))
+    said(book, RIGHT, ended=True)
+    assert not book.outvoted(4)
+    assert book.disagreements() == []
+    assert not book.heard(ended=True)
+    book.add(1, ModelDigest(0, True, RIGHT, SEED))
+    book.add(1, ModelDigest(0, True, WRONG, SEED - 1))  # told once more, late
+    assert book.likeminded(ended=True) == 2
+    assert book.heard(ended=True) == {1}
+
+
+def test_one_peer_s_digests_of_many_seeds_are_bounded():
+    book = DigestBook()
+    for seed in range(100):
+        book.add(1, ModelDigest(0, True, RIGHT, seed))
+    said(book, RIGHT, ended=True)
+    assert not book.heard(ended=True)
+    book.add(1, ModelDigest(0, True, RIGHT, SEED))
+    assert book.heard(ended=True) == {1}
+
+
 def test_digests_of_another_step_say_nothing_about_who_is_right():
     book = DigestBook()
     for peer in (1, 2, 3):
-        book.add(peer, ModelDigest(0, False, RIGHT))
+        book.add(peer, ModelDigest(0, False, RIGHT, SEED))
     said(book, RIGHT, ended=False)
     assert book.compared(b"after a step".ljust(32)) == (frozenset(), frozenset())
 
 
 def test_where_nobody_said_the_same_nobody_is_disbelieved():
     book = DigestBook()
-    book.add(1, ModelDigest(0, True, RIGHT))
+    book.add(1, ModelDigest(0, True, RIGHT, SEED))
     said(book, WRONG, ended=True)
     assert book.compared(WRONG) == (frozenset(), frozenset())

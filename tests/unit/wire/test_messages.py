@@ -34,7 +34,7 @@ batches = st.tuples(st.integers(0, 2**62), st.integers(0, 1000)).map(lambda pair
 digests = st.binary(min_size=32, max_size=32)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Finished, small, small),
-    st.builds(ModelDigest, small, st.booleans(), digests),
+    st.builds(ModelDigest, small, st.booleans(), digests, st.integers(0, 2**64 - 1)),
     st.builds(
         Result,
         small,
