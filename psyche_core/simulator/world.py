@@ -401,8 +401,7 @@ class World:
         place = (work.height, work.step)
 
         def payloads() -> tuple[Payload, ...]:
-            accepted = self.coordinator.ledger.accepted.get(place, [])
-            return self.announced.meant(work.payload_hashes, held, place=place, accepted=accepted)
+            return self.announced.meant(work.payload_hashes, work.commitments, held)
 
         masters = node.replica.snapshot()
         self.replicas.made(before, payloads, masters)

@@ -129,16 +129,20 @@ def test_in_large_runs_any_draw_of_witnesses_has_an_honest_quorum() -> None:
     assert 1 < most <= 10, "of 32 witnesses 22 are a quorum"
 
 
-def test_equal_bytes_of_two_members_stand_for_the_samples_of_both() -> None:
+def test_equal_bytes_stand_for_the_samples_of_who_committed_to_them() -> None:
     shares = [(BatchId(0, 1),), (BatchId(2, 3),), (BatchId(4, 5),)]
+    commitments = [bytes((index,)) * 32 for index in range(len(shares))]
     announced = Announced()
-    for index, share in enumerate(shares):
-        announced.note(index, Result(0, 7, 8, share, EMPTY_RESULT, 32, bytes(32), bytes(64)))
+    for index, (share, commitment) in enumerate(zip(shares, commitments, strict=True)):
+        announced.note(index, Result(0, 7, 8, share, EMPTY_RESULT, 32, commitment, bytes(64)))
+    announced.note(2, Result(0, 7, 8, shares[2], EMPTY_RESULT, 32, commitments[1], bytes(64)))
     held = {EMPTY_RESULT: Payload(EMPTY_RESULT, 2, bits(shares[2]))}
 
-    twice = announced.meant((EMPTY_RESULT, EMPTY_RESULT), held, place=(7, 8), accepted=[0b1111])
+    once = announced.meant((EMPTY_RESULT,), commitments[1:2], held)
+    twice = announced.meant((EMPTY_RESULT, EMPTY_RESULT), commitments[:2], held)
 
-    assert [payload.samples for payload in twice] == [0b11, 0b1100], "those that were accepted"
+    assert [(payload.trainer, payload.samples) for payload in once] == [(1, 0b1100)], "whoever repeated it later"
+    assert [payload.samples for payload in twice] == [0b11, 0b1100]
     assert announced.by((7, 8)) == {0, 1, 2}
     assert not announced.by((8, 8))
 
