@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from psyche_core.client.machine import scheduler
@@ -15,14 +14,12 @@ from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes, epo
 from psyche_core.client.machine.events import Expire, Join, Prefetch, Send, SetPeers
 from psyche_core.client.machine.peer_messages import hear_early, repeat_evidence
 from psyche_core.client.machine.round import RoundRecord
+from psyche_core.client.machine.settled_rounds import played_rounds
 from psyche_core.client.machine.state import MachineState
 from psyche_core.coordinator.commands import Withdraw
-from psyche_core.coordinator.state import CoordinatorState, Round
+from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
-
-ENDS_WITH_ITS_NUMBER = (*PLAYING, RunState.Cooldown)
-"""Phases of an epoch after which its number is used up: another epoch with it shows that this one is forgotten."""
 
 KEPT_ROUNDS = 4
 """Rounds whose messages and payloads are kept for laggards (F11)."""
@@ -48,7 +45,7 @@ def see_state(client: MachineState, state: CoordinatorState) -> None:
                 client.notes.judge = True  # how many are a majority has changed
             client.do(SetPeers(members))
     _tell_phase(client, previous, state)
-    if previous is not None and (_went_back(previous, state) or _plays_anew(client.notes, previous, state)):
+    if previous is not None and _went_back(previous, state):
         # Nothing that we hold in memory fits what it knows: what is on our disk is read up to there.
         steps = f"from step {previous.progress.step} to step {state.progress.step}"
         if client.leaving is not None:
@@ -65,36 +62,36 @@ def see_state(client: MachineState, state: CoordinatorState) -> None:
 
 
 def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
-    """Whether the coordinator knows less than it did, like one restored from an older state."""
+    """Whether the coordinator has forgotten what it knew, like one restored from an older state, however far it came since.
+
+    Within a generation nothing that a state says about the run's progress is ever taken back, and a round keeps its seed.
+    """
     if state.generation != previous.generation:
         return state.generation < previous.generation
 
-    return _place(state) < _place(previous)
+    before, now = previous.progress, state.progress
+    if now.epoch < before.epoch or now.step < before.step or _last_round(state) < _last_round(previous):
+        return True
 
+    other_epoch = epoch_key(state) != epoch_key(previous)
+    if other_epoch and state.epoch.start_step < before.step:
+        return True  # it began after what we knew, and with less than that
 
-def _plays_anew(notes: EpochNotes | None, previous: CoordinatorState, state: CoordinatorState) -> bool:
-    """Whether rounds that we know are others in this state: it went back, and has caught up before we saw it."""
-    if state.generation != previous.generation or notes is None:
+    number, played = played_rounds(previous)
+    if played_rounds(state)[0] != number:
         return False
-    if notes.describes(state):
-        known = notes.records
-        return any(known[other.height].round.seed != other.seed for other in _rounds(state) if other.height in known)
+    if other_epoch and not state.epoch.unplayed and not previous.epoch.unplayed:
+        return True  # the number was used up: the epoch that had it is forgotten
 
-    played = previous.current_round is not None and epoch_key(previous) != epoch_key(state)
-    return played and previous.run_state in ENDS_WITH_ITS_NUMBER and state.progress.epoch == previous.progress.epoch
-
-
-def _rounds(state: CoordinatorState) -> tuple[Round, ...]:
-    return () if state.epoch.unplayed else state.epoch.rounds
+    seeds = {known.height: known.seed for known in played.epoch.rounds}
+    return any(seeds.get(stored.height, stored.seed) != stored.seed for stored in state.epoch.rounds)
 
 
-def _place(state: CoordinatorState) -> tuple[int, int, float]:
-    """Where a state stands within its generation: grows with every epoch, step and round."""
-    if state.run_state is RunState.Cooldown:
-        return state.progress.epoch, state.progress.step, math.inf
-
-    height = _playing_height(state)
-    return state.progress.epoch, state.progress.step, -1 if height is None else height
+def _last_round(state: CoordinatorState) -> tuple[int, int, bool]:
+    """The last round that a state tells of: the number of its epoch, its height, and whether that epoch's rounds are over."""
+    number, played = played_rounds(state)
+    height = -1 if played.current_round is None else played.current_round.height
+    return number, height, state.run_state not in PLAYING
 
 
 def _tell_phase(client: MachineState, previous: CoordinatorState | None, state: CoordinatorState) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.coordinator.witness import accepted_slots, judge, statements_digest
-from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 from psyche_core.types import RunState
+
+if TYPE_CHECKING:
+    from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
 
 _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
