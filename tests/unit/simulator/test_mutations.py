@@ -162,9 +162,10 @@ def late_payloads_are_skipped(patch: Patch) -> None:
 
     def apply(me, notes, record):
         results = [record.judged(slot) for slot in sorted(record.accepted)]
-        hashes = [result.payload_hash for result in results if result not in (None, "void")]
-        held = tuple(payload_hash for payload_hash in hashes if payload_hash in notes.payloads.valid)
-        me.start(ev.Apply(record.height, record.round.step, held, notes.slot in record.accepted))
+        held = [result for result in results if result not in (None, "void") and result.payload_hash in notes.payloads.valid]
+        hashes, commitments = (tuple(getattr(result, name) for result in held) for name in ("payload_hash", "commitment"))
+        own = notes.slot in record.accepted
+        me.start(ev.Apply(record.height, record.round.step, hashes, own, epoch=notes.number, commitments=commitments))
 
     patch.setattr(machine, "_apply", apply)
 
