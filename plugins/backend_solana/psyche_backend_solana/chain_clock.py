@@ -32,7 +32,3 @@ class ChainClock:
     def now(self, local: float) -> int:
         """Unix seconds on the chain at a local monotonic time, if its clock has gone on as ours."""
         return self.unix + max(0, int(local - self.at))
-
-    def age(self, local: float) -> float:
-        """Seconds since the reading."""
-        return local - self.at

@@ -61,20 +61,11 @@ def signed_size(instructions: Sequence[Instruction], payer: Pubkey) -> int:
 class Sender:
     """Sends for one wallet. signers: others that must sign when their keys appear. price: millionths of a lamport a unit."""
 
-    def __init__(
-        self,
-        rpc: Rpc,
-        signer: Signer,
-        *,
-        price: int = 0,
-        programs: Programs | None = None,
-        resend_seconds: float = RESEND_SECONDS,
-    ) -> None:
+    def __init__(self, rpc: Rpc, signer: Signer, *, price: int = 0, programs: Programs | None = None) -> None:
         self._rpc = rpc
         self._signer = signer
         self._price = price
         self._programs = programs or Programs()
-        self._resend_seconds = resend_seconds
         self._numbers = budget.distinct_numbers()
 
     @property
@@ -162,7 +153,7 @@ class Sender:
             sent = await self._answer(signature)
             if sent is not None:
                 return sent
-            if anyio.current_time() - last_sent < self._resend_seconds:
+            if anyio.current_time() - last_sent < RESEND_SECONDS:
                 continue
 
             if await methods.block_height(self._rpc, timeout=CALL_SECONDS) > fresh.last_height:

@@ -48,11 +48,3 @@ COMMON: Mapping[int, str] = MappingProxyType(
 
 COORDINATOR: Mapping[int, str] = MappingProxyType(dict(enumerate(MEANINGS, start=FIRST_OWN)))
 """The coordinator's refusals by number."""
-
-COORDINATOR_CODES: Mapping[str, int] = MappingProxyType({name: code for code, name in {**COMMON, **COORDINATOR}.items()})
-"""The numbers of what the coordinator program refuses with, by name."""
-
-
-def coordinator_refusal(code: int) -> str:
-    """The name of `Custom(code)` from the coordinator program; `Custom(code)` itself when there is none."""
-    return COMMON.get(code) or COORDINATOR.get(code) or f"Custom({code})"

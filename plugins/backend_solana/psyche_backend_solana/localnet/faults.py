@@ -74,9 +74,9 @@ class FaultSwitch:
     Safe to read from any thread: the value is replaced as a whole. Watchers are called in the thread that turns the switch.
     """
 
-    def __init__(self, faults: Faults | None = None, *, seed: int = 0) -> None:
-        self._now = faults or Faults()
-        self._random = random.Random(seed)
+    def __init__(self) -> None:
+        self._now = Faults()
+        self._random = random.Random(0)
         self._watchers: list[Callable[[Faults], None]] = []
 
     @property

@@ -46,11 +46,11 @@ def is_installed(svm: LiteSVM, address: Pubkey, elf: bytes) -> bool:
     return data is not None and bytes(data.data)[_DATA_HEADER:].rstrip(b"\0") == elf.rstrip(b"\0")
 
 
-def install_program(svm: LiteSVM, address: Pubkey, elf: bytes, *, authority: Pubkey | None, slot: int = 0) -> tuple[Pubkey, ...]:
+def install_program(svm: LiteSVM, address: Pubkey, elf: bytes, *, authority: Pubkey | None) -> tuple[Pubkey, ...]:
     """Put a program there; returns the accounts it takes. Raises UserError when the loader does not take it."""
     data_address = _data_address(address)
     option = b"\0" + bytes(32) if authority is None else b"\1" + bytes(authority)
-    data = struct.pack("<IQ", 3, slot) + option + elf
+    data = struct.pack("<IQ", 3, 0) + option + elf
     program = struct.pack("<I", 2) + bytes(data_address)
     rent = svm.minimum_balance_for_rent_exemption
     try:

@@ -46,9 +46,8 @@ class Rpc:
     bytes_read, requests: bytes of the bodies of all answers so far, and questions asked, tries included.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, call_seconds: float = CALL_SECONDS) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.endpoints = tuple(endpoints)
-        self._call_seconds = call_seconds
         self._clients: dict[int, AsyncClient] = {}
         self._choice = choice.EndpointChoice(len(self.endpoints))
         self._random = random.SystemRandom()
@@ -84,7 +83,7 @@ class Rpc:
                 if left <= 0:
                     raise _unavailable(method, timeout, last)
                 try:
-                    result = await self._ask(number, method, parameters, min(left, self._call_seconds))
+                    result = await self._ask(number, method, parameters, min(left, CALL_SECONDS))
                 except RpcError as error:
                     if error.failure.verdict not in (Verdict.AGAIN, Verdict.ELSEWHERE):
                         self._choice.succeeded(number)
@@ -155,7 +154,7 @@ class Rpc:
         known = self._clients.get(number)
         if known is None:
             url = self.endpoints[number].http
-            made = await anyio.to_thread.run_sync(lambda: _client_of(url, timeout=self._call_seconds, on_bytes=self._count))
+            made = await anyio.to_thread.run_sync(lambda: _client_of(url, timeout=CALL_SECONDS, on_bytes=self._count))
             known = self._clients.setdefault(number, made)
             if known is not made:
                 await made.close()
@@ -175,7 +174,7 @@ class Rpc:
 
     async def _probe(self, number: int) -> None:
         try:
-            await self._ask(number, "getSlot", (), self._call_seconds)
+            await self._ask(number, "getSlot", (), CALL_SECONDS)
         except RpcError:
             self._choice.probed(number, anyio.current_time(), well=False)
         else:

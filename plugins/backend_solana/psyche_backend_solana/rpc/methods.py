@@ -156,12 +156,6 @@ async def genesis_hash(rpc: Rpc, *, timeout: float) -> str:
     return _shaped(lambda: str(Hash.from_string(answer)))
 
 
-async def block_time(rpc: Rpc, of_slot: int, *, timeout: float) -> int | None:
-    """Unix seconds of a slot's block, None when that is not known."""
-    answer = await rpc.call("getBlockTime", of_slot, timeout=timeout)
-    return _shaped(lambda: None if answer is None else int(answer))
-
-
 async def balance(rpc: Rpc, address: Pubkey, *, timeout: float) -> int:
     """Lamports of an account."""
     answer = await rpc.call("getBalance", str(address), {"commitment": COMMITMENT}, timeout=timeout)
