@@ -1,8 +1,8 @@
-"""The coordinator program's instructions, each as an `Instruction` to put into a transaction.
+"""The coordinator program's instructions, each as an `Instruction` for a transaction.
 
-Decided: one function for each instruction of docs/reference/solana-programs.md, taking protocol values and giving bytes; what a
-transaction cannot carry at once goes through the staging area (`staged_update`). Refuses values that do not fit their place
-(ValueError), before anything is sent. Whether the coordinator accepts a command is not looked at here.
+There is one function for each instruction of docs/reference/solana-programs.md. It takes protocol values and returns bytes. What
+does not fit one transaction goes through the staging area (`staged_update`). Values that do not fit their fields raise ValueError
+before anything is sent. Whether a command is accepted is decided by the program.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Names of the refusals of the programs: what a transaction's `Custom(n)` means.
+"""Names of the programs' errors: what a transaction's `Custom(n)` means.
 
-Decided: 1 to 20 mean the same in all programs (programs/common/src/error.rs); the coordinator's own follow the order of
-`psyche_core.coordinator.errors`, so that a refusal has the same name on a chain as anywhere else. Refuses to guess: an unknown
-number is named as the number it is.
+1 to 20 mean the same in all programs (programs/common/src/error.rs). The coordinator's own numbers follow the order of
+`psyche_core.coordinator.errors`, so an error has the same name on a chain as anywhere else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A new chain: LiteSVM as our ledger wants it, with a faucet and the programs at their addresses.
+"""A new chain: LiteSVM with the settings that our ledger needs, with a faucet and the programs at their addresses.
 
-Decided: LiteSVM's own checks of blockhashes and repeated signatures are off, because it knows one blockhash and remembers few
-signatures; the ledger makes both. Signature verification stays on. Programs are installed as the upgradeable loader would have
-left them (a program account that points to its data), so that tools that read or upgrade programs find what they expect.
+LiteSVM's own checks of blockhashes and repeated signatures are off, because it knows one blockhash and remembers few signatures;
+the ledger does both. Signature verification stays on. Programs are installed as the upgradeable loader does it (a program account
+that points to its data), so tools that read or upgrade programs work.
 """
 
 from __future__ import annotations

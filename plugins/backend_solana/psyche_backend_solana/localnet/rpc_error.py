@@ -1,4 +1,4 @@
-"""Errors of JSON-RPC as a real validator numbers and words them."""
+"""Errors of JSON-RPC with the numbers and words of a real validator."""
 
 from __future__ import annotations
 

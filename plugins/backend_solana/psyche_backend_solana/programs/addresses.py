@@ -1,8 +1,8 @@
-"""Names and addresses of the on-chain programs: the one place in Python that says them (in Rust: programs/common/src/ids.rs).
+"""Names and addresses of the on-chain programs: the only place in Python that has them (in Rust: programs/common/src/ids.rs).
 
-The addresses of our programs are those of local chains: their keys follow from public seeds, so that anybody can deploy there.
-The seed of a key is the SHA-256 of `psyche/NAME/local chains`.
-On a chain shared with strangers use addresses of your own, and build the programs with them.
+The addresses of our programs are for local chains. Their key pairs follow from public seeds (the SHA-256 of `psyche/NAME/local
+chains`), so anybody can deploy there. On a chain shared with strangers use addresses of your own, and build the programs with
+them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Bounds an HTTP client's answers, before they are in memory.
+"""Limits the size of an HTTP client's answers before they are in memory.
 
-Decided: an endpoint is somebody else's machine, so no more is read than the largest answer we can use, whatever length it says;
-what is longer counts as a broken connection, and the next endpoint is asked. Answers are asked for uncompressed, and compressed
-ones refused, for a few bytes of those can be as many as one likes. Refuses to look at what an answer says.
+An endpoint is somebody else's machine, so no more is read than the largest answer we can use, whatever length it announces. A
+longer answer counts as a broken connection, and the next endpoint is asked. Compressed answers are an error, because a few bytes
+can expand to any size; the headers ask for uncompressed ones. The content is parsed in `client` and `methods`.
 """
 
 from __future__ import annotations

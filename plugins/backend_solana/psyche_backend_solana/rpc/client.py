@@ -1,9 +1,8 @@
-"""JSON-RPC calls over several endpoints: retried, failed over, with a deadline each.
+"""JSON-RPC calls over several endpoints, with retries, failover and a deadline each.
 
-Decided: the calls go through solana-py's client with its own retries off, because who retries must know whom else to ask;
-decisions are in `choice` and `failures`. A call returns the answer's `result` as JSON. Endpoints that lost their place are probed
-with `getSlot` beside the ordinary calls. Refuses to wait without end: every call has a deadline, after which RpcUnavailable says
-what went wrong last.
+Calls go through solana-py's client, with its own retries off, because a retry may have to go to another endpoint. What to do
+after a failure is decided in `choice` and `failures`. A call returns the answer's `result` as JSON. Endpoints that failed are
+probed with `getSlot` beside the ordinary calls. After its deadline a call raises RpcUnavailable with the last failure.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class RpcUnavailable(BackendError):
 class Rpc:
     """The endpoints of one program. An async context manager; make it inside the event loop that uses it.
 
-    bytes_read, requests: bytes of the bodies of all answers so far, and questions asked, tries included.
+    bytes_read, requests: bytes of the bodies of all answers so far, and calls made, retries included.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
