@@ -117,7 +117,7 @@ soak: $(STAMP) ## every test marked soak, then SEEDS simulated runs (SEEDS=10000
 	SOAK_TIMES=20 $(BIN)/python -m pytest -q -m repeated --timeout 1800
 	$(BIN)/psyche sim --seeds 0:$(SEEDS) --clients 8 --faults all --jobs $(JOBS)
 	$(BIN)/psyche sim --seeds random:2000 --clients 8 --faults all --jobs $(JOBS)
-	$(BIN)/python -m psyche_backend_solana.svm.differential --sequences $(SEQUENCES)
+	$(BIN)/python -m plugins.backend_solana.tests.svm.differential --sequences $(SEQUENCES)
 	$(MAKE) release-check
 
 soak-e2e: $(STAMP) ## the end-to-end tests RUNS times over (RUNS=10)

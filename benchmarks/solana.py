@@ -27,9 +27,9 @@ from dataclasses import replace
 import anyio
 
 from benchmarks import solana_programs, solana_reading
+from plugins.backend_solana.tests.svm.coordinator_svm import CoordinatorSvm, member
+from plugins.backend_solana.tests.svm.largest import NOW, Largest, compute_units
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, INSTANCE_BYTES
-from psyche_backend_solana.svm.chain import CoordinatorSvm, member
-from psyche_backend_solana.svm.largest import NOW, Largest, compute_units
 from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.committee import witness_slots

@@ -20,9 +20,9 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
+from plugins.backend_solana.tests.svm.program_chain import LAMPORTS, ProgramChain
 from psyche_backend_solana.layouts import authorizer, coordinator, mining_pool, tokens, treasurer
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES
-from psyche_backend_solana.program_chain import LAMPORTS, ProgramChain
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_core.coordinator import image
 from psyche_core.coordinator.state import MAX_ACCOUNTS, Account

@@ -35,6 +35,8 @@ from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from solders.transaction import Transaction
 
+from plugins.backend_solana.tests.svm.coordinator_svm import member, transport_key, wallet
+from plugins.backend_solana.tests.svm.largest import NOW, Largest
 from psyche_backend_solana.account_reader import Follower
 from psyche_backend_solana.address_book import AddressBook
 from psyche_backend_solana.backend import SolanaBackend
@@ -48,8 +50,6 @@ from psyche_backend_solana.rpc.client import Rpc, RpcUnavailable
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_backend_solana.runs import find_run
 from psyche_backend_solana.sender import Sender
-from psyche_backend_solana.svm.chain import member, transport_key, wallet
-from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_backend_solana.wallet import Wallet
 from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.assignment import shares

@@ -1,11 +1,13 @@
-"""Reads a run's account again and again, in as few bytes as tell for sure what has changed.
+"""Reads a run's account again and again, and transfers as few bytes as possible.
 
-Decided: there is always a copy, the account after one instruction byte for byte, and a reading leads to a later one or to none
-(`account_slices` says which bytes that takes). What was added is read before the head, the parts between two readings of a head
-with the same nonce, and the slots of the answers must be in that order, so that no byte of another time is among them, whichever
-endpoint answered. Where that fails three times, or the parts do not fit together, whenever an epoch begins or ends, when another
-endpoint is asked from now on, and every few minutes, the account is read whole, in one call: what one endpoint may have made up
-does not stay. Refuses to read backwards: an endpoint that is behind changes nothing.
+The reader keeps a copy of the account as it was after one instruction. Each reading leads to a later copy or changes nothing.
+Which bytes a reading needs is decided in `account_slices`. Two rules make sure that all bytes belong to one moment, whichever
+endpoint answers: added entries are read before the head, and the other parts are read between two readings of the head with the
+same nonce; and the slots of the answers must be in that order.
+
+The whole account is read in one call where this fails three times, where the parts do not fit together, when an epoch begins or
+ends, when another endpoint is asked from now on, and every few minutes. So wrong bytes of one endpoint do not stay. An endpoint
+that is behind changes nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from psyche_backend_solana.runs import expect_owner, read_coordinator
 from psyche_core.errors import BackendClosed, WireError
 
 MOST_BEHIND = 64
-"""Instructions behind which the whole is cheaper than the parts."""
+"""A copy that is more instructions behind is read whole, which is cheaper then than the parts."""
 WHOLE_SECONDS = 300.0
-"""Longest that a copy grows by small readings only."""
+"""After so long the account is read whole again."""
 TRIES = 3
 """Readings of the parts before the whole is read, while instructions come in between."""
 
@@ -67,14 +69,14 @@ class Follower:
     async def read(self, *, heard: int) -> tuple[Copy, ChainClock]:
         """The account as it is now, as far as an endpoint knows, and the clock.
 
-        heard: the highest nonce that somebody told of. Raises RpcError, RpcUnavailable, WireError, BackendClosed; the copy stays.
+        heard: the highest nonce that was reported. Raises RpcError, RpcUnavailable, WireError, BackendClosed; the copy stays.
         """
         copy = self._copy
         if copy is None or copy.state is None or self._is_old():
             return await self._whole()
 
-        told = heard - copy.nonce
-        count = told if 1 <= told <= MOST_BEHIND else 1  # a websocket may say anything
+        reported = heard - copy.nonce
+        count = reported if 1 <= reported <= MOST_BEHIND else 1  # a websocket may report any number
         while True:
             where = account_slices.additions(copy.state, count)
             content = None if where is None else await self._slice(where)
@@ -88,14 +90,14 @@ class Follower:
                     return self._keep(found), head.clock
             if behind <= count or behind > MOST_BEHIND or where is None:
                 break
-            count = behind  # more came than anybody told of
+            count = behind  # there were more instructions than were reported
 
         if behind > MOST_BEHIND:
             return await self._whole()
         return await self._parts(copy, head) or await self._whole()
 
     async def _parts(self, copy: Copy, head: _Head) -> tuple[Copy, ChainClock] | None:
-        """By the parts; None where the whole must be read."""
+        """Read the parts that can have changed; None where the whole account must be read."""
         for _ in range(TRIES):
             plan = account_slices.parts(copy, head.data)
             if plan is None:

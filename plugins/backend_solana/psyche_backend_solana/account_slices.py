@@ -1,11 +1,14 @@
-"""Which bytes of a run's account a change can have touched, and what a copy of the account is with them read anew. Pure.
+"""Decides which bytes of a run's account an instruction can have changed, and builds the next copy from them. No I/O.
 
-Decided: a copy is always the account as it was after one instruction, byte for byte, or there is none. Two ways lead from one
-copy to a later one. *Additions*: statements of the current round, ready slots and digests of an epoch's end are added, one for
-each instruction; where as many were added as instructions were counted, nothing else happened, and `apply` is asked whether
-it agrees.
-*Parts*: all that can change while the phase stays what it is, read between two readings of the head that are alike (see
-`following`). Where neither fits, the account is read whole. Every offset is the layout's own.
+A copy is the account as it was after one instruction, byte for byte. There are two ways from one copy to a later one.
+
+*Additions*: statements of the current round, ready slots and digests of an epoch's end are added, one for each instruction. Where
+as many were added as instructions were counted, nothing else happened; `apply` confirms it.
+
+*Parts*: everything that can change while the phase stays the same. It is read between two equal readings of the head (see
+`account_reader`).
+
+Where neither fits, the account is read whole. All offsets come from the layout.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ _BETWEEN = (RunState.WaitingForMembers, RunState.Warmup, RunState.Cooldown)
 _NOT_WHILE_PLAYING = frozenset({"config", "model", "accounts"})
 """What no instruction changes from an epoch's first round to its last: settings, where the model is, balances (but see _GONE)."""
 _NOT_BETWEEN = frozenset({"accounts"})
-"""The same while members are waited for, load the model or sign an epoch's end; a pause may have come and gone unseen."""
+"""The same while members are waited for, load the model or sign an epoch's end; a run may have paused meanwhile."""
 _GONE = "accounts"
 """The owner may free a balance at any time, which makes them fewer: where their number is another one, the whole is read."""
 _MORE = 64
@@ -37,10 +40,10 @@ _ONE_EACH = ("pending", "ends")
 """Lists to which an instruction adds one entry at most."""
 _COUNT_BYTES = 4
 _SOME_DIGEST = bytes([255]) * 32
-"""Of a model that no signed epoch end has: what a slot that is ready said where nothing else is known."""
+"""Stands for the digest of a ready slot where that digest is unknown; no signed epoch end has it."""
 _INTERVALS = 64
 _NEAR = 256
-"""Bytes between two slices that are read along rather than asked for apart."""
+"""Slices that are closer than this many bytes are read as one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -97,11 +100,11 @@ def additions(state: CoordinatorState, count: int) -> Slice | None:
         return None
 
     place, stated = len(state.epoch.rounds) - 1, len(current.statements)
-    room = min(count, MAX_WITNESSES - stated)
-    if room <= 0:
+    entries = min(count, MAX_WITNESSES - stated)
+    if entries <= 0:
         return None
     start = _at(f"epoch.rounds[{place}].statements[{stated}]")
-    return Slice(start, start + room * STATEMENT.size)
+    return Slice(start, start + entries * STATEMENT.size)
 
 
 def added(copy: Copy, head: bytes, where: Slice, content: bytes) -> Copy | None:
@@ -125,7 +128,7 @@ def added(copy: Copy, head: bytes, where: Slice, content: bytes) -> Copy | None:
 
 
 def _replayed(before: CoordinatorState, after: CoordinatorState) -> tuple[CoordinatorState, int] | None:
-    """What `apply` makes of what `after` says more than `before`, and how many instructions that took."""
+    """The state after `apply` of the entries that `after` has more than `before`, and how many instructions they are."""
     epoch, current, later = before.epoch, before.current_round, after.current_round
     sent: list[Witness | WarmupWitness | EpochDigest] = []
     now = after.since
@@ -152,7 +155,7 @@ def _replayed(before: CoordinatorState, after: CoordinatorState) -> tuple[Coordi
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to read to come from one copy to a later one. lists: where their counts are, and the most each may say.
+    """What to read to come from one copy to a later one. lists: where their counts are, and the most entries of each.
 
     counts: numbers of entries that must be what they were. shifted: a round began where as many as fit were stored, so that the
     others have moved up. places: of the rounds then stored.
@@ -251,7 +254,7 @@ def gathered(copy: Copy, plan: Plan, head: bytes, contents: Sequence[bytes]) -> 
 
 
 def _same_epoch(before: CoordinatorState, after: CoordinatorState) -> bool:
-    """Whether nothing says that what was not read has changed."""
+    """Whether there is no sign that something that was not read has changed."""
     if any(client.state is ClientState.Ejected for client in after.epoch.clients):
         return False
     fixed = [(epoch.seed, epoch.start_time, epoch.start_step, len(epoch.clients)) for epoch in (before.epoch, after.epoch)]
@@ -261,7 +264,7 @@ def _same_epoch(before: CoordinatorState, after: CoordinatorState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HeadState:
-    """What the head says. epoch, step: of the progress."""
+    """The values of the head. epoch, step: of the progress."""
 
     nonce: int
     run_state: RunState

@@ -1,8 +1,8 @@
-"""Where members are reached, as they wrote it into accounts of their own.
+"""The transport addresses of a run's members, read from accounts that the members write.
 
-Decided: the accounts are read by their addresses, up to a hundred in a call, and only those that are wanted: who is not known at
-once and then ever more seldom, everybody when somebody may have another address now. What one call brought is kept, whatever
-becomes of the next. Refuses to keep more than the newest address of each member.
+Accounts are read by their addresses, up to a hundred in a call, and only the ones that are needed: unknown members at once and
+then less and less often, all members when an address may have changed. What one call read is kept if the next call fails. Only
+the newest address of each member is kept.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AddressBook:
         return changed
 
     async def unwritten(self, member: NodeIdentity, address: bytes, *, timeout: float) -> tuple[tuple[Instruction, ...], ...]:
-        """What a member has to send, one transaction after the other, for its account to say this address; () if it does.
+        """The instructions that write this address into the member's account, by transaction, in order; () if it is there.
 
         Raises RpcError, RpcUnavailable, ValueError.
         """
@@ -98,7 +98,7 @@ class AddressBook:
         )
 
     def look(self) -> None:
-        """Somebody is new."""
+        """Read missing addresses soon: there is a new member."""
         self._wanted.set()
 
     def look_for_renewals(self) -> None:
@@ -115,7 +115,7 @@ class AddressBook:
         renewals: float,
     ) -> None:
         """Read until cancelled. seldom: most seconds between two looks at who is missing; renewals: least between two at all."""
-        await self._wanted.wait()  # the first state says whose
+        await self._wanted.wait()  # until the first state names the members
         misses, looked = 0, float("-inf")
         while True:
             self._wanted = anyio.Event()

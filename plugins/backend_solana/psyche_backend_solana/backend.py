@@ -1,10 +1,10 @@
 """A client's connection to a coordinator on Solana.
 
-Decided: a watcher delivers states, a sender carries commands, members take turns ticking, and transport addresses are read from
-accounts of the members; each is a room of its own, and this one ties them together. A command that leaves something to do for a
-tick takes it along in the same transaction. There is no session to lose: a membership lies on the chain, so nothing is
-repeated after an outage. Refuses to end on a lost endpoint: only when none has answered for the time given at construction is
-the backend closed. The task is a plain asyncio task, as in the TCP backend: `aclose` may be called from anywhere.
+This module connects four others: `watcher` delivers states, `sender` sends commands, `ticker` decides when to tick, and
+`address_book` reads the members' transport addresses. If a command makes a tick due, the tick goes into the same transaction.
+There is no session: the membership is on the chain, so nothing is repeated after an outage. The backend closes only when no
+endpoint has answered for `retry_seconds`. Its task is a plain asyncio task, as in the TCP backend, so `aclose` may be called from
+anywhere.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class SolanaBackend(Backend):
     async def _submit(self, *instructions: Instruction, timeout: float) -> None:
         """Send, unless the backend is closed before there is an answer.
 
-        Raises CommandRefused also for what no trying again would mend (`NotSent`: an empty wallet, say), and OutOfUnits.
+        Raises CommandRefused also for what would fail again (`NotSent`, for example with an empty wallet), and OutOfUnits.
         """
         self._expect_open()
         try:
@@ -287,7 +287,7 @@ class SolanaBackend(Backend):
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watcher.run)
                 group.start_soon(self._take_turns)
-                group.start_soon(self._keep_book)
+                group.start_soon(self._read_addresses)
         except BaseExceptionGroup as failures:
             closed, rest = failures.split(BackendClosed)
             if rest is not None and (others := rest.split(asyncio.CancelledError)[1]) is not None:
@@ -305,19 +305,19 @@ class SolanaBackend(Backend):
         """A newer account. Raises WireError for one that cannot be read."""
         state = sight.state
         before, self._nonce = self._state, sight.account.nonce
-        self._heed_version(sight.account.client_version)
+        self._log_version(sight.account.client_version)
         if state is None:
             return  # made, but not configured yet
 
         self._state = state
         if before == state:
-            self._book.look_for_renewals()  # something was said that changed nothing: a member that joined again, from elsewhere
+            self._book.look_for_renewals()  # nothing changed: a member may have joined again, with another address
         elif before is None or _members(before) != _members(state):
             self._book.look()
         self._publish()
 
-    def _heed_version(self, text: str) -> None:
-        """Say so when the run asks for another client than this, once for each text."""
+    def _log_version(self, text: str) -> None:
+        """Log that the run asks for another client than this, once for each text."""
         if text == self._version_asked:
             return
 
@@ -346,7 +346,7 @@ class SolanaBackend(Backend):
             self._changed.set()
             self._changed = anyio.Event()
 
-    async def _keep_book(self) -> None:
+    async def _read_addresses(self) -> None:
         def members() -> frozenset[NodeIdentity]:
             return frozenset() if self._state is None else _members(self._state)
 
@@ -375,7 +375,7 @@ class SolanaBackend(Backend):
         return self._turn.comes(state, self._nonce, signer=self._identity.signer, now=clock.now(local), local=local)
 
     async def _tick(self) -> None:
-        """Tick, after a look at the chain's own clock: by ours it was due."""
+        """Tick if it is due by the chain's own clock, too; by our estimate it was."""
         before = self._nonce
         clock = await self._watcher.read_clock()
         if self._nonce != before or self._state is None or not ticker.due(self._state, clock.unix):

@@ -1,8 +1,8 @@
-"""How many compute units a transaction asks for, and what is paid for each. Pure.
+"""How many compute units a transaction asks for, and what is paid for each. No I/O.
 
-Decided: the limit is what the simulation used and a margin, since blocks are packed by limits and a tight one gets in sooner. A
-few units more, another number for each transaction, make it differ from all others: a chain takes in the same bytes only once,
-and a member may well say the same thing twice. Refuses to ask for more than a transaction can have.
+The limit is what the simulation used, and a margin: a transaction with a low limit gets into a block sooner. Each transaction
+gets a different small number of units more, so that no two have the same bytes: the chain processes the same bytes only once, and
+a member may send the same command twice. The limit is never above what a transaction can have.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from solders.compute_budget import set_compute_unit_limit, set_compute_unit_pric
 from solders.instruction import Instruction
 
 MAX_UNITS = 1_400_000
-"""What one transaction can have."""
+"""Most units of one transaction."""
 MARGIN = 1.15
-"""The real run meets another state than the simulation did."""
+"""Factor on the simulated units: the state may have changed since the simulation."""
 FLAT = 5_000
-"""Units for a little: short simulations vary more."""
+"""Units added to that: short simulations vary more."""
 DISTINCT = 4_096
-"""Most units added to tell transactions apart."""
+"""Units added to make transactions different are fewer than this."""
 
 
 def distinct_numbers() -> Iterator[int]:

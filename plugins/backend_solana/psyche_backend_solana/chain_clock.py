@@ -1,7 +1,7 @@
-"""The chain's clock as we may believe it is now. Pure: the local time is handed in and only ever used for differences.
+"""An estimate of the chain's clock. No I/O: the caller passes the local time, of which only differences are used.
 
-Decided: what counts is the Clock sysvar, which is what the program reads; it is read together with the state, and between two
-readings our own seconds are added. Refuses to look at the wall clock: it may be minutes off, and so may the chain's.
+The program reads the Clock sysvar, so the estimate begins there. The sysvar is read together with the state; between two readings
+the local monotonic seconds are added. The wall clock is not used: it may be wrong by minutes, and so may the chain's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,3 @@ class ChainClock:
     def now(self, local: float) -> int:
         """Unix seconds on the chain at a local monotonic time, if its clock has gone on as ours."""
         return self.unix + max(0, int(local - self.at))
-
-    def age(self, local: float) -> float:
-        """Seconds since the reading."""
-        return local - self.at

@@ -1,7 +1,8 @@
 """Versions of psyche-core as a run's account names them.
 
-Decided: the text is a stranger's, so it is read by a strict grammar. Refuses to follow it: a client that somebody started by hand
-says that its run asks for another version, and takes part all the same; `run-manager --env-file` runs what the run asks for.
+The text comes from a stranger, so it is parsed by a strict grammar. Here it is only compared: a client that somebody started by
+hand reports that its run asks for another version and takes part anyway. `run-manager --env-file` starts the version that the run
+asks for.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 
 UNVERSIONED = ("", "test")
-"""What a run says that takes any client."""
+"""The text of a run that takes any client."""
 
 _NUMBER = r"[0-9]{1,20}"
 _VERSION = re.compile(rf"v?({_NUMBER}(?:\.{_NUMBER})*)(?:(a|b|rc)({_NUMBER}))?(?:\.post({_NUMBER}))?(?:\.dev({_NUMBER}))?")

@@ -1,8 +1,8 @@
-"""Which cluster an endpoint belongs to, as far as it matters: whether the shipped addresses of the programs may be used there.
+"""Whether the shipped addresses of the programs may be used at an endpoint's cluster.
 
-Decided: the keys of these addresses follow from public seeds, so on a chain shared with strangers anybody can put a program of
-their own there. They are taken only on a chain of one's own: every endpoint is on this machine or a private network, or the user
-said so (`--own-chain`), and the genesis is that of no public cluster. Refuses with a sentence that says what to give.
+The keys of these addresses follow from public seeds, so on a chain shared with strangers anybody can deploy another program
+there. The addresses are used only on a private chain: every endpoint is on this machine or in a private network, or the user gave
+`--own-chain`, and the genesis hash is not one of a public cluster. Otherwise the error says which options to give.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""A run on a local chain in this process: what `psyche server run --backend solana` and a testnet host.
+"""A run on a local chain in this process, for `psyche server run --backend solana` and for a testnet.
 
-Decided: the chain is the whole server. The owner (the server's key) makes the run with the transactions any owner sends, lets
-everybody join, starts it, and from then on only watches; it ticks when the members have left that undone for long. The run pays
-its members in a token made for it, and at its end the owner has everybody paid. The chain has two RPC providers, as if by two
-providers, of which a rehearsal may close one where only this machine can reach them. With a state folder the chain is saved
-there, and a run found on it goes on. Refuses to serve training data: a chain has no data server, so the run must take it from
-somewhere else.
+There is no server besides the chain. The owner (the server's key) makes the run with ordinary transactions, lets everybody join
+and starts it. After that it only watches, and ticks when the members have not ticked for a long time. The run pays its members in
+a token that is made for it; at its end the owner has everybody paid. The chain has two RPC providers. A rehearsal may close one
+of them, where only this machine can reach them. With a state folder the chain is saved there, and a run found there continues. A
+chain has no data server, so the run must name another source of training data.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ SUPPLY_UNITS = 10_000 * EPOCH_UNITS
 
 
 class LocalRun(BackendServer):
-    """The server. Entering starts the chain and makes the run, or finds it there."""
+    """A run on a local chain. Entering starts the chain and makes the run, or finds it there."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context

@@ -1,7 +1,7 @@
-"""What a member says, as the coordinator program's instructions. Pure.
+"""A member's commands as the coordinator program's instructions. No I/O.
 
-Decided: a command that leaves something to do for a tick takes it along, so that the phase ends in the same slot. A
-witness's figures go to the transaction's log as canonical CBOR. Whether a command is for clients is not looked at here.
+If a command makes a tick due, both go into one transaction, so that the phase ends in the same slot. A witness's figures go to
+the transaction's log as canonical CBOR. Whether a client may send a command is checked in `psyche_core.interfaces.backend`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _proof(run: Run, command: Equivocation, user: Pubkey, *, state: CoordinatorS
 
 
 def _figures(metadata: WitnessMetadata | None) -> bytes:
-    """What a witness tells dashboards, as CBOR: step, tokens per second, bytes per second, loss."""
+    """A witness's figures for dashboards, as CBOR: step, tokens per second, bytes per second, loss."""
     if metadata is None:
         return b""
 

@@ -1,4 +1,4 @@
-"""Where the programs are on the chain that is talked to."""
+"""The addresses of the programs on the chain in use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a program's number of a refusal means: its name and a sentence. Pure.
+"""What an error number of a program means: its name and a sentence. No I/O.
 
-Decided: by the program whose instruction failed, since each has numbers of its own from 100 on. A program that calls another one
+Numbers from 100 on differ between programs, so the program whose instruction failed is needed. A program that calls another one
 passes the other's number on, so an unknown number of the treasurer is looked up among the coordinator's.
 """
 

@@ -1,7 +1,7 @@
-"""Finding a run on the chain, and the authorization with which a wallet may join it.
+"""Finds a run on the chain, and the authorization with which a wallet may join it.
 
-Decided: owner, size, magic and version of every account are checked before its content is believed. Refuses with one sentence
-that says what is not there and who can make it.
+Owner, size, magic and version of every account are checked before its content is used. Errors say in one sentence what is missing
+and who can make it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class RunFound:
-    """A run: where it is, and what its instance says."""
+    """A run: where it is, and what its instance holds."""
 
     run: Run
     instance: RunInstance

@@ -1,10 +1,10 @@
-"""Sends instructions as transactions, and stays with each until the chain has said yes or no.
+"""Sends instructions as a transaction, and follows it until the chain has accepted or refused it.
 
-Decided: simulate, sign, hand in without preflight, resend the same bytes to every endpoint every RESEND_SECONDS, ask what became
-of it; when its blockhash is too old to ever be taken in, sign anew. Before signing anew the old one is asked for once more, so
-that nothing happens twice behind our back; what the program would refuse as a duplicate comes back as its refusal. The first
-simulation already knows most refusals, so a refused command costs no fee. Refuses to guess: without an answer by the deadline it
-raises TimeoutError, and the caller may say the same again.
+The steps: simulate, sign, send without preflight, send the same bytes to every endpoint every RESEND_SECONDS, ask for the status.
+When the blockhash has expired, the transaction is signed again with a new one. Before that the status of the old one is asked for
+once more, so that nothing happens twice without our knowledge; what the program refuses as a duplicate is returned as its
+refusal. The first simulation finds most refusals, so a refused command costs no fee. Without an answer by the deadline
+TimeoutError is raised; the outcome is then unknown, and the caller may send the same again.
 """
 
 from __future__ import annotations
@@ -61,20 +61,11 @@ def signed_size(instructions: Sequence[Instruction], payer: Pubkey) -> int:
 class Sender:
     """Sends for one wallet. signers: others that must sign when their keys appear. price: millionths of a lamport a unit."""
 
-    def __init__(
-        self,
-        rpc: Rpc,
-        signer: Signer,
-        *,
-        price: int = 0,
-        programs: Programs | None = None,
-        resend_seconds: float = RESEND_SECONDS,
-    ) -> None:
+    def __init__(self, rpc: Rpc, signer: Signer, *, price: int = 0, programs: Programs | None = None) -> None:
         self._rpc = rpc
         self._signer = signer
         self._price = price
         self._programs = programs or Programs()
-        self._resend_seconds = resend_seconds
         self._numbers = budget.distinct_numbers()
 
     @property
@@ -83,9 +74,10 @@ class Sender:
         return self._signer.pubkey
 
     async def send(self, *instructions: Instruction, signers: Sequence[Signer] = (), timeout: float) -> Sent:
-        """Have these done, all or none, in one transaction.
+        """Carry these out, all or none, in one transaction.
 
-        Raises CommandRefused with the program's name for its refusal, BackendError for what no trying again would mend,
+        Raises CommandRefused with the program's name for its refusal, BackendError for what
+        would fail again,
         TimeoutError when nothing is known after `timeout` seconds; ValueError for more than a transaction can carry.
         """
         size = signed_size(instructions, self.payer)
@@ -121,7 +113,7 @@ class Sender:
                         raise
 
     async def _needed(self, instructions: Sequence[Instruction], fresh: methods.Blockhash, ran_out: int) -> int:
-        """Compute units, by simulation. Raises RpcError for what it says no to."""
+        """Compute units, by simulation. Raises RpcError if it fails."""
         message = self._message(instructions, budget.MAX_UNITS, fresh)
         while True:
             simulated = await methods.simulate(self._rpc, bytes(Transaction.new_unsigned(message)), timeout=CALL_SECONDS)
@@ -152,7 +144,7 @@ class Sender:
         return Transaction.populate(message, [await by_key[key].sign(content) for key in needed])
 
     async def _confirmed(self, transaction: Transaction, fresh: methods.Blockhash) -> Sent:
-        """Hand in and wait. Raises RpcError: REBUILD when it will never be taken in, what the chain answers otherwise."""
+        """Send and wait. Raises RpcError: REBUILD when it will never be taken in, what the chain answers otherwise."""
         content, signature = bytes(transaction), transaction.signatures[0]
         await self._hand_in(content)
         last_sent, pause = anyio.current_time(), FIRST_POLL_SECONDS
@@ -162,7 +154,7 @@ class Sender:
             sent = await self._answer(signature)
             if sent is not None:
                 return sent
-            if anyio.current_time() - last_sent < self._resend_seconds:
+            if anyio.current_time() - last_sent < RESEND_SECONDS:
                 continue
 
             if await methods.block_height(self._rpc, timeout=CALL_SECONDS) > fresh.last_height:
@@ -181,7 +173,7 @@ class Sender:
                 raise
 
     async def _answer(self, signature: Signature) -> Sent | None:
-        """What the chain says of a transaction, None while it says nothing. Raises RpcError for one that failed."""
+        """The status of a transaction, None while it is unknown. Raises RpcError for one that failed."""
         (status,) = await methods.statuses(self._rpc, [signature], timeout=CALL_SECONDS)
         if status is None or not status.confirmed:
             return None

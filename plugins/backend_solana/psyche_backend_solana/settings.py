@@ -1,8 +1,8 @@
-"""What the Solana backend can be told: endpoints, wallet, authorization, programs, fees.
+"""Settings of the Solana backend: endpoints, wallet, authorization, programs, fees.
 
-Sources, strongest first: options, then environment variables `PSYCHE_<NAME>`, then the defaults here. The wallet's secret itself
-is read from the environment only (`PSYCHE_RAW_WALLET_PRIVATE_KEY`, or `RAW_WALLET_PRIVATE_KEY` as elsewhere): the command line
-of a process can be read by every user of the machine. Two wallets are an error and not a silent choice.
+Sources in order of precedence: options, environment variables `PSYCHE_<NAME>`, the defaults here. A secret outside a wallet file
+is read from the environment only (`PSYCHE_RAW_WALLET_PRIVATE_KEY`, or `RAW_WALLET_PRIVATE_KEY` as elsewhere), because every user
+of the machine can read the command line of a process. Two wallets are an error.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class WalletSettings(ChainSettings):
 
 
 class SolanaSettings(WalletSettings):
-    """What `psyche client train --backend solana` can be told beside what every client can."""
+    """Settings of `psyche client train --backend solana`, besides those of every client."""
 
     authorizer: str | None = Field(
         default=None,

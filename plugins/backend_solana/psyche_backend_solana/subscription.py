@@ -1,8 +1,8 @@
-"""A websocket that says when an account changes, for one endpoint, opened again whenever it is lost.
+"""A websocket that reports when an account changes, for one endpoint. It is opened again whenever it is lost.
 
-Decided: only the account's nonce is subscribed to, so that a notice is small; endpoints that send all of the account anyway are
-understood, too. Several endpoints can be listened to at the same time, for what they say is a number, and only a higher one
-counts. Refuses to be the only source: a socket can be open and silent, so its owner polls beside it.
+Only the account's nonce is subscribed to, so that a notification is small. Endpoints that send the whole account anyway are
+understood, too. Several endpoints may be subscribed to at the same time: each reports a number, and only a higher one counts. A
+socket can be open and silent, so `watcher` polls, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOST = (OSError, TimeoutError, WebSocketException, InvalidHandshake, InvalidURI
 
 
 class Subscription:
-    """Listens for changes of one account at one endpoint. on_nonce: told every nonce that was heard of."""
+    """Listens for changes of one account at one endpoint. on_nonce: called with every reported nonce."""
 
     def __init__(self, endpoint: Endpoint, account: Pubkey, *, on_nonce: Callable[[int], None]) -> None:
         self._endpoint = endpoint
@@ -68,7 +68,7 @@ class Subscription:
             attempt += 1
 
     def reopen(self) -> None:
-        """Give this connection up for another one: it seems to be deaf."""
+        """Give this connection up for another one: it seems to report nothing any more."""
         if self._current is not None and self.listening:
             self._current.cancel()
 

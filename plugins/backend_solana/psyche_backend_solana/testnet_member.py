@@ -1,8 +1,8 @@
-"""What a member of a testnet needs on its local chain: a wallet with lamports in it, and all of the chain's RPC providers.
+"""What a member of a testnet needs on its local chain: a wallet with lamports, and all of the chain's RPC providers.
 
-Decided: the wallet's secret is the member's identity key, written beside it in Solana's form, so that a member that is started
-again is the same one. Only a local chain gives lamports to whoever asks and lets its providers be closed, so this module is for
-local chains only.
+The wallet's secret is the member's identity key, written beside it in Solana's format, so that a member that is started again has
+the same wallet. Only a local chain gives lamports to everybody and lets its providers be closed, so this module works with local
+chains only.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Who lets time pass, and when. Pure.
+"""Who sends a tick, and when. No I/O.
 
-Anybody may tick, and every tick costs its sender a fee. Decided: a tick is due when `apply` says that it would change something
-at the chain's time. Members take turns in an order that everybody draws alike from the state's number and their keys: the first
-ticks at once, each next one only if nothing has happened for a while longer, so that usually one fee is paid and no single
-member can stop the run. Members who are ill come after those who are well, outsiders last. Refuses to trust the estimate of the
-chain's time for more than deciding when to look: who sends reads the clock before it pays.
+Anybody may send a tick, and each tick costs its sender a fee. A tick is due when `apply` says that it would change the state at
+the chain's time. Members take turns in an order that all of them compute alike from the state's number and their keys. The first
+ticks at once, each next one only if nothing has happened for a while longer. So usually one fee is paid, and no single member can
+stop the run. Members that are not healthy come after healthy ones, others last. The estimate of the chain's time only decides
+when to look; the sender reads the clock before it ticks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_TURN_SECONDS = 2.0
 """How long the second waits for the first; about as long as a transaction takes to be seen."""
 LONGEST_TURN_SECONDS = 30.0
 OUTSIDERS_TURN = 8
-"""Outsiders do as if at least so many members were before them."""
+"""Who is no member ticks as if at least so many members came first."""
 
 
 def due(state: CoordinatorState, now: int) -> bool:

@@ -1,8 +1,8 @@
-"""Our transport key in a run, for who was given no key file.
+"""Our transport key in a run, when no key file was given.
 
-Decided: it follows from the wallet, the run's name and the account that holds the run's state, which is another one for a run
-made anew under the same name and on another chain: no signature of one run is then worth anything in another. So the chain is
-asked for that account first. It runs in a thread of its own, since the client has not begun yet.
+The key follows from the wallet, the run's name and the account that holds the run's state. That account is a different one for a
+run made again under the same name, and on another chain; so a signature for one run is worth nothing in another. The account is
+looked up on the chain first. This runs in a thread of its own, because the client has not begun yet.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Who pays a run, and who owns it: read at the address that the run's own instance names.
 
-Decided: a treasurer's number is free for anybody to take, so no number leads to a treasurer here. A run's instance names its main
-authority, which is a wallet or the treasurer's run that owns it for a wallet; that account is read, and believed only when it is
-a run of the treasurer's program, at the address of its own number, and names this instance and this account of the state.
-Refuses with BackendError what lies there and says something else.
+Anybody may take any number for a treasurer's run, so numbers are not used to find it. A run's instance names its main authority,
+which is a wallet or the treasurer's run that owns it for a wallet. That account is accepted only when it is a run of the
+treasurer's program, at the address of its own number, and names this instance and this state account. Anything else raises
+BackendError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class TreasurerRun:
-    """A run of the treasurer: what its account says, and its addresses."""
+    """A run of the treasurer: what its account holds, and its addresses."""
 
     run: treasurer.Run
     treasury: treasurer.Treasury

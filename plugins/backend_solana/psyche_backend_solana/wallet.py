@@ -1,8 +1,8 @@
 """The wallet: who signs transactions and pays for them, and the transport key that follows from it.
 
-Decided: a wallet is something that can sign (`Signer`), so that one whose secret never leaves its device fits, too. Secrets come
-from a file in Solana's own form or from the environment, never from the command line, which every user of the machine can read.
-A file that others can read is refused. Nothing here shows a secret: not in `repr`, not in errors, not in logs.
+A wallet is something that can sign (`Signer`), so a device that never reveals its secret can be one, too. Secrets come from a
+file in Solana's own format or from the environment, never from the command line, which every user of the machine can read. A file
+that others can read is an error. No secret is ever in a `repr`, an error or a log line.
 """
 
 from __future__ import annotations

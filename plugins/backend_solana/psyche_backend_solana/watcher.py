@@ -1,10 +1,10 @@
-"""Watches the account of a run's state, and the chain's clock with it.
+"""Watches the account of a run's state, and the chain's clock.
 
-Decided: websockets only wake us; what is believed is read over HTTP, head of the account and clock in one call and so of one slot
-(`following` reads as little of the rest as it can). Only a higher nonce than the last one is passed on, whichever endpoint is
-behind or ahead. Beside the sockets a small poll runs (24 bytes
-of each account): seldom while a socket is open, often while none is; when it finds something no open socket has told of, the
-sockets are taken for deaf and opened again. Refuses to hide an outage: after `patience_seconds` without an answer it gives up.
+A websocket notification only starts a reading. The reading goes over HTTP: the head of the account and the clock come in one call
+and so from one slot; `account_reader` reads as little of the rest as it can. Only a nonce higher than the last one is passed on,
+so it does not matter which endpoint is behind. Besides, a small poll runs (24 bytes of each account): rarely while a socket is
+open, often while none is. When it finds a change that no open socket has reported, the sockets are opened again. After
+`patience_seconds` without an answer the watcher raises BackendClosed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ logger = logging.getLogger("psyche.backend.solana")
 
 CALL_SECONDS = 10.0
 DEAF_SECONDS = 3.0
-"""How long an open socket may take to tell of what a poll has seen already."""
+"""Seconds that an open socket may take to report a change that a poll has found."""
 BEHIND_SECONDS = 0.25
-"""Pause before asking again an endpoint that does not have yet what another one told of."""
+"""Seconds before an endpoint is asked again that is behind another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +94,14 @@ class Watcher:
             await self._keep_reading()
 
     def heard(self, nonce: int) -> None:
-        """Somebody says that the account has this nonce."""
+        """The account was reported to have this nonce."""
         if nonce > self._heard:
             self._heard = nonce
             if nonce > self._seen:
                 self._wake.set()
 
     def poke(self) -> None:
-        """Read now: something has changed that we did ourselves."""
+        """Read now, because we have changed something ourselves."""
         self._wake.set()
 
     async def read(self) -> Sight | None:
@@ -145,7 +145,7 @@ class Watcher:
         return reading
 
     def _judge_sockets(self) -> None:
-        """Open sockets that still do not tell of what a poll found a while ago are opened again."""
+        """Close and open the sockets that have not reported what a poll found a while ago."""
         if self._untold is None:
             return
 

@@ -23,6 +23,7 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 from websockets.asyncio.server import ServerConnection, serve
 
+from plugins.backend_solana.tests.svm.refusals import COORDINATOR_CODES
 from psyche_backend_solana.chain_clock import CLOCK_SYSVAR
 from psyche_backend_solana.layouts import authorizer
 from psyche_backend_solana.layouts import coordinator as program
@@ -36,7 +37,6 @@ from psyche_backend_solana.layouts.coordinator_accounts import (
     CoordinatorAccount,
     RunInstance,
 )
-from psyche_backend_solana.layouts.errors import COORDINATOR_CODES
 from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, SYSTEM
 from psyche_backend_solana.rpc.endpoints import Endpoint
 from psyche_core.coordinator import apply, image

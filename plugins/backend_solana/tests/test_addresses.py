@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from plugins.backend_solana.tests.svm.program_chain import ProgramChain, Refused
 from psyche_backend_solana.layouts import address_record, authorizer
-from psyche_backend_solana.program_chain import ProgramChain, Refused
 
 P2P, OTHER = b"p" * 32, b"o" * 32
 INSTANCE = Pubkey(b"i" * 32)

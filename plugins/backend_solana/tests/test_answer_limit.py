@@ -12,7 +12,7 @@ import anyio
 import httpx2
 import pytest
 
-from psyche_backend_solana.rpc import methods
+from psyche_backend_solana.rpc import answer_limit, methods
 from psyche_backend_solana.rpc.answer_limit import MAX_ANSWER_BYTES, limit_answers
 from psyche_backend_solana.rpc.client import Rpc
 from psyche_backend_solana.rpc.endpoints import Endpoint
@@ -88,16 +88,18 @@ async def test_a_compressed_answer_is_not_unpacked() -> None:
             assert rpc.current == endpoint(other)
 
 
-async def test_the_limit_is_exact() -> None:
+async def test_the_limit_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"a" * 1000
 
     async with provider("", body) as (url, _), httpx2.AsyncClient() as session:
-        limit_answers(session, most=1000)
+        monkeypatch.setattr(answer_limit, "MAX_ANSWER_BYTES", 1000)
+        limit_answers(session)
         assert len((await session.get(url)).content) == 1000
 
     async with provider("", body) as (url, _), httpx2.AsyncClient() as session:
-        limit_answers(session, most=999)
+        monkeypatch.setattr(answer_limit, "MAX_ANSWER_BYTES", 999)
+        limit_answers(session)
         with pytest.raises(httpx2.ReadError, match="more than 999 bytes"):
             await session.get(url)
 

@@ -10,10 +10,10 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from plugins.backend_solana.tests.svm.program_chain import ProgramChain, Refused, read_only, without_signer
+from plugins.backend_solana.tests.svm.refusals import COORDINATOR_CODES
 from psyche_backend_solana.layouts import authorizer, coordinator
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES
-from psyche_backend_solana.layouts.errors import COORDINATOR_CODES
-from psyche_backend_solana.program_chain import ProgramChain, Refused, read_only, without_signer
 from psyche_backend_solana.programs.addresses import AUTHORIZER, COORDINATOR, TOKEN
 from psyche_core.testing.backend import small_state
 from psyche_core.wire.signing import SecretKey

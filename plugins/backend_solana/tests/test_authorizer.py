@@ -13,9 +13,7 @@ from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.layouts import authorizer
-from psyche_backend_solana.layouts.errors import COMMON
-from psyche_backend_solana.program_chain import (
+from plugins.backend_solana.tests.svm.program_chain import (
     ProgramChain,
     Refused,
     exchanged,
@@ -24,6 +22,8 @@ from psyche_backend_solana.program_chain import (
     with_data,
     without_signer,
 )
+from psyche_backend_solana.layouts import authorizer
+from psyche_backend_solana.layouts.errors import COMMON
 from psyche_backend_solana.programs.addresses import AUTHORIZER, SYSTEM
 from psyche_core.errors import WireError
 

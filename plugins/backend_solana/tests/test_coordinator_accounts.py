@@ -13,6 +13,16 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 
+from plugins.backend_solana.tests.svm import runs
+from plugins.backend_solana.tests.svm.coordinator_svm import (
+    AUTHORIZER_ID,
+    NOT_SIGNED,
+    CoordinatorSvm,
+    member,
+    open_authorization,
+    transport_key,
+    wallet,
+)
 from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.layouts.coordinator_accounts import (
     ACCOUNT_BYTES,
@@ -22,21 +32,11 @@ from psyche_backend_solana.layouts.coordinator_accounts import (
     RunInstance,
     RunMetadata,
 )
-from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import (
-    AUTHORIZER_ID,
-    NOT_SIGNED,
-    CoordinatorSvm,
-    member,
-    open_authorization,
-    transport_key,
-    wallet,
-)
 from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.state import Progress
 from psyche_core.errors import WireError
 from psyche_core.types import RunState, WitnessStatement
-from psyche_core.wire.messages import sign_commitment
+from psyche_core.wire.messages import sign_commitment, sign_join
 
 CONFIG = runs.config(Random(1), 2, init_min_clients=2, min_clients=1)
 MODEL = runs.model(Random(1), checkpoint={"Hub": {"repo_id": "owner/model"}})
@@ -521,9 +521,10 @@ def test_padding_of_a_statement(chain: CoordinatorSvm) -> None:
 
 
 def test_extras_are_in_the_log(chain: CoordinatorSvm) -> None:
-    verified, given = layout.proved_join(
-        chain.run, user=wallet(0).pubkey(), authorization=chain.authorization, key=transport_key(0), address=b"here"
-    )
+    user, key = wallet(0).pubkey(), transport_key(0)
+    proof = sign_join(key, chain.instance, bytes(user))
+    verified = layout.join_verified(chain.run, user=user, p2p=key.public, proof=proof)
+    given = layout.join(chain.run, user=user, authorization=chain.authorization, p2p=key.public, proof=proof, address=b"here")
     answer = chain.send([verified, given], wallet(0))
     assert answer.refusal is None
     assert any(line.startswith("Program data: am9pbg==") for line in answer.logs)  # "join"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from psyche_backend_solana.svm.chain import CoordinatorSvm, member
-from psyche_backend_solana.svm.largest import NOW, Case, Largest, measured
+from plugins.backend_solana.tests.svm.coordinator_svm import CoordinatorSvm, member
+from plugins.backend_solana.tests.svm.largest import NOW, Case, Largest, measured
 from psyche_core.config.run_config import Choice
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.assignment import shares

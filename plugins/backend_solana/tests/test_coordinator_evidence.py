@@ -9,9 +9,16 @@ from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 
+from plugins.backend_solana.tests.svm.coordinator_svm import (
+    NOT_SIGNED,
+    CoordinatorSvm,
+    commitments,
+    member,
+    transport_key,
+    wallet,
+)
+from plugins.backend_solana.tests.svm.largest import NOW, Largest
 from psyche_backend_solana.layouts import coordinator as layout
-from psyche_backend_solana.svm.chain import NOT_SIGNED, CoordinatorSvm, commitments, member, transport_key, wallet
-from psyche_backend_solana.svm.largest import NOW, Largest
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import CoordinatorState

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
+from plugins.backend_solana.tests.svm import refusals, runs
+from plugins.backend_solana.tests.svm.coordinator_svm import PROGRAM_FILE, CoordinatorSvm, member, proved
 from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.layouts import errors
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount, RunMetadata
-from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import PROGRAM_FILE, CoordinatorSvm, member, proved
 from psyche_core.coordinator import image
 from psyche_core.coordinator.errors import NAMES
 from psyche_core.coordinator.image.layout import CONFIG
@@ -49,12 +49,12 @@ def test_the_coordinators_refusals_are_the_programs() -> None:
 
 @pytest.mark.parametrize(("code", "name"), [(1, "BadInstruction"), (100, "NoActiveRound"), (121, "ProgressSanityCheckFailed")])
 def test_a_refusal_has_a_name(code: int, name: str) -> None:
-    assert errors.coordinator_refusal(code) == name
-    assert errors.COORDINATOR_CODES[name] == code
+    assert refusals.coordinator_refusal(code) == name
+    assert refusals.COORDINATOR_CODES[name] == code
 
 
 def test_an_unknown_refusal_is_its_number() -> None:
-    assert errors.coordinator_refusal(99) == "Custom(99)"
+    assert refusals.coordinator_refusal(99) == "Custom(99)"
 
 
 def test_the_programs_address_is_compiled_in() -> None:
@@ -77,7 +77,9 @@ def test_staged_pieces_are_the_parts(chunk: int, seed: int) -> None:
     random = Random(seed)
     wanted = layout.Update(config=runs.config(random, 5), model=runs.model(random), metadata=RunMetadata("n", "d"))
     mask, parts = wanted.pack()
-    *pieces, last = layout.staged_update(RUN, wanted, authority=KEY, chunk=chunk)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "STAGE_CHUNK_BYTES", chunk)
+        *pieces, last = layout.staged_update(RUN, wanted, authority=KEY)
     if not pieces:
         assert bytes(last.data) == bytes([3, mask]) + parts
         return

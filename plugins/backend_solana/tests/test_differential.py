@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from psyche_backend_solana.svm.differential import Comparison, Coverage
-from psyche_backend_solana.svm.random_commands import RandomCommands
+from plugins.backend_solana.tests.svm.differential import Comparison, Coverage
+from plugins.backend_solana.tests.svm.random_commands import RandomCommands
 from psyche_core.coordinator.commands import Command, WarmupWitness
 from psyche_core.coordinator.errors import NAMES
 from psyche_core.coordinator.history import held_digest, signed_digests

@@ -16,6 +16,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
+from plugins.backend_solana.tests.svm import runs
+from plugins.backend_solana.tests.svm.coordinator_svm import member
+from plugins.backend_solana.tests.svm.largest import NOW, Largest
+from plugins.backend_solana.tests.svm.random_commands import RandomCommands
 from psyche_backend_solana import account_reader
 from psyche_backend_solana.account_reader import Follower
 from psyche_backend_solana.account_slices import HEAD, Copy
@@ -30,10 +34,6 @@ from psyche_backend_solana.layouts.coordinator_accounts import (
 )
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_backend_solana.rpc.client import Rpc
-from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import member
-from psyche_backend_solana.svm.largest import NOW, Largest
-from psyche_backend_solana.svm.random_commands import RandomCommands
 from psyche_core.coordinator import apply, image
 from psyche_core.coordinator.commands import (
     Command,

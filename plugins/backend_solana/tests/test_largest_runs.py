@@ -11,10 +11,10 @@ from random import Random
 import pytest
 from solders.litesvm import FeatureSet, LiteSVM
 
-from psyche_backend_solana.svm.chain import CoordinatorSvm, member, proved
-from psyche_backend_solana.svm.differential import Comparison
-from psyche_backend_solana.svm.largest import Case, Largest, compute_units, measured
-from psyche_backend_solana.svm.random_commands import RandomCommands
+from plugins.backend_solana.tests.svm.coordinator_svm import CoordinatorSvm, member, proved
+from plugins.backend_solana.tests.svm.differential import Comparison
+from plugins.backend_solana.tests.svm.largest import Case, Largest, compute_units, measured
+from plugins.backend_solana.tests.svm.random_commands import RandomCommands
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.committee import CommitteeSelection

@@ -197,7 +197,8 @@ def test_faults_add_up_until_they_are_cleared() -> None:
     ],
 )
 def test_a_bad_fault_is_refused_and_changes_nothing(fault: str, value: object) -> None:
-    switch = FaultSwitch(Faults(latency_ms=5))
+    switch = FaultSwitch()
+    switch.set(latency_ms=5)
     with pytest.raises(ConfigError, match=fault):
         switch.set(**{fault: value})
     assert switch.now == Faults(latency_ms=5)

@@ -14,9 +14,7 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.layouts import mining_pool, tokens
-from psyche_backend_solana.layouts.errors import COMMON
-from psyche_backend_solana.program_chain import (
+from plugins.backend_solana.tests.svm.program_chain import (
     ProgramChain,
     Refused,
     exchanged,
@@ -25,6 +23,8 @@ from psyche_backend_solana.program_chain import (
     with_data,
     without_signer,
 )
+from psyche_backend_solana.layouts import mining_pool, tokens
+from psyche_backend_solana.layouts.errors import COMMON
 from psyche_backend_solana.programs.addresses import MINING_POOL, TOKEN
 from psyche_core.errors import WireError
 

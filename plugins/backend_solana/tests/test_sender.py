@@ -116,14 +116,20 @@ async def test_another_programs_refusal_has_its_own_name(chain: ModelChain, run:
         await Sender(rpc, OWNER).send(rates(run), close, timeout=TIMEOUT)
 
 
-async def test_a_transaction_that_got_lost_is_sent_again(chain: ModelChain, run: program.Run, rpc: Rpc) -> None:
+async def test_a_transaction_that_got_lost_is_sent_again(
+    chain: ModelChain, run: program.Run, rpc: Rpc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "RESEND_SECONDS", 0.1)
     chain.swallow = 1
-    sent = await Sender(rpc, OWNER, resend_seconds=0.1).send(rates(run), timeout=TIMEOUT)
+    sent = await Sender(rpc, OWNER).send(rates(run), timeout=TIMEOUT)
     assert str(sent.signature) == chain.landed[-1].signature
     assert chain.providers[0].calls["getLatestBlockhash"] == chain.providers[0].calls["simulateTransaction"]
 
 
-async def test_after_its_blockhash_has_expired_it_is_signed_anew(chain: ModelChain, run: program.Run, rpc: Rpc) -> None:
+async def test_after_its_blockhash_has_expired_it_is_signed_anew(
+    chain: ModelChain, run: program.Run, rpc: Rpc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "RESEND_SECONDS", 0.1)
     landed, hashes = len(chain.landed), chain.providers[0].calls["getLatestBlockhash"]
     original = chain.send
 
@@ -134,7 +140,7 @@ async def test_after_its_blockhash_has_expired_it_is_signed_anew(chain: ModelCha
         return original(raw)
 
     chain.send = losing  # type: ignore[method-assign]
-    await Sender(rpc, OWNER, resend_seconds=0.1).send(rates(run), timeout=TIMEOUT)
+    await Sender(rpc, OWNER).send(rates(run), timeout=TIMEOUT)
     assert len(chain.landed) == landed + 1
     assert chain.providers[0].calls["getLatestBlockhash"] == hashes + 2
 

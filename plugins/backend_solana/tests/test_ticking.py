@@ -111,4 +111,3 @@ def test_a_command_that_leaves_something_to_do_takes_the_tick_along() -> None:
 def test_the_chains_clock_goes_on_with_ours_and_never_back() -> None:
     clock = ChainClock(1_000, at=50.0)
     assert [clock.now(local) for local in (49.0, 50.0, 50.9, 51.0, 110.5)] == [1_000, 1_000, 1_000, 1_001, 1_060]
-    assert clock.age(60.0) == 10.0

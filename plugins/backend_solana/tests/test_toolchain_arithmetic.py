@@ -13,7 +13,7 @@ import pytest
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.program_chain import ProgramChain
+from plugins.backend_solana.tests.svm.program_chain import ProgramChain
 
 RUST = Path(__file__).parent / "rust"
 U64, U128, NONE = 2**64 - 1, 2**128 - 1, 1 << 100

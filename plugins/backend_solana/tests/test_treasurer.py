@@ -19,12 +19,7 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from psyche_backend_solana.layouts import coordinator as coordinator_layout
-from psyche_backend_solana.layouts import treasurer
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, STAGING_BYTES
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_VERSION as VERSION
-from psyche_backend_solana.layouts.errors import COMMON, COORDINATOR_CODES
-from psyche_backend_solana.program_chain import (
+from plugins.backend_solana.tests.svm.program_chain import (
     ProgramChain,
     Refused,
     exchanged,
@@ -33,6 +28,12 @@ from psyche_backend_solana.program_chain import (
     with_data,
     without_signer,
 )
+from plugins.backend_solana.tests.svm.refusals import COORDINATOR_CODES
+from psyche_backend_solana.layouts import coordinator as coordinator_layout
+from psyche_backend_solana.layouts import treasurer
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, STAGING_BYTES
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_VERSION as VERSION
+from psyche_backend_solana.layouts.errors import COMMON
 from psyche_backend_solana.programs.addresses import COORDINATOR, SYSTEM, TOKEN, TREASURER
 from psyche_core.coordinator import image
 from psyche_core.coordinator.state import Account, Client, CoordinatorState, Epoch

@@ -12,16 +12,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import CreateAccountParams, create_account
 
-from psyche_backend_solana.layouts import coordinator, tokens, treasurer
-from psyche_backend_solana.layouts.coordinator_accounts import (
-    ACCOUNT_BYTES,
-    HEADER_BYTES,
-    Backing,
-    CoordinatorAccount,
-    RunInstance,
-)
-from psyche_backend_solana.layouts.errors import COMMON, COORDINATOR_CODES
-from psyche_backend_solana.program_chain import (
+from plugins.backend_solana.tests.svm.program_chain import (
     ProgramChain,
     Refused,
     exchanged,
@@ -30,6 +21,16 @@ from psyche_backend_solana.program_chain import (
     with_data,
     without_signer,
 )
+from plugins.backend_solana.tests.svm.refusals import COORDINATOR_CODES
+from psyche_backend_solana.layouts import coordinator, tokens, treasurer
+from psyche_backend_solana.layouts.coordinator_accounts import (
+    ACCOUNT_BYTES,
+    HEADER_BYTES,
+    Backing,
+    CoordinatorAccount,
+    RunInstance,
+)
+from psyche_backend_solana.layouts.errors import COMMON
 from psyche_backend_solana.programs.addresses import COORDINATOR
 from psyche_core.coordinator import image
 from psyche_core.coordinator.state import Account, CoordinatorState

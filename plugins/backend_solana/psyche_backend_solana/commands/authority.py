@@ -1,8 +1,7 @@
-"""Speaking as a run's owner: directly, or through the treasurer that owns the run for us.
+"""Sends commands as a run's owner: directly, or through the treasurer's run that owns the run.
 
-Decided: which of the two it is follows from the run itself, whose main authority is either a wallet or the treasurer's run;
-nobody has to say it, and no number that anybody could take leads to it. Refuses before anything is sent when the wallet is not
-the owner.
+Which of the two follows from the run's main authority, which is a wallet or the treasurer's run. The user need not say it, and a
+number that anybody can take is not trusted. If the wallet is not the owner, nothing is sent.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Owner:
     treasury: treasurer.Treasury | None = None
 
     def say(self, context: CommandContext, instruction: Instruction) -> Instruction:
-        """An instruction of the coordinator, as this owner gives it."""
+        """An instruction of the coordinator, as this owner sends it."""
         if self.treasury is None:
             return instruction
 

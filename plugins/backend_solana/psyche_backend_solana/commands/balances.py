@@ -1,7 +1,7 @@
-"""The command that frees balances which were paid out: a run holds so many only, and newcomers need one.
+"""The command that frees balances which were paid out. A run holds a limited number of balances, and each new member needs one.
 
-Anybody may do it, for what was earned and claimed are forgotten together. A member that is in the last epoch or pending keeps its
-balance, and so does one that owes for slashed points.
+Anybody may use it, because what was earned and what was claimed are removed together. A member keeps its balance while it is in
+the last epoch, pending, or owes for slashed points.
 """
 
 from __future__ import annotations

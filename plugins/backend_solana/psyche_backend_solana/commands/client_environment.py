@@ -1,10 +1,10 @@
-"""A client of another version, in an environment of its own that pip fills.
+"""Installs another version of the client with pip, in a virtual environment of its own.
 
-Decided: one folder for each version and Python, beside the other things psyche can do without. A file that is written last says
-that it is whole; without it the folder is made anew, for an environment cannot be moved to its name once it is ready. pip asks
-where the member's settings of pip say (`PIP_INDEX_URL`, `PIP_FIND_LINKS`, …, from the environment or the file), for `psyche-core`
-of one version and what that needs, and is told no secret of the wallet. Refuses to remove environments: another manager may be
-running one; the folder may be deleted at any time that none does.
+There is one folder for each version and Python, in psyche's cache folder. A marker file, written last, says that the environment
+is complete. Without it the folder is made again, because an environment cannot be moved after it was made. pip uses the member's
+own settings (`PIP_INDEX_URL`, `PIP_FIND_LINKS`, …, from the environment or the file) and installs `psyche-core` of one version
+with its dependencies. pip gets no secret of the wallet. Environments are never removed here, because another manager may use one;
+the user may delete the folder whenever no manager runs.
 """
 
 from __future__ import annotations

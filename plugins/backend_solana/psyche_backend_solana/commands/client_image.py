@@ -1,10 +1,10 @@
-"""A client from a container image, run by docker or podman.
+"""Runs a client from a container image with docker or podman.
 
-Decided: an image needs nothing but the command `psyche` on its PATH. The container has the host's network, for members reach one
-another's addresses; the GPUs, where there are any; the wallet file, mounted so that it cannot be written; and a volume for its
-cache. Variables are handed over by name, their values through the environment of docker itself: no secret is on a command line.
-It has no other file of this machine and no privilege (the reference's has all). What has been pulled is what runs, also where the
-network or the registry is gone later. Refuses to hide what docker says: it passes through.
+An image needs only the command `psyche` on its PATH. The container gets the host's network, because members connect to each
+other's addresses; the GPUs, where there are any; the wallet file, mounted read-only; and a volume for its cache. It gets no other
+file of this machine and no privilege (the reference gives all). Variables are passed by name, with their values in the
+environment of docker itself, so that no secret is on a command line. An image that was pulled is also used when the network or
+the registry is not available later. The output of docker is shown unchanged.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""Which client a run asks for, read from the text in its account: this installation, another version of it, or a container image.
+"""Decides which client a run asks for, from the text in its account: this installation, another version, or a container image.
 
-Decided: the text is a stranger's, and following it runs code that a stranger chose. So it is read by a strict grammar, of which
-no text can be taken for an option or reach a shell, and is followed only as far as the member trusts:
+The text comes from a stranger, and obeying it runs code that a stranger chose. So it is parsed by a strict grammar, of which no
+text can be an option or reach a shell, and it is obeyed only as far as the member allows:
 
 - empty, `test`, or our own version: this installation;
-- a version (`0.2.0`, `v0.2.0rc1`): psyche-core of that version, and nothing else, from the member's own package index, where the
-  member allows installing (`--allow-install`), as who has installed psyche-core from an index has: who has it from a repository
-  has never trusted the index, where somebody else may hold the name;
+- a version (`0.2.0`, `v0.2.0rc1`): psyche-core of that version from the member's package index, if the member allows it
+  (`--allow-install`) and has installed psyche-core from an index. Who has it from a repository has never trusted the index, where
+  somebody else may own the name;
 - an image with a tag or a digest, or a digest alone: a container, of repositories that the member names (`--allow-image`). None
-  is named by default.
+  is allowed by default.
+
+Everything else is an error with one sentence; so is an image without a tag or a digest, which would be whatever is newest.
 
 The reference takes the whole text as tag or digest of one repository, `nousresearch/psyche-client`. Those images hold another
-program with another protocol; here a version names the same thing wherever it is installed, and an image says whose it is.
-Refuses images without a tag or a digest, for they would be whatever is newest, and all that fits nowhere, with one sentence.
+program with another protocol. Here a version means the same program everywhere, and an image names its repository.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def read_repository(text: str) -> str | None:
 
 
 def read_trust(images: tuple[str, ...], *, install: bool, anything: bool) -> Trust:
-    """What a member said with --allow-image, --allow-install and --any-version. Raises ConfigError."""
+    """What a member allows with --allow-image, --allow-install and --any-version. Raises ConfigError."""
     read = []
     for image in images:
         prefix = image.endswith("/")

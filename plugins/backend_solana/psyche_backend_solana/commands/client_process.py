@@ -1,8 +1,8 @@
 """Processes of start mode: the client, and the tools that prepare it.
 
-Decided: each has a session of its own, so that Ctrl-C in a terminal reaches the manager only, which tells the client once; a
-second telling would kill it. What they write passes through unread; a tool's words go to stderr, so that stdout is the client's.
-Who does not leave in its time is told more and more firmly. Refuses to print what a client was given: it holds secrets.
+Each process has its own session, so Ctrl-C in a terminal reaches only the manager. The manager signals the client once; a second
+signal would kill it. Output is passed on unread; output of tools goes to stderr, so that stdout is the client's. A process that
+does not end in time gets stronger signals. What a client was started with is never printed, because it holds secrets.
 """
 
 from __future__ import annotations

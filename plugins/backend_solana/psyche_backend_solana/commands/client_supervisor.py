@@ -1,10 +1,11 @@
-"""Keeps a client of the version running that its run asks for.
+"""Keeps a client running, of the version that its run asks for.
 
-Decided: a client that fails is started again after a pause, until it fails too often in a short time. While one runs, the run is
-asked now and then which version it wants. Another version is prepared first, while the old one trains on; then the old one is
-asked to leave in order, and the new one is started. What cannot be prepared is tried again, seldomer each time, and the old one
-stays meanwhile; what the member does not trust ends it all, with the sentence that says why. A stopping signal reaches the client
-once; a second one is passed on, too, and kills it. Refuses to end before its client has.
+A client that fails is started again after a pause, until it fails too often in a short time. While it runs, the version that the
+run asks for is read at intervals. A new version is prepared while the old client goes on training; then the old client is asked
+to leave and the new one is started. If the preparation fails, the old client stays, and the preparation is tried again with
+growing pauses. If the run asks for something that the member does not allow, the supervisor ends with a sentence that says why.
+The first stop signal is passed to the client once; a second one is passed on, too, and kills it. The supervisor ends after its
+client.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from psyche_core.errors import PsycheError
 
 TRIES = 5
 HEALTHY_SECONDS = 120.0
-"""A client that ran so long has not failed at its start: it has all its tries again."""
+"""A client that ran so long has not failed at its start: its failures are counted from zero again."""
 LONGEST_POLL_SECONDS = 600.0
 
 
@@ -187,7 +188,7 @@ class _Care:
                 return
 
     async def _follow(self, version: str, *, pause: float) -> float:
-        """Do what a version needs; how long to wait until the next look."""
+        """Prepare and start another version where the run asks for one; seconds until the next look."""
         if version == self._version:
             return self._pace.poll
 

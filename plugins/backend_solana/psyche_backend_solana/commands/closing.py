@@ -1,9 +1,9 @@
-"""Before a paid run is closed: its treasurer is told what slashed members are owed no more.
+"""Settles slashed members before a paid run is closed: records with the treasurer what they are no longer owed.
 
-Decided: everybody slashed and not settled yet is settled, in as many transactions as that takes; who has no participant's account
-gets one, paid by the owner, for an account that is not there cannot remember. It is made and settled in one transaction: what is
-settled cannot be closed by its member, while what is only made could be, and would be paid for again. Refuses while anybody is
-owed anything, before it sends the first of them.
+All slashed members that are not settled yet are settled, in as many transactions as needed. A member without a participant's
+account gets one, paid by the owner, because the amount is recorded there. The account is made and settled in one transaction: a
+member can close an account that is only made, and the owner would pay for it again. If anybody is still owed anything, nothing is
+sent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Slashed:
 
     @property
     def settled(self) -> bool:
-        """Whether the run knows."""
+        """Whether the run has recorded it."""
         return self.forgiven == (0 if self.participant is None else self.participant.forgiven)
 
 
@@ -86,6 +86,6 @@ async def _settle(context: CommandContext, paying: TreasurerRun, members: Sequen
 
 
 async def _slashed(context: CommandContext, paying: TreasurerRun, accounts: Sequence[Account]) -> list[Slashed]:
-    """The members with what their participants' accounts say. Raises BackendError."""
+    """The members with what their participants' accounts hold. Raises BackendError."""
     participants = await read_participants(context, paying, [Pubkey(account.signer) for account in accounts])
     return [Slashed(account, participant) for account, participant in zip(accounts, participants, strict=True)]

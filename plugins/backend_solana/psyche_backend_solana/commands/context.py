@@ -1,8 +1,8 @@
-"""What every command works with: options, a connection, a wallet, and one way to answer.
+"""What every command needs: options, a connection, a wallet, and a common form of output.
 
-Decided: options come from the settings classes, so that names, help and environment are the same everywhere; a command asks
-nothing, prints one human sentence, or JSON with --json, and exits with 0 only when the chain has confirmed what it did. Errors
-of the network become BackendError, values that fit nowhere ConfigError: one sentence each, no traceback.
+Options come from the settings classes, so names, help and environment variables are the same everywhere. A command asks no
+questions. It prints one sentence, or JSON with --json, and exits with 0 only when the chain has confirmed what it did. Network
+errors become BackendError and wrong values ConfigError: one sentence each, no traceback.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def perform(action: Callable[[CommandContext], Awaitable[Outcome]], settings: Ch
     """Run an action at a context and print its outcome. Raises UserError, BackendError."""
 
     async def work() -> Outcome:
-        async with open_desk(settings) as context:
+        async with open_context(settings) as context:
             return await action(context)
 
     try:
@@ -137,7 +137,7 @@ def perform(action: Callable[[CommandContext], Awaitable[Outcome]], settings: Ch
 
 
 @asynccontextmanager
-async def open_desk(settings: ChainSettings) -> AsyncIterator[CommandContext]:
+async def open_context(settings: ChainSettings) -> AsyncIterator[CommandContext]:
     """A context. Raises UserError for a wallet or an endpoint that cannot be used."""
     wallet = settings.wallet() if isinstance(settings, WalletSettings) else None
     price = settings.priority_fee if isinstance(settings, WalletSettings) else 0

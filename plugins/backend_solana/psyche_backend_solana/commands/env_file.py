@@ -1,7 +1,8 @@
-"""The file of `psyche run-manager --env-file FILE`: names and values, as the guides for members have them.
+"""Reads the file of `psyche run-manager --env-file FILE`: names and values, as in the guides for members.
 
-Decided: NAME=VALUE lines and nothing of a shell; what it says wins over the environment. Known names may stand without our
-prefix; one that has it wins. Refuses a line of another form by its number, without quoting it: it may hold a secret.
+The file has NAME=VALUE lines without shell syntax. It takes precedence over the environment. Known names may lack the prefix
+`PSYCHE_`; a name with the prefix takes precedence. The error for a line of another form gives the line's number and not its text,
+which may hold a secret.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ NAMES = (
     "CONTAINER_PROGRAM",
     "CONTAINER_OPTIONS",
 )
-"""What the file may say without our prefix."""
+"""Names that the file may have without our prefix."""
 ALIASES = {"WALLET_PATH": "WALLET_PRIVATE_KEY_PATH"}
-"""One of the guides has it so."""
+"""The spelling of one of the guides."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """What the file says, by the names our programs read. Raises ConfigError."""
+    """The values of the file, by the names that our programs read. Raises ConfigError."""
     try:
         text = path.expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -92,7 +93,7 @@ def words(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 def yes(environment: Mapping[str, str], name: str) -> bool | None:
-    """Whether a variable says yes; None where it is not there or empty. Raises ConfigError for what says neither yes nor no."""
+    """Whether a variable means yes; None where it is missing or empty. Raises ConfigError for what is neither yes nor no."""
     said = environment.get(PREFIX + name, "").strip().lower()
     if not said:
         return None

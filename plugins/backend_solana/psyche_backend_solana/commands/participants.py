@@ -1,6 +1,6 @@
 """What a treasurer's run has paid its members so far.
 
-Decided: many are read in one call. Refuses to decide who is owed what.
+Many accounts are read in one call. What a member is owed is computed by the callers.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def described(account: CoordinatorAccount) -> dict[str, Any]:
 
 
 def membership(state: CoordinatorState | None, address: Pubkey) -> dict[str, Any]:
-    """What a run's state says of one wallet."""
+    """What a run's state holds about one wallet."""
     signer = bytes(address)
     balance = next((one for one in state.accounts if one.signer == signer), None) if state is not None else None
     slot = next((at for at, client in enumerate(state.epoch.clients) if client.id.signer == signer), None) if state else None

@@ -1,10 +1,10 @@
-"""`psyche run-manager --env-file FILE`: find a run this wallet may join, and take part in it.
+"""`psyche run-manager --env-file FILE`: find a run that this wallet may join, and take part in it.
 
-Decided: the client is a process, of this installation, of another version or of a container image, as the run asks and the member
-allows (`client_plan`); it is watched, and replaced when the run asks for another (`client_care`). When no run is named, the first
-one is taken that would let this wallet in and asks for a client that may be run here, those that wait for members before others.
-The account is looked at in 96 bytes, and read whole only when these have changed. The wallet's secret never stands on a command
-line. Refuses to start on Windows, which cannot ask a process to leave in order.
+The client is a process: of this installation, of another version or of a container image, as the run asks and the member allows
+(`client_plan`). `client_supervisor` keeps it running. When no run is named, the first run is taken that this wallet may join and
+that asks for a client which may run here; runs that wait for members come first. At each look 96 bytes of the account are read;
+the whole account is read only when they have changed. The wallet's secret is never on a command line. Windows is not supported,
+because it cannot ask a process to leave in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from psyche_backend_solana.commands.client_image import Containers, prepare_imag
 from psyche_backend_solana.commands.client_plan import Image, PipEnvironment, Plan, Trust, plan, read_trust
 from psyche_backend_solana.commands.client_process import Launch, Ready
 from psyche_backend_solana.commands.client_supervisor import Pace, Versions, take_part
-from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext, load, open_desk
+from psyche_backend_solana.commands.context import CALL_SECONDS, CommandContext, load, open_context
 from psyche_backend_solana.commands.env_file import PREFIX, read_env_file, words, yes
 from psyche_backend_solana.commands.reading import runs_on_chain
 from psyche_backend_solana.layouts.coordinator import Run
@@ -133,7 +133,7 @@ class VersionReader:
 
 
 def start(env_file: Path, options: StartOptions) -> int:
-    """Do it; the client's exit code. Raises UserError, BackendError."""
+    """Find the run and take part in it; the client's exit code. Raises UserError, BackendError."""
     if sys.platform == "win32":
         message = "run-manager --env-file needs Linux or macOS; here use `psyche client train --backend solana`, or WSL"
         raise UserError(message)
@@ -156,7 +156,7 @@ async def _start(given: Mapping[str, str], options: StartOptions) -> int:
     def decide(text: str) -> Plan:
         return plan(text, ours=version("psyche-core"), trust=trust)
 
-    async with open_desk(settings) as context:
+    async with open_context(settings) as context:
         run_id, asked = await choose_run(
             context,
             environment.get(f"{PREFIX}RUN_ID") or None,

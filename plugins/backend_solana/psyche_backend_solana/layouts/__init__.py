@@ -1,1 +1,1 @@
-"""What the programs read and keep: instructions as bytes, accounts as values. One module for each program."""
+"""The formats of the programs: instructions as bytes, accounts as values. One module for each program."""

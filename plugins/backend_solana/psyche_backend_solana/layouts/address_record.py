@@ -1,10 +1,10 @@
-"""A member's transport address, in an account of the member's own. Pure.
+"""A member's transport address, in an account of the member's own. No I/O.
 
-Decided: the account is an authorization (program `authorizer`) that the member grants itself, never active, with a scope of this
-run's; its delegates are the transport key and, after it, the address in pieces. So it lies where anybody can compute, only the
-member can write it, and one call reads a hundred of them; no history is searched, which strangers could fill. The rent comes back
-when it is closed. Believed is only what goes with the transport key that the state has for the member. Refuses nothing it reads:
-what is no address is none.
+The account is an authorization (program `authorizer`) that the member grants itself. It is never active, and its scope names this
+run. Its delegates are the transport key and then the address in pieces. So everybody can compute where the account is, only the
+member can write it, one call reads a hundred of them, and no transaction history is searched, which strangers could fill. The
+rent comes back when the account is closed. An address counts only if it stands with the transport key that the state has for the
+member; anything else is no address.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def delegates(p2p: bytes, address: bytes) -> tuple[Pubkey, ...]:
 
 
 def address_in(content: bytes, p2p: bytes) -> bytes | None:
-    """The address that the account's delegates (their bytes) say, None if not all of it is there, or it goes with another key."""
+    """The address in the account's delegates (their bytes), None if it is incomplete or stands with another key."""
     keys = [content[start : start + _KEY_BYTES] for start in range(0, len(content), _KEY_BYTES)]
     if len(keys) < 2 or keys[0] != p2p or any(key[:1] != bytes([number]) for number, key in enumerate(keys[1:])):
         return None

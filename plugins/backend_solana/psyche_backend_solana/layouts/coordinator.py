@@ -1,8 +1,8 @@
-"""The coordinator program's instructions, each as an `Instruction` to put into a transaction.
+"""The coordinator program's instructions, each as an `Instruction` for a transaction.
 
-Decided: one function for each instruction of docs/reference/solana-programs.md, taking protocol values and giving bytes; what a
-transaction cannot carry at once goes through the staging area (`staged_update`). Refuses values that do not fit their place
-(ValueError), before anything is sent. Whether the coordinator accepts a command is not looked at here.
+There is one function for each instruction of docs/reference/solana-programs.md. It takes protocol values and returns bytes. What
+does not fit one transaction goes through the staging area (`staged_update`). Values that do not fit their fields raise ValueError
+before anything is sent. Whether a command is accepted is decided by the program.
 """
 
 from __future__ import annotations
@@ -157,15 +157,15 @@ def update(run: Run, wanted: Update, *, authority: Pubkey) -> Instruction:
     return _instruction(run, Number.update, bytes([mask]) + parts, _owners(run, authority))
 
 
-def staged_update(run: Run, wanted: Update, *, authority: Pubkey, chunk: int = STAGE_CHUNK_BYTES) -> tuple[Instruction, ...]:
-    """The same for any size: pieces of at most `chunk` bytes, each for a transaction of its own, then the update."""
+def staged_update(run: Run, wanted: Update, *, authority: Pubkey) -> tuple[Instruction, ...]:
+    """The same for any size: pieces of at most STAGE_CHUNK_BYTES bytes, each for a transaction of its own, then the update."""
     mask, parts = wanted.pack()
-    if len(parts) <= chunk:
+    if len(parts) <= STAGE_CHUNK_BYTES:
         return (update(run, wanted, authority=authority),)
 
     pieces = [
-        stage(run, authority=authority, offset=offset, content=parts[offset : offset + chunk])
-        for offset in range(0, len(parts), chunk)
+        stage(run, authority=authority, offset=offset, content=parts[offset : offset + STAGE_CHUNK_BYTES])
+        for offset in range(0, len(parts), STAGE_CHUNK_BYTES)
     ]
     return *pieces, _instruction(run, Number.update, bytes([mask | Part.staged]), _owners(run, authority))
 
@@ -186,13 +186,11 @@ def set_paused(run: Run, *, authority: Pubkey, paused: bool, from_checkpoint: bo
     return _instruction(run, Number.set_paused, bytes([what]), _owners(run, authority))
 
 
-def proved_join(
-    run: Run, *, user: Pubkey, authorization: Pubkey, key: SecretKey, address: bytes = b""
-) -> tuple[Instruction, Instruction]:
+def proved_join(run: Run, *, user: Pubkey, authorization: Pubkey, key: SecretKey) -> tuple[Instruction, Instruction]:
     """Ask to be a member: the proof that the transport key is ours, and the join, for one transaction, in this order."""
     proof = sign_join(key, bytes(run.account), bytes(user))
     verified = join_verified(run, user=user, p2p=key.public, proof=proof)
-    return verified, join(run, user=user, authorization=authorization, p2p=key.public, proof=proof, address=address)
+    return verified, join(run, user=user, authorization=authorization, p2p=key.public, proof=proof)
 
 
 def join(run: Run, *, user: Pubkey, authorization: Pubkey, p2p: bytes, proof: bytes, address: bytes = b"") -> Instruction:

@@ -1,8 +1,7 @@
 """The coordinator program's accounts: a run's instance, and the account that holds its state.
 
-Decided: size, magic and version are looked at in this order and whatever is after them is read strictly; the state is decoded
-only when asked for, for it is large. Refuses foreign and damaged accounts with WireError. Who owns an account is for the caller
-to check.
+Size, magic and version are checked in this order; the rest is then parsed strictly. The state is large, so it is decoded only
+when it is used. Foreign and damaged accounts raise WireError. Who owns an account is checked by the caller.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class RunInstance:
 
 @dataclass(frozen=True, slots=True)
 class RunMetadata:
-    """What a run's owner tells people about it: at most 64 bytes of name and 280 of description."""
+    """What a run's owner publishes about it: at most 64 bytes of name and 280 of description."""
 
     name: str = ""
     description: str = ""

@@ -1,8 +1,7 @@
-"""Names of the refusals of the programs: what a transaction's `Custom(n)` means.
+"""Names of the programs' errors: what a transaction's `Custom(n)` means.
 
-Decided: 1 to 20 mean the same in all programs (programs/common/src/error.rs); the coordinator's own follow the order of
-`psyche_core.coordinator.errors`, so that a refusal has the same name on a chain as anywhere else. Refuses to guess: an unknown
-number is named as the number it is.
+1 to 20 mean the same in all programs (programs/common/src/error.rs). The coordinator's own numbers follow the order of
+`psyche_core.coordinator.errors`, so an error has the same name on a chain as anywhere else.
 """
 
 from __future__ import annotations
@@ -48,11 +47,3 @@ COMMON: Mapping[int, str] = MappingProxyType(
 
 COORDINATOR: Mapping[int, str] = MappingProxyType(dict(enumerate(MEANINGS, start=FIRST_OWN)))
 """The coordinator's refusals by number."""
-
-COORDINATOR_CODES: Mapping[str, int] = MappingProxyType({name: code for code, name in {**COMMON, **COORDINATOR}.items()})
-"""The numbers of what the coordinator program refuses with, by name."""
-
-
-def coordinator_refusal(code: int) -> str:
-    """The name of `Custom(code)` from the coordinator program; `Custom(code)` itself when there is none."""
-    return COMMON.get(code) or COORDINATOR.get(code) or f"Custom({code})"

@@ -1,6 +1,6 @@
-"""What every account of our programs begins with, and texts in their place.
+"""The header that every account of our programs has, and fixed-size text fields.
 
-A reader looks at owner, size, magic and version, in this order, as the programs do; whatever it finds wrong is a WireError.
+Owner, size, magic and version are checked in this order, as the programs do. Any mismatch raises WireError.
 """
 
 from __future__ import annotations

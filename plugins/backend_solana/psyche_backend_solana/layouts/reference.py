@@ -1,9 +1,9 @@
-"""Reads the accounts of the other implementation of Psyche, so that its runs can be looked at with the same command. Reads only.
+"""Reads the accounts of the other implementation of Psyche, so that the same command can show its runs. Read-only.
 
-Its coordinator account is an image of 119,160 bytes: discriminator, version, metadata, coordinator, members, nonce. Decided:
-what people ask about is read (phase, progress, members, balances, configuration, model), rounds and witnesses are not; bytes of
-variants that are not in use mean nothing there and are not looked at. Refuses another size, discriminator or version, in this
-order, with WireError; a text that is no UTF-8 is shown with its bytes replaced.
+Its coordinator account is an image of 119,160 bytes: discriminator, version, metadata, coordinator, members, nonce. Phase,
+progress, members, balances, configuration and model are read; rounds and witnesses are not. Bytes of unused variants have no
+meaning there and are skipped. Another size, discriminator or version, checked in this order, raises WireError. A text that is not
+UTF-8 is shown with its bad bytes replaced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SPL Token: balances, and where a holder's associated token account lies. Only what our programs pay in and with."""
+"""SPL Token: balances, and where a holder's associated token account lies. Only what our programs and commands use."""
 
 from __future__ import annotations
 

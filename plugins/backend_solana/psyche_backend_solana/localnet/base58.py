@@ -1,7 +1,6 @@
 """Base58 in the alphabet of Bitcoin and Solana, for texts longer than an address.
 
-Decided: written here, because solders reads only 32 and 64 bytes and the algorithm is twenty lines. Decoding is quadratic in the
-length, so callers bound it first.
+solders reads only 32 and 64 bytes. Decoding is quadratic in the length, so callers limit the length first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which recent blockhashes a transaction may name.
 
-Decided: LiteSVM knows one blockhash and its check is off; the window here replaces it, as long as a real chain's. The hash of a
-slot follows from the one before, the first from the chain's genesis.
+LiteSVM knows one blockhash, and its check is off. This window replaces it and is as long as a real chain's. The hash of a slot
+follows from the one before, the first from the chain's genesis.
 """
 
 from __future__ import annotations

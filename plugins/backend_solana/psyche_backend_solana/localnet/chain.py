@@ -1,11 +1,11 @@
-"""A local chain: the node in its thread, RPC providers, the passing of time, and the file that keeps it.
+"""A local chain: the node in its thread, RPC providers, the clock, and the state file.
 
     async with LocalChain() as chain:
         client = AsyncClient(chain.rpc_url)
 
-Decided: real sockets even within one process, so that whoever uses the chain uses nothing else than with a real validator. Time
-runs with the wall clock, or stands still until a test moves it. A restored chain that follows the wall clock skips the slots it
-missed, so a client never sees one twice, even when the newest changes were lost with a killed process.
+Clients connect through real sockets, also within one process, so they use the same code as with a real validator. Time follows
+the wall clock, or stands still until a test moves it. A restored chain that follows the wall clock skips the slots it missed. So
+a client never sees a slot twice, even when the newest changes were lost with a killed process.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class LocalChain:
         self.providers.append(provider)
         return provider
 
-    # ------------------------------------------------------------ the test's hand
+    # ------------------------------------------------------------ for tests
 
     async def now(self) -> Instant:
         """The chain's slot and time."""
@@ -178,7 +178,7 @@ class LocalChain:
         return await self._on_ledger(lambda ledger: ledger.account(pubkey))
 
     async def set_account(self, address: str, account: Account) -> None:
-        """Replace an account, past every rule; subscribers are told. Raises ConfigError for what is no address."""
+        """Replace an account without a transaction; subscribers are notified. Raises ConfigError for what is no address."""
         pubkey = read_address(address)
         await self._on_ledger(lambda ledger: ledger.set_account(pubkey, account))
 
@@ -277,7 +277,7 @@ class LocalChain:
             if await self._on_ledger(lambda ledger: ledger.changes) != self._saved_changes:
                 await self.save()
         except UserError as error:
-            logger.error("%s", error)  # noqa: TRY400  # the sentence says it all
+            logger.error("%s", error)  # noqa: TRY400  # the sentence is enough
 
     def _save_now(self) -> None:
         """In the node's thread, for `psyche_saveState`."""

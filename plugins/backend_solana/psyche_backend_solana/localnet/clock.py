@@ -1,6 +1,6 @@
-"""When a slot begins: unix seconds and slots from a steady clock, or from a test's hand.
+"""When a slot begins: unix seconds and slots, from a steady clock or set by a test.
 
-Pure: whoever asks says what the steady clock shows. Decided: neither time nor slots go back.
+No I/O: the caller passes the steady clock. Neither time nor slots go back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Instant:
 class ChainClock:
     """Slots of a fixed length.
 
-    slot, unix: where it begins. slot_ms: length of a slot. steady: seconds of the clock that drives it, now; None: by hand only.
+    slot, unix: where it begins. slot_ms: length of a slot. steady: seconds of the clock that drives it; None: only calls do.
     """
 
     def __init__(self, slot: int, unix: float, *, slot_ms: int, steady: float | None) -> None:

@@ -1,7 +1,7 @@
 """Accounts as JSON: base58, base64, base64+zstd and jsonParsed, whole or a slice.
 
-Decided: jsonParsed knows SPL Token's accounts and mints and gives everything else in base64, as a real validator does with
-programs it cannot parse. zstd needs Python 3.14 or one of `backports.zstd` and `zstandard`; without them it is refused.
+jsonParsed parses SPL Token's accounts and mints and gives everything else in base64, as a real validator does with programs that
+it cannot parse. zstd needs Python 3.14 or one of `backports.zstd` and `zstandard`; without them the request fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The one thread in which the node lives, and the way there from the event loop.
+"""The thread in which the node runs, and calls to it from the event loop.
 
-LiteSVM is not made for several threads and takes up to milliseconds, so every call queues here. What a call has to say to
-websocket connections is handed to the event loop before the call's own result: in the order in which it came about.
+LiteSVM must be used from one thread and a call takes up to milliseconds, so all calls wait in one queue. Notifications that a
+call causes are passed to the event loop before the call's own result, in the order in which they arose.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a RPC provider does wrong on purpose, so that clients can be tested against bad providers.
+"""Faults of an RPC provider, for tests of clients against bad providers.
 
-`Faults` is a value; `FaultSwitch` holds the one in force and may be turned while clients are connected, in process or, where
-`--allow-faults` was given, with the JSON-RPC method `psyche_setFaults`. Decided: shares are drawn from a seeded generator, so a
-test that failed fails again. Nothing here changes what is on the chain.
+`Faults` is a value. `FaultSwitch` holds the faults in force. They can be changed while clients are connected: in process or,
+where `--allow-faults` was given, with the JSON-RPC method `psyche_setFaults`. Shares are drawn from a seeded generator, so a
+failed test fails again. Faults never change what is on the chain.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ class Faults:
     requests carried out, then closed unanswered. http_status: answer to every HTTP request instead of its result, such as 429
     or 503. swallow_share: of transactions accepted, with their signature for an answer, and never processed.
     expire_blockhashes_after: slots a blockhash is good for, at most the chain's own 150. websocket: "silent" connections stay
-    open and neither hear nor say anything, not even pongs, and what they would have said is lost; "refuse" answers new ones
-    with 503.
+    open but receive and send nothing, not even pongs, and their messages are lost; "refuse" answers new ones with 503.
     """
 
     latency_ms: int = 0
@@ -74,9 +73,9 @@ class FaultSwitch:
     Safe to read from any thread: the value is replaced as a whole. Watchers are called in the thread that turns the switch.
     """
 
-    def __init__(self, faults: Faults | None = None, *, seed: int = 0) -> None:
-        self._now = faults or Faults()
-        self._random = random.Random(seed)
+    def __init__(self) -> None:
+        self._now = Faults()
+        self._random = random.Random(0)
         self._watchers: list[Callable[[Faults], None]] = []
 
     @property

@@ -1,8 +1,8 @@
-"""A new chain: LiteSVM as our ledger wants it, with a faucet and the programs at their addresses.
+"""A new chain: LiteSVM with the settings that our ledger needs, with a faucet and the programs at their addresses.
 
-Decided: LiteSVM's own checks of blockhashes and repeated signatures are off, because it knows one blockhash and remembers few
-signatures; the ledger makes both. Signature verification stays on. Programs are installed as the upgradeable loader would have
-left them (a program account that points to its data), so that tools that read or upgrade programs find what they expect.
+LiteSVM's own checks of blockhashes and repeated signatures are off, because it knows one blockhash and remembers few signatures;
+the ledger does both. Signature verification stays on. Programs are installed as the upgradeable loader does it (a program account
+that points to its data), so tools that read or upgrade programs work.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def is_installed(svm: LiteSVM, address: Pubkey, elf: bytes) -> bool:
     return data is not None and bytes(data.data)[_DATA_HEADER:].rstrip(b"\0") == elf.rstrip(b"\0")
 
 
-def install_program(svm: LiteSVM, address: Pubkey, elf: bytes, *, authority: Pubkey | None, slot: int = 0) -> tuple[Pubkey, ...]:
+def install_program(svm: LiteSVM, address: Pubkey, elf: bytes, *, authority: Pubkey | None) -> tuple[Pubkey, ...]:
     """Put a program there; returns the accounts it takes. Raises UserError when the loader does not take it."""
     data_address = _data_address(address)
     option = b"\0" + bytes(32) if authority is None else b"\1" + bytes(authority)
-    data = struct.pack("<IQ", 3, slot) + option + elf
+    data = struct.pack("<IQ", 3, 0) + option + elf
     program = struct.pack("<I", 2) + bytes(data_address)
     rent = svm.minimum_balance_for_rent_exemption
     try:

@@ -1,9 +1,9 @@
 """HTTP/1.1 on a socket: POST with a JSON body, and `GET /health`.
 
-Decided: h11 over asyncio's streams. h11 is here anyway (solana-py's HTTP client is built on it), it parses strictly and does no
-I/O, and what is left is this file; a web framework would bring routing and middleware that one path does not need. asyncio,
-because websockets and solana-py need it too. Refuses bodies over the limit, other media types (415) and other methods (405), as
-real validators do, and closes connections that say nothing for a while.
+It uses h11 over asyncio's streams. h11 is installed anyway (solana-py's HTTP client needs it), parses strictly and does no I/O. A
+web framework would add routing and middleware that one path does not need. asyncio is used because websockets and solana-py need
+it, too. Bodies over the limit, other media types (415) and other methods (405) get errors, as from real validators. Connections
+that send nothing for a while are closed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HttpServer:
         self._tasks.add(task)
         try:
             if len(self._tasks) <= self._limits.connections:
-                await _Dialogue(reader, writer, self._answer, self._limits).run()
+                await _Connection(reader, writer, self._answer, self._limits).run()
         except (*_LOST, asyncio.CancelledError):  # cancelled: the server closes
             pass
         except Exception:  # one connection's trouble is not the others'
@@ -88,7 +88,7 @@ class HttpServer:
                 await writer.wait_closed()
 
 
-class _Dialogue:
+class _Connection:
     """Requests and answers of one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer, limits: Limits) -> None:
@@ -99,7 +99,7 @@ class _Dialogue:
         self._protocol = h11.Connection(h11.SERVER)
 
     async def run(self) -> None:
-        """Until either side has enough."""
+        """Serve requests until either side closes."""
         while True:
             try:
                 async with asyncio.timeout(self._limits.idle_seconds):
@@ -122,7 +122,7 @@ class _Dialogue:
             self._protocol.start_next_cycle()
 
     async def _request(self) -> bytes | HttpAnswer | None:
-        """The next request's body, or the answer to one that has none to offer; None when the client has gone."""
+        """The next request's body, or the answer to a request that is no POST of JSON; None when the client has gone."""
         request = await self._event()
         if not isinstance(request, h11.Request):
             return None
@@ -168,13 +168,13 @@ class _Dialogue:
         await self._send(head, h11.Data(data=answer.body), h11.EndOfMessage())
 
     async def _send(self, *events: h11.Event) -> None:
-        """In one write: small ones would wait for each other's acknowledgement."""
+        """Send in one write: small ones would wait for each other's acknowledgement."""
         self._writer.write(b"".join(self._protocol.send(event) or b"" for event in events))
         async with asyncio.timeout(self._limits.idle_seconds):
             await self._writer.drain()
 
     async def _finish(self) -> None:
-        """Say that nothing more comes, and let the answer arrive: closing with unread bytes would tear it away."""
+        """Close our direction and let the answer arrive: closing with unread bytes would discard it."""
         with contextlib.suppress(OSError):
             self._writer.write_eof()
         left = self._limits.request_bytes * 4

@@ -1,8 +1,8 @@
-"""The chain itself: LiteSVM, its slots, its blockhashes and what it remembers.
+"""The chain itself: LiteSVM, its slots, its blockhashes, and its transactions and blocks.
 
-One thread uses it (LiteSVM allows no more). Nothing here knows sockets, JSON-RPC or wall time. A transaction is processed when it
-is sent, and what is processed is finalized. Decided: signatures are remembered as long as their blockhash is good, which is what
-makes a repeated transaction impossible. Refuses durable nonces: there is no RecentBlockhashes worth the name.
+Only one thread uses it (LiteSVM allows no more). Sockets, JSON-RPC and wall time belong to other modules. A transaction is
+processed when it is sent, and is final at once. Signatures are remembered as long as their blockhash is valid; this prevents
+repeated transactions. Durable nonces are not supported, because LiteSVM has no useful RecentBlockhashes sysvar.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Simulated:
 class Ledger:
     """A chain that begins at `unix` seconds.
 
-    history: transactions and blocks remembered. genesis_hash: base58; None makes a new one, so that chains can be told apart.
+    history: transactions and blocks remembered. genesis_hash: base58; None makes a new one, so that no two chains are the same.
     """
 
     def __init__(self, *, unix: int, history: int = 10_000, genesis_hash: str | None = None) -> None:
@@ -228,7 +228,7 @@ class Ledger:
     def _refusal(
         self, transaction: VersionedTransaction, *, within: int, verify: bool = True, check_blockhash: bool = True
     ) -> str | None:
-        """Why a transaction may not run at all, None when it may. In the order a validator asks."""
+        """Why a transaction may not run at all, None when it may. Checked in the order of a validator."""
         if verify and not signatures_match(transaction):
             return "SignatureFailure"
 
@@ -267,7 +267,7 @@ class Ledger:
     # ------------------------------------------------------------ changes from outside
 
     def set_account(self, address: Pubkey, account: Account) -> None:
-        """Replace an account, past every rule; for tests and for state that is restored."""
+        """Replace an account without a transaction; for tests and for state that is restored."""
         self._svm.set_account(address, account)
         self.touched.add(address)
         self._changed(AccountSet(str(address)))

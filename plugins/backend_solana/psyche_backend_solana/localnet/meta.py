@@ -1,4 +1,4 @@
-"""What LiteSVM tells of a transaction, as a real validator's JSON."""
+"""LiteSVM's metadata of a transaction, as a real validator's JSON."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The node behind all RPC providers: requests in, answers and notifications out. No sockets, no clock, one thread.
+"""The node behind all RPC providers: takes requests, returns answers and notifications. No sockets, no clock, one thread.
 
-JSON is read and written here too, so that the event loop's thread does neither. Decided: nothing a client sends gets further
-than an error object: what the methods do not expect is logged and answered with -32603, and the next request finds the node as
-it was.
+JSON is parsed and written here, so that the event loop's thread does neither. A request can cause no more than an error object:
+an exception that a method does not expect is logged and answered with -32603, and the next request is handled as usual.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading a request's positional parameters, with a sentence for each thing that is wrong with them."""
+"""Parses a request's positional parameters, with a sentence for each mistake."""
 
 from __future__ import annotations
 

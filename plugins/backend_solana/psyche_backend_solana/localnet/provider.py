@@ -1,4 +1,4 @@
-"""A RPC provider: one RPC provider's pair of URLs, with its own faults, onto a chain that several may share."""
+"""An RPC provider: a pair of URLs with its own faults. Several providers may serve one chain."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RpcProvider:
         await self._http.aclose()
 
     def cut_websockets(self) -> None:
-        """End every websocket connection without a word; new ones are welcome."""
+        """End every websocket connection without a close frame; new ones are accepted."""
         self._websockets.cut()
 
     async def _answer(self, body: bytes) -> HttpAnswer | None:

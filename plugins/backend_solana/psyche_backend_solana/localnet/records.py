@@ -1,6 +1,6 @@
-"""What the chain remembers: transactions that were processed, blocks, and what has just happened.
+"""What the chain remembers: processed transactions, blocks, and new events.
 
-Decided: a record holds plain values only, so it can be saved as it is.
+A record holds plain values only, so it can be saved as it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of JSON-RPC as a real validator numbers and words them."""
+"""Errors of JSON-RPC with the numbers and words of a real validator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ PREFLIGHT_FAILURE = -32002
 SIGNATURE_FAILURE = -32003
 BLOCK_NOT_AVAILABLE = -32004
 SLOT_SKIPPED = -32007
-KEY_EXCLUDED = -32010
 UNSUPPORTED_VERSION = -32015
 MIN_CONTEXT_SLOT = -32016
 

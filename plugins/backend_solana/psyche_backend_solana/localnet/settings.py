@@ -1,7 +1,7 @@
-"""What a local chain is made from, and what its clients may ask of it at most.
+"""Settings of a local chain, and the limits of its clients.
 
-Decided: the defaults are those of a real test validator where it has them (ports, 400 ms a slot, 150 slots for a blockhash, 50
-KiB a request), so that what fails here fails there.
+The defaults are those of a real test validator where it has them (ports, 400 ms a slot, 150 slots for a blockhash, 50 KiB a
+request), so that what fails there fails here, too.
 """
 
 from __future__ import annotations

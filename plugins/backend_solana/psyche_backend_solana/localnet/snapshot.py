@@ -1,7 +1,7 @@
-"""A ledger as plain values, and back: every account that was ever written, the newest slots and transactions.
+"""Converts a ledger to plain values and back: every account that was ever written, the newest slots and transactions.
 
-Decided: LiteSVM cannot list all its accounts, but whatever differs from a new chain was named writable by a transaction or set by
-us, and the ledger notes both. Programs are saved like other accounts, so a chain keeps the programs it began with.
+LiteSVM cannot list all its accounts. But each account that differs from a new chain was named writable by a transaction or was
+set by us, and the ledger records both. Programs are saved like other accounts, so a chain keeps the programs it began with.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The chain's state on disk: a line `psyche localnet 1`, the SHA-256 of the rest, and the rest, canonical CBOR.
 
-Written beside the old file, synced and renamed, so that a process killed at any moment leaves one whole state behind. Decided:
-what happened since the last save is lost with the process; a chain for development need not write every transaction through.
-Refuses to go on from a damaged file, and never touches it then.
+The file is written beside the old one, synced and renamed, so that a process killed at any moment leaves one complete state. What
+happened since the last save is lost with the process; a chain for development need not save every transaction. A damaged file
+raises an error and is never changed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Store:
             raise self.unusable(error) from error
 
     def unusable(self, error: WireError) -> UserError:
-        """What the user is told of a file that cannot be used."""
+        """The error for a file that cannot be used."""
         return UserError(f"the chain's state {self.path} cannot be used: {error}. Move it away, or begin anew with --reset")
 
     def save(self, plain: dict[str, Any]) -> None:

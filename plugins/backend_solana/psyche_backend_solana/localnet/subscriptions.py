@@ -1,9 +1,9 @@
-"""Who hears of what: subscriptions of all websocket connections, and the notifications that follow from what happened.
+"""Subscriptions of all websocket connections, and the notifications that follow from new events.
 
-Pure but for reading the ledger, and used in its thread only. Decided: a confirmation is out before the first notification; a
-connection hears events in the order in which they happened, one notification per transaction that wrote an account. A closed
-account is notified to accountSubscribe (empty, owned by the system program) and not to programSubscribe, as a real validator
-does it.
+It reads the ledger, does no other I/O, and is used in the ledger's thread only. A confirmation is sent before the first
+notification. A connection gets events in the order in which they happened, one notification per transaction that wrote an
+account. A closed account is notified to accountSubscribe (empty, owned by the system program) and not to programSubscribe, as a
+real validator does it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EMPTY = Account(0, b"", SYSTEM, False, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What a connection wants to hear. react: results to notify of, given an event; ends: after the first."""
+    """What a connection has subscribed to. react: results to notify of, given an event; ends: after the first."""
 
     number: int
     connection: int
@@ -41,7 +41,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """What a connection is told."""
+    """A message to a connection."""
 
     connection: int
     message: dict[str, Any]
@@ -95,7 +95,7 @@ class Subscriptions:
         return number
 
     def first_words(self, number: int, call: Call) -> list[Notification]:
-        """What a new subscription, made by this call, is told at once: the result of a signature that is there already."""
+        """What a new subscription, made by this call, gets at once: the result of a signature that is there already."""
         subscription = self._all[number]
         if subscription.kind != "signature":
             return []

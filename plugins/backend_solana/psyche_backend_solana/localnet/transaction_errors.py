@@ -1,6 +1,6 @@
-"""Why a transaction failed, as JSON and as a sentence, the way a real validator writes both.
+"""Why a transaction failed, as JSON and as a sentence, in the form of a real validator.
 
-Decided: written here and not by solders, whose `to_json` drops the name of custom errors (`[0, 1]` for `[0, {"Custom": 1}]`).
+solders' own `to_json` drops the name of custom errors (`[0, 1]` for `[0, {"Custom": 1}]`).
 """
 
 from __future__ import annotations

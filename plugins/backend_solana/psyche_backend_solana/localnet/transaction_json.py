@@ -1,6 +1,6 @@
 """A processed transaction as JSON: json, jsonParsed, base58 and base64.
 
-Decided: jsonParsed names accounts but parses no instruction, as a real validator does with programs it does not know.
+jsonParsed names accounts but parses no instruction, as a real validator does with programs that it does not know.
 """
 
 from __future__ import annotations

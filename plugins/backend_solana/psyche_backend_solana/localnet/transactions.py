@@ -1,8 +1,8 @@
 """Transactions as clients send them: decoding, and which accounts they name.
 
-Refuses what a real validator refuses before it looks at the chain: a bad encoding, more bytes than a packet, a message whose
-indices point nowhere. Decided: addresses loaded from lookup tables are read from the tables' accounts here, because LiteSVM
-does not say which they were.
+As on a real validator, a bad encoding, more bytes than a packet, or a message whose indices point nowhere is an error before the
+chain is read. Addresses from lookup tables are read from the tables' accounts here, because LiteSVM does not return which ones it
+used.
 """
 
 from __future__ import annotations

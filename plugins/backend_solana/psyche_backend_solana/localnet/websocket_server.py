@@ -1,8 +1,7 @@
-"""Websockets on a socket: messages to the node, its answers and notifications back.
+"""Websockets on a socket: passes messages to the node, and its answers and notifications back.
 
-Decided: websockets' own server, without pings of its own (a silent connection must be able to stay silent) and without
-compression. A client that does not read is cut off when too much waits for it. Refuses messages over the limit (the library
-closes with 1009).
+It uses websockets' own server, without keepalive pings (a silent connection must be able to stay silent) and without compression.
+A client that does not read is disconnected when too much waits for it. For a message over the limit the library closes with 1009.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from psyche_backend_solana.localnet.faults import Faults, FaultSwitch
 from psyche_backend_solana.localnet.settings import Limits
 
 _QUIET = logging.Logger("psyche.backend.solana.localnet.websockets", logging.CRITICAL)
-"""Not among the registered ones: strangers' broken handshakes are no errors of ours."""
+"""Not a registered logger, because strangers' broken handshakes are not our errors."""
 
 
 class Outbox:
-    """What one connection is still to be sent, with the time it came in."""
+    """Messages that one connection is still to get, with the time it came in."""
 
     def __init__(self, most: int, overflow: Callable[[], None]) -> None:
         self._waiting: deque[tuple[float, str]] = deque()
@@ -122,7 +121,7 @@ class WebsocketServer:
         self._server = None
 
     def cut(self) -> None:
-        """End every connection without a word."""
+        """End every connection without a close frame."""
         for connection in self._connections:
             connection.transport.abort()
 

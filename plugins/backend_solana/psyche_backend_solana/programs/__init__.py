@@ -1,6 +1,6 @@
-"""The built on-chain programs, as this wheel ships them, each held against its SHA-256 before anybody uses it.
+"""The built on-chain programs in this wheel. Each is checked against its SHA-256 before it is used.
 
-`programs/toolchain/build.py` of the repository makes these files and SHA256SUMS; continuous integration builds them anew and
+`programs/toolchain/build.py` of the repository makes these files and SHA256SUMS; continuous integration builds them again and
 compares.
 """
 

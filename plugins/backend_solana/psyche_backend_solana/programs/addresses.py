@@ -1,17 +1,16 @@
-"""Names and addresses of the on-chain programs: the one place in Python that says them (in Rust: programs/common/src/ids.rs).
+"""Names and addresses of the on-chain programs: the only place in Python that has them (in Rust: programs/common/src/ids.rs).
 
-The addresses of our programs are those of local chains: their keys follow from public seeds, so that anybody can deploy there.
-On a chain shared with strangers use addresses of your own, and build the programs with them.
+The addresses of our programs are for local chains. Their key pairs follow from public seeds (the SHA-256 of `psyche/NAME/local
+chains`), so anybody can deploy there. On a chain shared with strangers use addresses of your own, and build the programs with
+them.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 COORDINATOR: Final = Pubkey.from_string("4t6nXm8shbyAsZTLvdCPi11MxKDXktwSoxcTz38NcqAd")
@@ -26,13 +25,3 @@ SYSTEM: Final = Pubkey.from_string("11111111111111111111111111111111")
 TOKEN: Final = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
 ASSOCIATED_TOKEN: Final = Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL")
 INSTRUCTIONS_SYSVAR: Final = Pubkey.from_string("Sysvar1nstructions1111111111111111111111111")
-
-
-def local_chain_key(name: str) -> Keypair:
-    """The public key pair of a program's address on local chains; what deploys it there. Known to everybody: protects nothing.
-
-    name: one of PROGRAMS; KeyError if it is none.
-    """
-    if name not in PROGRAMS:
-        raise KeyError(name)
-    return Keypair.from_seed(hashlib.sha256(f"psyche/{name}/local chains".encode()).digest())

@@ -1,7 +1,7 @@
-"""The shipped programs at addresses of one's own: the same bytes, but for the addresses by which they know each other.
+"""The shipped programs for addresses of one's own: the same bytes, except the addresses by which they know each other.
 
-Decided: a program holds another one's address as 32 bytes in its read-only data, and its own nowhere, so that exchanging those is
-all there is to do; nothing is compiled. Refuses nothing: which addresses there are is for the caller to say.
+A program holds each other program's address as 32 bytes in its read-only data, and does not hold its own. So only these bytes are
+replaced; nothing is compiled. Which addresses to use is decided by the caller.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Talking to Solana over several RPC endpoints: what failed and why, whom to ask next, and the calls themselves."""
+"""Calls to Solana over several RPC endpoints: what a failure means, which endpoint to ask next, and the calls themselves."""

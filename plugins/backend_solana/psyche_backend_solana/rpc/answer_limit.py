@@ -1,8 +1,8 @@
-"""Bounds an HTTP client's answers, before they are in memory.
+"""Limits the size of an HTTP client's answers before they are in memory.
 
-Decided: an endpoint is somebody else's machine, so no more is read than the largest answer we can use, whatever length it says;
-what is longer counts as a broken connection, and the next endpoint is asked. Answers are asked for uncompressed, and compressed
-ones refused, for a few bytes of those can be as many as one likes. Refuses to look at what an answer says.
+An endpoint is somebody else's machine, so no more is read than the largest answer we can use, whatever length it announces. A
+longer answer counts as a broken connection, and the next endpoint is asked. Compressed answers are an error, because a few bytes
+can expand to any size; the headers ask for uncompressed ones. The content is parsed in `client` and `methods`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ UNCOMPRESSED = {"Accept-Encoding": "identity"}
 """Headers to send."""
 
 
-def limit_answers(session: httpx2.AsyncClient, *, most: int = MAX_ANSWER_BYTES, on_bytes: Callable[[int], object] = int) -> None:
-    """From now on, reading an answer of more than `most` bytes raises httpx2.ReadError. on_bytes: told how many came."""
+def limit_answers(session: httpx2.AsyncClient, *, on_bytes: Callable[[int], object] = int) -> None:
+    """From now on, reading more than MAX_ANSWER_BYTES of an answer raises httpx2.ReadError. on_bytes: told how many came."""
 
     async def limit(response: httpx2.Response) -> None:
         if response.headers.get("Content-Encoding", "identity") != "identity":
@@ -27,27 +27,24 @@ def limit_answers(session: httpx2.AsyncClient, *, most: int = MAX_ANSWER_BYTES, 
             raise httpx2.ReadError(message, request=response.request)
 
         if isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = _Limited(response.stream, most, response.request, on_bytes)
+            response.stream = _Limited(response.stream, response.request, on_bytes)
 
     session.event_hooks["response"].append(limit)
 
 
 class _Limited(httpx2.AsyncByteStream):
-    def __init__(
-        self, stream: httpx2.AsyncByteStream, most: int, request: httpx2.Request, on_bytes: Callable[[int], object]
-    ) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, request: httpx2.Request, on_bytes: Callable[[int], object]) -> None:
         self._stream = stream
-        self._most = most
         self._request = request
         self._on_bytes = on_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = self._most
+        left = MAX_ANSWER_BYTES
         async for part in self._stream:
             left -= len(part)
             self._on_bytes(len(part))
             if left < 0:
-                message = f"the answer has more than {self._most} bytes"
+                message = f"the answer has more than {MAX_ANSWER_BYTES} bytes"
                 raise httpx2.ReadError(message, request=self._request)
 
             yield part

@@ -1,8 +1,8 @@
-"""Which endpoint to ask, and how long to wait before asking again. Pure: time and chance are handed in.
+"""Which endpoint to ask, and how long to wait before the next try. No I/O: the caller passes time and random numbers.
 
-Decided: the first endpoint is preferred. After FAILURES failures in a row the next takes over at once, and the lost one is asked
-only by probes from then on; it has its place back after PROBES good answers in a row over STEADY_SECONDS, so that an endpoint
-which comes and goes does not take everybody with it. Refuses to leave the last one: somebody must be asked.
+The first endpoint is preferred. After FAILURES failures in a row the next one takes over, and the lost one is only probed from
+then on. It is preferred again after PROBES good answers in a row over STEADY_SECONDS, so that an unstable endpoint is not used
+again and again. The last endpoint that is left is always asked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONGEST_PAUSE = 5.0
 
 
 def pause(attempt: int, chance: float) -> float:
-    """Seconds to wait before the next round of attempts. attempt: from 0. chance: uniform in [0, 1), spreads the crowd."""
+    """Seconds to wait before the next round of attempts. attempt: from 0. chance: random, uniform in [0, 1)."""
     longest: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempt, 16))
     return longest * (0.5 + 0.5 * chance)
 
@@ -65,14 +65,14 @@ class EndpointChoice:
             return False
 
         fit = [at for at, other in enumerate(self._health) if other.failures < FAILURES]
-        if not fit:  # nobody is well: take turns
+        if not fit:  # none works: take turns
             fit = [(number + 1) % len(self._health)]
         changed = fit[0] != self._current
         self._current = fit[0]
         return changed
 
     def to_probe(self, now: float) -> int | None:
-        """An endpoint preferred to the current one that should be asked whether it is well again, None for none now."""
+        """An endpoint preferred to the current one that should be probed now, None for none."""
         for number in range(self._current):
             if now - self._health[number].probed >= PROBE_SECONDS:
                 self._health[number].probed = now
@@ -81,7 +81,7 @@ class EndpointChoice:
         return None
 
     def probed(self, number: int, now: float, *, well: bool) -> bool:
-        """What a probe found. Whether the endpoint has its place back."""
+        """Note the result of a probe. Whether the endpoint is in use again."""
         health = self._health[number]
         if not well:
             health.good_probes = 0

@@ -1,9 +1,8 @@
-"""JSON-RPC calls over several endpoints: retried, failed over, with a deadline each.
+"""JSON-RPC calls over several endpoints, with retries, failover and a deadline each.
 
-Decided: the calls go through solana-py's client with its own retries off, because who retries must know whom else to ask;
-decisions are in `choice` and `failures`. A call returns the answer's `result` as JSON. Endpoints that lost their place are probed
-with `getSlot` beside the ordinary calls. Refuses to wait without end: every call has a deadline, after which RpcUnavailable says
-what went wrong last.
+Calls go through solana-py's client, with its own retries off, because a retry may have to go to another endpoint. What to do
+after a failure is decided in `choice` and `failures`. A call returns the answer's `result` as JSON. Endpoints that failed are
+probed with `getSlot` beside the ordinary calls. After its deadline a call raises RpcUnavailable with the last failure.
 """
 
 from __future__ import annotations
@@ -43,12 +42,11 @@ class RpcUnavailable(BackendError):
 class Rpc:
     """The endpoints of one program. An async context manager; make it inside the event loop that uses it.
 
-    bytes_read, requests: bytes of the bodies of all answers so far, and questions asked, tries included.
+    bytes_read, requests: bytes of the bodies of all answers so far, and calls made, retries included.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, call_seconds: float = CALL_SECONDS) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.endpoints = tuple(endpoints)
-        self._call_seconds = call_seconds
         self._clients: dict[int, AsyncClient] = {}
         self._choice = choice.EndpointChoice(len(self.endpoints))
         self._random = random.SystemRandom()
@@ -84,7 +82,7 @@ class Rpc:
                 if left <= 0:
                     raise _unavailable(method, timeout, last)
                 try:
-                    result = await self._ask(number, method, parameters, min(left, self._call_seconds))
+                    result = await self._ask(number, method, parameters, min(left, CALL_SECONDS))
                 except RpcError as error:
                     if error.failure.verdict not in (Verdict.AGAIN, Verdict.ELSEWHERE):
                         self._choice.succeeded(number)
@@ -155,7 +153,7 @@ class Rpc:
         known = self._clients.get(number)
         if known is None:
             url = self.endpoints[number].http
-            made = await anyio.to_thread.run_sync(lambda: _client_of(url, timeout=self._call_seconds, on_bytes=self._count))
+            made = await anyio.to_thread.run_sync(lambda: _client_of(url, timeout=CALL_SECONDS, on_bytes=self._count))
             known = self._clients.setdefault(number, made)
             if known is not made:
                 await made.close()
@@ -175,7 +173,7 @@ class Rpc:
 
     async def _probe(self, number: int) -> None:
         try:
-            await self._ask(number, "getSlot", (), self._call_seconds)
+            await self._ask(number, "getSlot", (), CALL_SECONDS)
         except RpcError:
             self._choice.probed(number, anyio.current_time(), well=False)
         else:

@@ -1,8 +1,8 @@
 """RPC endpoints as the user gives them: an HTTP URL and a websocket URL.
 
-Decided: the websocket URL may be left out and follows from the HTTP one as Solana's own tools have it (the next port where a port
-is given, the same host otherwise). Refuses other schemes, since a typing error there would only show as a time-out. What people
-see of an endpoint never holds its path, query or password: providers put their keys there.
+The websocket URL may be left out. Then it follows from the HTTP URL as in Solana's own tools (the next port where a port is
+given, the same host otherwise). Other schemes are an error, since a typing error would otherwise appear only as a time-out. The
+displayed name of an endpoint never holds its path, query or password, because providers put their keys there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 from psyche_core.errors import ConfigError
 
 LOCAL_RPC = "http://127.0.0.1:8899"
-"""Where a local chain listens when nothing else was said."""
+"""Where a local chain listens when nothing else is given."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""What a failed call or transaction means, and what is to be done about it. Pure.
+"""What a failed call or transaction means, and what to do next. No I/O.
 
-Decided: by HTTP status, JSON-RPC code and the shape of a transaction's error, never by words in a message, which providers change
-as they like. What is not known is tried elsewhere: with another provider it may work, and nothing is lost. Refuses to call a
-refusal of a program a failure of the network: those are answers.
+It depends on the HTTP status, the JSON-RPC code and the form of a transaction's error, never on words in a message, which
+providers change. An unknown failure is tried at another provider. An error that a program returned is an answer and not a failure
+of the network.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The calls we use, with their answers as values.
+"""The JSON-RPC calls that this plugin uses, with their answers as values.
 
-Decided: commitment `confirmed` everywhere: a supermajority has voted for it, and waiting for finality would cost every round 12
-seconds more. Refuses answers of another shape than documented with RpcError, so that a broken provider is never taken for the
-chain's word.
+The commitment is `confirmed` everywhere: a supermajority has voted for it, and waiting for finality would cost every round 12
+seconds more. An answer of another form than documented raises RpcError, so that a broken provider's answer is never taken for the
+chain's state.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Blockhash:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulation says. error: as the chain writes it, None for success."""
+    """The result of a simulation. error: as the chain writes it, None for success."""
 
     error: Any
     units: int
@@ -111,13 +111,13 @@ async def block_height(rpc: Rpc, *, timeout: float) -> int:
 
 
 async def send(rpc: Rpc, transaction: bytes, *, timeout: float) -> Signature:
-    """Hand in a signed transaction, without preflight: it was simulated before it was signed."""
+    """Send a signed transaction, without preflight: it was simulated before it was signed."""
     answer = await rpc.call("sendTransaction", _encoded(transaction), send_options(), timeout=timeout)
     return _shaped(lambda: Signature.from_string(answer))
 
 
 async def resend(rpc: Rpc, transaction: bytes, *, timeout: float) -> int:
-    """Hand the same transaction to all endpoints; how many took it."""
+    """Send the same transaction to all endpoints; how many accepted it."""
     return await rpc.ask_each("sendTransaction", _encoded(transaction), send_options(), timeout=timeout)
 
 
@@ -151,15 +151,9 @@ async def slot(rpc: Rpc, *, timeout: float) -> int:
 
 
 async def genesis_hash(rpc: Rpc, *, timeout: float) -> str:
-    """The hash of the chain's first block, which tells clusters apart."""
+    """The hash of the chain's first block, which differs between clusters."""
     answer = await rpc.call("getGenesisHash", timeout=timeout)
     return _shaped(lambda: str(Hash.from_string(answer)))
-
-
-async def block_time(rpc: Rpc, of_slot: int, *, timeout: float) -> int | None:
-    """Unix seconds of a slot's block, None when that is not known."""
-    answer = await rpc.call("getBlockTime", of_slot, timeout=timeout)
-    return _shaped(lambda: None if answer is None else int(answer))
 
 
 async def balance(rpc: Rpc, address: Pubkey, *, timeout: float) -> int:

@@ -1,4 +1,4 @@
-"""Every HTTP method, by name. Each takes a `Call` and gives its `result` as JSON, or raises RpcError."""
+"""All JSON-RPC methods by name. Each takes a `Call` and returns its `result` as JSON, or raises RpcError."""
 
 from __future__ import annotations
 

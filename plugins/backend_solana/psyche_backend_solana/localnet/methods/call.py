@@ -1,4 +1,4 @@
-"""One request, as a method sees it."""
+"""One request, as a method gets it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that send transactions, and those that tell what became of them."""
+"""Methods that send transactions, and those that return their status and content."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Configurations and states for random runs: every limit small, so that a few commands reach it.
 
-Decided: all is drawn from one `random.Random`, so that a number names a run; some runs begin midway, with a queue, accounts or a
+All is drawn from one `random.Random`, so a number names a run. Some runs begin midway, with a queue, accounts or a
 history that would take thousands of commands to get.
 """
 

@@ -1,8 +1,7 @@
 """The coordinator program in an SVM in this process, commanded with the values that `psyche_core.coordinator.apply` takes.
 
-Decided: the clock stands where the caller puts it; nothing is remembered of transactions, so that the same one may be sent twice;
-everybody may join, by an authorization written straight into the account. Refuses nothing by itself: what comes back is what the
-chain said.
+The caller sets the clock. The chain forgets transactions, so the same one may be sent twice. Everybody may join, by an
+authorization that is written into its account without a transaction. Whether a command is carried out is decided by the program.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata
 
+from plugins.backend_solana.tests.svm.refusals import coordinator_refusal
+from psyche_backend_solana import programs
 from psyche_backend_solana.layouts import coordinator as layout
 from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, HEADER_BYTES, CoordinatorAccount
-from psyche_backend_solana.layouts.errors import coordinator_refusal
 from psyche_core.config.run_config import CoordinatorConfig, ModelConfig
 from psyche_core.coordinator import commands, image
 from psyche_core.coordinator.assignment import shares
@@ -35,7 +35,7 @@ from psyche_core.types import NodeIdentity
 from psyche_core.wire.messages import commitment_hash, sign_join
 from psyche_core.wire.signing import SecretKey
 
-PROGRAM_FILE = Path(__file__).parent.parent / "programs" / "coordinator.so"
+PROGRAM_FILE = Path(programs.__file__).parent / "coordinator.so"
 AUTHORIZER_ID = Pubkey.from_string("5CYB3VexRVB2HAJzmy5gF8fG61VPAZv6dZDHrFndTJVk")
 MOST_UNITS = 1_400_000
 """Most compute units a transaction may ask for."""

@@ -1,8 +1,8 @@
 """Random commands of honest, late, mistaken and hostile senders, for a coordinator in any state.
 
-Decided: most commands are what somebody in this state would send next, so that runs get through warmups, rounds, endings, pauses
-and returns; the rest are anything at all. Trainers sign several results often enough, and witnesses see different ones, for every
-verdict about them to be met. Refuses nothing: a generator has no opinion of what is allowed.
+Most commands are what somebody in this state would send next, so that runs get through warmups, rounds, endings, pauses and
+returns; the rest are anything at all. Trainers sign several results often enough, and witnesses see different ones, for every
+verdict about them to be met. Which commands are allowed is decided by the coordinator.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import NO_PROOF, member, transport_key
+from plugins.backend_solana.tests.svm import runs
+from plugins.backend_solana.tests.svm.coordinator_svm import NO_PROOF, member, transport_key
 from psyche_core.config.run_config import CoordinatorConfig
 from psyche_core.coordinator import commands
 from psyche_core.coordinator.assignment import shares

@@ -1,8 +1,8 @@
-"""Commands at the largest run there can be: 256 clients, 32 witnesses, lists as full and as torn as they get.
+"""Commands at the largest run there can be: 256 clients, 32 witnesses, lists full and in as many pieces as there can be.
 
-Decided: states are put into the account instead of being played to, and each command is compared with `apply` like any other, so
-that what is measured is also right. Two measures: `usual` is a run in which everything goes well; `worst` has every queue full of
-scraps that lie between those of the rounds, and every other share unseen, which somebody would have to work at.
+States are written into the account instead of being played to. Each command is compared with `apply` like any other, so that what
+is measured is also right. There are two kinds of run. In `usual` everything goes well. In `worst` every queue is full of small
+intervals that lie between those of the rounds, and every other share is unseen; this does not happen by chance.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from psyche_backend_solana.layouts import coordinator as layout
-from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, OLD_ACCOUNT_BYTES
-from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import (
+from plugins.backend_solana.tests.svm import runs
+from plugins.backend_solana.tests.svm.coordinator_svm import (
     MEMORY_BYTES,
     PROGRAM_FILE,
     Answer,
@@ -27,7 +25,9 @@ from psyche_backend_solana.svm.chain import (
     transport_key,
     wallet,
 )
-from psyche_backend_solana.svm.random_commands import payload
+from plugins.backend_solana.tests.svm.random_commands import payload
+from psyche_backend_solana.layouts import coordinator as layout
+from psyche_backend_solana.layouts.coordinator_accounts import ACCOUNT_BYTES, OLD_ACCOUNT_BYTES
 from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.checkpoints import checkpointer_slot
@@ -72,7 +72,7 @@ def _torn(first: int, count: int) -> tuple[BatchId, ...]:
 
 
 class Largest:
-    """States of a run of 256. torn: lists are full of scraps. percent: share of verifiers. instance: the run's."""
+    """States of a run of 256. torn: lists are full of small intervals. percent: share of verifiers. instance: the run's."""
 
     def __init__(self, run_id: str = "test-run", *, torn: bool, percent: int, instance: bytes) -> None:
         self.torn = torn

@@ -1,10 +1,10 @@
 """The coordinator in Python and the program on a chain, fed the same random commands; after each the images are compared.
 
-    python -m psyche_backend_solana.svm.differential [--sequences 2000] [--commands 60] [--first 0] [--program FILE]
+    python -m plugins.backend_solana.tests.svm.differential [--sequences 2000] [--commands 60] [--first 0] [--program FILE]
 
-Decided: bytes are compared, not values, and refusals by name; which commands were accepted and refused, and which phases were
-visited, is counted and printed, so that a comparison of nothing shows. The one thing that may differ: a signature that is no
-signature is refused by the chain's Ed25519 program before the coordinator can name what else is wrong.
+Bytes are compared, not values, and refusals by name. The command prints how often each command was accepted and refused, and in
+which phase, so that a comparison of nothing shows. One thing may differ: a signature that is no signature is refused by the
+chain's Ed25519 program before the coordinator can name what else is wrong.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from psyche_backend_solana.svm import runs
-from psyche_backend_solana.svm.chain import NOT_SIGNED, PROGRAM_FILE, CoordinatorSvm, member, nothing_due
-from psyche_backend_solana.svm.random_commands import RandomCommands
+from plugins.backend_solana.tests.svm import runs
+from plugins.backend_solana.tests.svm.coordinator_svm import NOT_SIGNED, PROGRAM_FILE, CoordinatorSvm, member, nothing_due
+from plugins.backend_solana.tests.svm.random_commands import RandomCommands
 from psyche_core.coordinator import apply, commands, image
 from psyche_core.coordinator.commands import Command
 from psyche_core.coordinator.state import CoordinatorState
