@@ -45,7 +45,7 @@ def announced() -> list[Path]:
     return sorted((ROOT / "changelog.d").glob("*.breaking*.md"))
 
 
-def _module(package: griffe.Object, path: str) -> Iterator[str]:
+def _module(package: Any, path: str) -> Iterator[str]:
     module = package if path == "psyche_core" else package[path.removeprefix("psyche_core.")]
     exports = {str(name) for name in module.exports or ()}
     for name, member in module.members.items():
