@@ -29,6 +29,36 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitsForEpoch:
+    """We joined while an epoch is played: we take part from the next one on. epoch: the one that is played; told once in it."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The coordinator took us out of the epoch that is played.
+
+    height: the round in which it did. why, as far as we can tell: `unready` (we were not ready when the first round began),
+    `silent` (no result of ours came), `late` (our results came much later than all others', protocol F16), `unstated` (as a
+    witness we did not state in time, again and again), `lost` (our connection to the coordinator was lost for too long).
+    returns: whether we may take part again in this epoch, once our model is up to date; otherwise in the next one.
+    """
+
+    epoch: int
+    height: int
+    why: str
+    returns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CameBack:
+    """We take part again in an epoch that we were dropped from."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenFiles:
     """Token files are made from text, once: told before the first text, now and then, and when they are ready.
 
@@ -288,6 +318,9 @@ Event = (
     | TokenFiles
     | Stopping
     | Joined
+    | WaitsForEpoch
+    | Dropped
+    | CameBack
     | PhaseChanged
     | ModelLoading
     | ModelLoaded
