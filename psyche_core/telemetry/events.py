@@ -306,6 +306,13 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Mended:
+    """What a Problem, or a warning in the log, told of is over. message: one sentence."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The program is done. reason: one sentence; success: whether the run (or our part in it) ended as planned."""
 
@@ -344,5 +351,6 @@ Event = (
     | StatementVoided
     | Leaving
     | Problem
+    | Mended
     | Ended
 )

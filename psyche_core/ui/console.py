@@ -18,6 +18,7 @@ from psyche_core.telemetry.events import (
     Event,
     Joined,
     Leaving,
+    Mended,
     MicroBatchFound,
     ModelLoaded,
     ModelLoading,
@@ -163,6 +164,8 @@ def _sentence(event: Event) -> str:
             return f"{event.signal}: leaving in order{last}; the same once more ends this process at once"
         case Problem():
             return f"{event.level}: {event.message}"
+        case Mended():
+            return event.message
         case Ended():
             return event.reason
 

@@ -201,6 +201,31 @@ async def test_what_was_saved_but_told_to_nobody_goes_on_after_kill_9(
                 assert update.state.pending == (backend.identity,)
 
 
+async def test_a_full_disk_is_told_once_and_so_is_its_end(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held], monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr("psyche_backend_tcp.server._SAVE_AGAIN_SECONDS", 0.001)
+    refused = 0
+
+    def save(store: Store, unsaved: Unsaved) -> None:
+        nonlocal refused
+        if refused < 5:
+            refused += 1
+            message = "the run's state cannot be saved to disk: No space left on device"
+            raise UserError(message)
+        Store.save(store, unsaved)
+
+    monkeypatch.setattr(held, "save", save)
+    async with hosting(tmp_path, clock) as server, client(server, keys[0]) as backend:
+        with anyio.fail_after(TIMEOUT):
+            await backend.join(b"here", timeout=TIMEOUT)
+    assert refused == 5
+    assert caplog.messages == [
+        "the run's state cannot be saved to disk: No space left on device; members are told nothing new until it can",
+        "the run's state is saved again, and members are told what is new",
+    ]
+
+
 async def test_what_was_not_saved_was_told_to_nobody(
     client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held]
 ) -> None:

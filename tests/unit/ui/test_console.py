@@ -23,7 +23,8 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         telemetry.Dropped(2, 7, "late", returns=True),
         (
             "the coordinator dropped this client from epoch 2, round 7: its results came much later than all others'; where it "
-            "comes again, machine or line are too slow for this run; it takes part again in this epoch, once its model is up to date"
+            "comes again, machine or line are too slow for this run; it takes part again in this epoch, once its model is up to "
+            "date"
         ),
     ),
     (
@@ -130,6 +131,7 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         "epoch 0, round 5: the statement of 3ae20e59 claims results that nobody owed",
     ),
     (telemetry.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
+    (telemetry.Mended("checkpoints are saved again"), "checkpoints are saved again"),
     (telemetry.Ended("the run finished", success=True), "the run finished"),
 ]
 
