@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -197,3 +198,19 @@ async def test_what_is_not_lost_is_not_given_up(local_testnet: Any, tmp_path: Pa
     assert raised.group_contains(
         UserError, match=r"--restart-from-checkpoint is for a run that has lost its model.*before step 7"
     )
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
+def test_a_server_s_data_folder_that_is_missing_or_empty_can_be_mended(
+    psyche: Any, local_testnet: Any, tmp_path: Path, made: bool
+) -> None:
+    folder = local_testnet()
+    text = (folder / "data.toml").read_text().partition("\n[text]")[0]
+    place = tmp_path / "nothing"
+    if made:
+        place.mkdir()
+    (folder / "data.toml").write_text(re.sub(r"^dir = .*$", f'dir = "{place}"', text, flags=re.MULTILINE))
+    files = ("--state", folder / "state.toml", "--data-config", folder / "data.toml")
+    result = psyche("server", "run", *files, "--server-port", 0, "--logs", "none")
+    assert result.code == 2
+    assert ("has no token files; expected files named" if made else "cannot look for token files in") in result.err
