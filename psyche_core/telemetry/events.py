@@ -290,6 +290,14 @@ class StatementVoided:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberLeft:
+    """A member left the epoch in order, as it was asked to. member: its key's first digits."""
+
+    epoch: int
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """A signal asked the client to leave in order, which it does now. saves: whether it keeps checkpoints, and saves one last."""
 
@@ -349,6 +357,7 @@ Event = (
     | WentBack
     | ModelLost
     | StatementVoided
+    | MemberLeft
     | Leaving
     | Problem
     | Mended

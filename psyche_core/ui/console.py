@@ -18,6 +18,7 @@ from psyche_core.telemetry.events import (
     Event,
     Joined,
     Leaving,
+    MemberLeft,
     Mended,
     MicroBatchFound,
     ModelLoaded,
@@ -159,6 +160,8 @@ def _sentence(event: Event) -> str:
             )
         case StatementVoided():
             return f"epoch {event.epoch}, round {event.height}: the statement of {event.member} claims results that nobody owed"
+        case MemberLeft():
+            return f"epoch {event.epoch}: {event.member} left in order"
         case Leaving():
             last = ", a checkpoint last" if event.saves else ""
             return f"{event.signal}: leaving in order{last}; the same once more ends this process at once"

@@ -29,6 +29,7 @@ from psyche_core.telemetry.events import (
     EpochSigned,
     Event,
     Leaving,
+    MemberLeft,
     Mended,
     ModelLost,
     ModelSync,
@@ -52,7 +53,7 @@ from psyche_core.ui.ledger_page import ClientPage
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
 _COMPLAINTS = (Problem, ReplicasDiffer, WentBack, ModelLost, StatementVoided, Dropped)
-_ABOUT_US = (WaitsForEpoch, CameBack, Mended)
+_NEWS = (WaitsForEpoch, CameBack, MemberLeft, Mended)
 _WORTH_A_LINE = (
     TokenFiles,
     Started,
@@ -66,7 +67,7 @@ _WORTH_A_LINE = (
     RewardPaid,
     Leaving,
     *_COMPLAINTS,
-    *_ABOUT_US,
+    *_NEWS,
     Ended,
 )
 
@@ -120,7 +121,7 @@ class LiveDisplay(Display):
 
     def show(self, source: str, event: Event | None = None) -> None:
         """Redraw, a few times a second at most; complaints, and why nothing moves yet, are printed above it, where they stay."""
-        if isinstance(event, (*_COMPLAINTS, *_ABOUT_US, TokenFiles)):
+        if isinstance(event, (*_COMPLAINTS, *_NEWS, TokenFiles)):
             style = "yellow" if isinstance(event, _COMPLAINTS) else ""
             self._live.console.print(Text(f"{source}: {describe(event)}", style=style))
         if self._due(PANEL_SECONDS):

@@ -291,6 +291,10 @@ class TcpServer(BackendServer):
             if number in self._wakes:
                 self._wakes[number].set()
 
+        for signer, why in self._hub.take_withdrawn():
+            if self._context.on_withdrawn is not None:
+                self._context.on_withdrawn(signer, why)
+
         for state, events in self._hub.take_changes():
             if self._context.on_event is not None:
                 try:

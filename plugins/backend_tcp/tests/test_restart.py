@@ -18,7 +18,7 @@ from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.protocol import Bye, Whole, decode_server
 from psyche_backend_tcp.server import TcpServer
 from psyche_backend_tcp.store import Store
-from psyche_core.coordinator.commands import HealthCheck, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused, ConfigError, UserError
 from psyche_core.hookspecs import ServerContext
@@ -339,6 +339,30 @@ async def test_the_first_epochs_settings_end_with_the_first_round(
         await backend.send(WarmupWitness(backend.identity, 0, 0, b"\1" * 32), timeout=TIMEOUT)
         update = await until(backend, in_phase(RunState.RoundTrain))
         assert update.state.config == own
+
+
+async def test_why_a_member_is_withdrawn_is_told_before_that_it_is(
+    serving: Any, client: Any, clock: Any, keys: list[SecretKey]
+) -> None:
+    told: list[object] = []
+    gone = anyio.Event()
+
+    def watch(_: CoordinatorState, events: tuple[Event, ...]) -> None:
+        if any(isinstance(event, ClientsExited) for event in events):
+            told.append("exited")
+            gone.set()
+
+    limits = Limits(reconnect_seconds=0)
+    async with serving(
+        state=small_state(clients=1), limits=limits, on_event=watch, on_withdrawn=lambda *why: told.append(why)
+    ) as server:
+        async with client(server, keys[0]) as backend:
+            await backend.join(b"here", timeout=TIMEOUT)
+            clock.now += 3
+            await until(backend, in_phase(RunState.Warmup))
+        with anyio.fail_after(TIMEOUT):
+            await gone.wait()
+    assert told == [(keys[0].public, "lost"), "exited"]
 
 
 async def test_b6_a_member_that_comes_back_and_joins_once_is_not_forgotten(
