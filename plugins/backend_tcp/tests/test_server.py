@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import secrets
 import shutil
@@ -161,6 +162,18 @@ async def test_b25_duplicate_login_ends_the_older_and_keeps_the_member(serving: 
         with anyio.fail_after(TIMEOUT):
             await server._until(lambda: not server.connected)
         assert server.state.pending == ()
+
+
+async def test_that_the_coordinator_is_back_is_said_once_with_how_long_it_was_away(
+    serving: Any, client: Any, keys: list[SecretKey], caplog: Any
+) -> None:
+    async with serving() as server, client(server, keys[0]) as backend:
+        await backend.join(b"here", timeout=TIMEOUT)
+        await backend._link.frames.aclose()
+        await backend.join(b"there", timeout=TIMEOUT)
+    lost, back = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert re.fullmatch(r"lost the coordinator at 127\.0\.0\.1:\d+: the connection was closed; trying to reconnect", lost)
+    assert re.fullmatch(r"the coordinator at 127\.0\.0\.1:\d+ is back; it was away for \d+ s", back)
 
 
 async def test_reconnects_keeps_membership_and_joins_again(serving: Any, client: Any, keys: list[SecretKey]) -> None:
