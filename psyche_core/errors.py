@@ -17,6 +17,7 @@
     ├── WireError                 bytes from outside do not follow the wire rules
     ├── PayloadRejected           a peer's training result does not fit our own parameter table
     ├── DataError                 training data cannot be read
+    │   ├── NothingForUs          there is nothing to read for us now; it mends itself
     │   └── InputError            texts, a tokenizer or a data folder that was named will not do: a UserError, too
     ├── ModelError                a model cannot be built, loaded or saved
     │   ├── NoSuchModel           there is no model at the place that was named: a UserError, too
@@ -116,6 +117,10 @@ class PayloadRejected(PsycheError):
 
 class DataError(PsycheError):
     """Training data cannot be read."""
+
+
+class NothingForUs(DataError):
+    """The data's source has nothing for us now. Others train these samples, and we ask again with our next share."""
 
 
 class InputError(DataError, UserError):

@@ -368,7 +368,8 @@ class TcpBackend(Backend):
                 request.answer = received.answer
                 request.done.set()
             elif received.answer.code:
-                logger.warning("the coordinator refused a request nobody waits for: %s", printable(received.answer.sentence))
+                sentence = printable(received.answer.sentence)
+                logger.debug("the coordinator refused a request that we had given up waiting for: %s", sentence)
 
         if received.update is not None and received.update != self._update:
             self._update = received.update

@@ -45,6 +45,12 @@ WHOLE_COST = 20.0
 """Requests that one request for the whole document counts as."""
 
 
+_REPLACED = (
+    "this key has logged in again, from another client; each client needs a key of its own: "
+    "make one with `openssl rand 32 > another.key && chmod 600 another.key`, and give it with -i"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """monotonic: seconds for time-outs; unix: whole seconds since 1970 for the coordinator."""
@@ -186,7 +192,7 @@ class Hub:
         self._next_number += 1
         entry = self._key_records.known(identity.signer, moment.monotonic)
         if entry.connection is not None:
-            self._say_bye(entry.connection, "Replaced", "the same key has logged in again, on another connection")
+            self._say_bye(entry.connection, "Replaced", _REPLACED)
 
         entry.connection = number
         entry.lost_at = None
