@@ -17,12 +17,15 @@
     ├── WireError                 bytes from outside do not follow the wire rules
     ├── PayloadRejected           a peer's training result does not fit our own parameter table
     ├── DataError                 training data cannot be read
-    │   └── InputError            texts, a tokenizer or a folder that a command was given will not do: a UserError, too
+    │   ├── NothingForUs          there is nothing to read for us now; it mends itself
+    │   └── InputError            texts, a tokenizer or a data folder that was named will not do: a UserError, too
     ├── ModelError                a model cannot be built, loaded or saved
+    │   ├── NoSuchModel           there is no model at the place that was named: a UserError, too
     │   ├── NoSuchDevice          this machine has no such device, or there is none: a UserError, too
     │   ├── RanksLost             processes that compute a part of the model are gone: nothing can go on
     │   └── ModelHalfReplaced     some parameters are the new ones, others still the old: unusable until replaced again
     ├── StoreError                a model cannot be put into a store, or had from one
+    │   └── NoSuchBucket          there is no bucket of that name
     ├── NonFiniteError            a gradient, delta or loss is not finite; nothing was sent
     └── PluginFailed              a plugin's code raised what it may not, or gave what breaks its contract
 
@@ -116,12 +119,20 @@ class DataError(PsycheError):
     """Training data cannot be read."""
 
 
+class NothingForUs(DataError):
+    """The data's source has nothing for us now. Others train these samples, and we ask again with our next share."""
+
+
 class InputError(DataError, UserError):
-    """What a command was given to read or to write to is not there, or cannot be what it was given for."""
+    """What a command or a run file names to read or to write to is not there, or cannot be what it is named for."""
 
 
 class ModelError(PsycheError):
     """A model cannot be built, loaded or saved."""
+
+
+class NoSuchModel(ModelError, UserError):
+    """There is no model at the place that was named: a wrong path, repository or bucket."""
 
 
 class NoSuchDevice(ModelError, UserError):
@@ -134,6 +145,10 @@ class RanksLost(ModelError):
 
 class StoreError(PsycheError):
     """A model cannot be put into a store, or had from one."""
+
+
+class NoSuchBucket(StoreError):
+    """There is no bucket of the name that was given."""
 
 
 class ModelHalfReplaced(ModelError):

@@ -68,7 +68,8 @@ class ServerContext:
     keeps the state, which goes on from there at the next start; None keeps nothing. allow_list: file with the public keys that
     may log in; None lets everybody in. withdraw_on_disconnect: a member away for longer than reconnect_seconds is withdrawn.
     opening: the run's own configuration, where that of `state` is only for the time before the first round. on_paid: called as
-    on_event is, with a member's signer and how much it was paid, by servers that pay.
+    on_event is, with a member's signer and how much it was paid, by servers that pay. on_withdrawn: called before the on_event of
+    it, with a healthy member's signer and why (`lost`, `not allowed`), where the server withdraws one that did not ask for it.
     """
 
     state: CoordinatorState
@@ -84,6 +85,7 @@ class ServerContext:
     opening: CoordinatorConfig | None = None
     on_event: Callable[[CoordinatorState, tuple[Event, ...]], None] | None = None
     on_paid: Callable[[bytes, int], None] | None = None
+    on_withdrawn: Callable[[bytes, str], None] | None = None
     tick_seconds: float = 0.25
 
 

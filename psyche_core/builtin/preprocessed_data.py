@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from psyche_core.data.data_shuffle import Shuffle, shuffle_seed
 from psyche_core.data.parquet_files import ENDING, SplitName, parquet_paths
 from psyche_core.data.parquet_rows import ParquetRows
-from psyche_core.errors import DataError
+from psyche_core.errors import DataError, InputError
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId
@@ -136,11 +136,11 @@ class PreprocessedData(DataProvider):
                 return place
         except (OSError, ValueError) as error:
             message = f"cannot look for {self._location!r}: {error}; expected a folder or the name of a data set on the hub"
-            raise DataError(message) from error
+            raise InputError(message) from error
 
         if not is_hub_data_set(self._location):
             message = f"{place} does not exist, and {self._location!r} is not the name of a data set on the hub (like owner/name)"
-            raise DataError(message)
+            raise InputError(message)
 
         try:
             return downloaded(self._location, revision=self._revision)

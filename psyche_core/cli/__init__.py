@@ -22,9 +22,10 @@ from psyche_core.cli.plugin_commands import PluginGroup
 
 @dataclass(slots=True)
 class Switches:
-    """What was said before the command's name."""
+    """What was said before the command's name. told: a failure's sentence that stands where errors go already."""
 
     debug: bool = False
+    told: str = ""
 
 
 @click.group(
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sentence, code = described
         if switches.debug and sentence:
             traceback.print_exception(error)
-        if sentence:
+        if sentence and sentence != switches.told:
             from psyche_core.config.sentences import printable_lines  # not before: pydantic has weight
 
             click.echo(f"Error: {printable_lines(sentence)}", err=True)  # it may carry a server's or a chain's words

@@ -11,7 +11,7 @@ import click
 
 from psyche_core.cli.lazy import example
 from psyche_core.cli.options import ENVIRONMENT_NOTE, BackendOptions, settings_options
-from psyche_core.cli.program import log_to_stderr, open_report
+from psyche_core.cli.program import log_to_stderr, open_report, remember_failure
 from psyche_core.config.settings import ClientSettings, load_settings
 
 
@@ -50,7 +50,7 @@ def train(**given: Any) -> int:
     backend_settings = None if backend_class is None else load_settings(backend_class, others)
     with (
         open_display(settings.logs, title=settings.run_id) as sink,
-        open_report(sink, events_file=settings.events_file) as report,
+        open_report(sink, remember_failure(settings.logs), events_file=settings.events_file) as report,
     ):
         ended = anyio.run(functools.partial(train_client, settings, registry, report, backend_settings=backend_settings))
     return 0 if ended.success else 1

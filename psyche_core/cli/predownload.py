@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from psyche_core.cli.lazy import example
-from psyche_core.errors import ConfigError
+from psyche_core.errors import ConfigError, NoSuchModel
 
 
 @click.command(
@@ -68,6 +68,9 @@ def predownload(
         tell=lambda sentence: click.echo(printable(sentence), err=True),
     )
     manifest = read_manifest(folder)
+    if manifest is None and not any(folder.iterdir()):
+        message = f"{folder} is empty; expected a model as Hugging Face lays it out (config.json, *.safetensors)"
+        raise NoSuchModel(message)
     if manifest is None:
         click.echo(printable(f"the model is in {folder}"))
         return

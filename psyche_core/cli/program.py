@@ -22,6 +22,7 @@ import click
 from psyche_core.cli.failures import Interrupted
 from psyche_core.config.sentences import PrintableFormatter
 from psyche_core.errors import UserError
+from psyche_core.telemetry.events import Ended, Event
 from psyche_core.telemetry.sinks import EventBus, Sink, json_lines
 
 _Result = TypeVar("_Result")
@@ -91,6 +92,30 @@ class _LogLine(PrintableFormatter):
         name = f"{record.name}: " if self._named or record.name.partition(".")[0] != "psyche" else ""
         record.message = f"{record.levelname.lower()}: {name}{record.message}"
         return super().formatMessage(record)
+
+
+def remember_failure(logs: str) -> Sink:
+    """A sink that remembers a failure that the display told, so that `main` does not say it again in the same place.
+
+    logs: the display's name, see `ui.display`. Where standard output and standard error go to two places each has it once.
+    """
+    context = click.get_current_context(silent=True)
+    switches = None if context is None else context.find_root().obj
+    shows = logs == "console" or (logs == "auto" and not sys.stdout.isatty())
+
+    def remember(event: Event) -> None:
+        if isinstance(event, Ended) and not event.success and switches is not None and shows and _one_place():
+            switches.told = event.reason
+
+    return remember
+
+
+def _one_place() -> bool:
+    """Whether standard output and standard error are the same file, pipe or terminal."""
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
+    except (OSError, ValueError):  # a test's, or a live panel's
+        return False
 
 
 def _without_waiting(path: str, flags: int) -> int:

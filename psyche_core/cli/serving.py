@@ -10,7 +10,6 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Callable
 
 import anyio
 import anyio.to_thread
@@ -40,7 +39,7 @@ from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
 from psyche_core.telemetry.events import Ended, PhaseChanged, Problem, RewardPaid, Started, Stopping
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.types import RunState
+from psyche_core.types import ClientState, RunState
 from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
@@ -63,6 +62,7 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
     if files.data is not None:
         await prepare_tokens(files.data, report)
         data = LocalData.from_data_file(files.data, cache=cache)
+    reporter = ChangeReporter(report)
     progress = files.run.progress
     state = new_state(
         files.run.run_id,
@@ -84,7 +84,8 @@ async def serve_run(settings: ServerSettings, registry: PluginRegistry, report: 
         state_dir=settings.save_state_dir,
         allow_list=settings.allow_list,
         opening=files.run.config if config != files.run.config else None,
-        on_event=phase_reporter(report),
+        on_event=reporter.tell,
+        on_withdrawn=reporter.note_withdrawn,
         on_paid=lambda signer, units: report(RewardPaid(signer.hex()[:8], units)),
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -176,35 +177,65 @@ async def _pause_on_signal(server: OwnersDoor, report: EventBus) -> None:
                 report(Problem("warning", f"{type(command).__name__} was refused: {error.message}"))
 
 
-def phase_reporter(report: EventBus) -> Callable[[CoordinatorState, tuple[Event, ...]], None]:
-    """An `on_event` that tells phase changes, and clients lost, as they happen."""
-    seen: list[tuple[object, ...]] = []
+_WITHDRAWN = {
+    "lost": "lost {}: its connection was lost, and it did not come back in time (--reconnect-seconds)",
+    "not allowed": "withdrew {}: its key is no longer in the list of those who may take part (--allow-list)",
+}
 
-    def tell(state: CoordinatorState, events: tuple[Event, ...]) -> None:
+
+class ChangeReporter:
+    """Tells phase changes, and who left, was dropped or ejected, as they happen."""
+
+    def __init__(self, report: EventBus) -> None:
+        self._report = report
+        self._seen: tuple[object, ...] | None = None
+        self._withdrawn: dict[bytes, str] = {}
+
+    def note_withdrawn(self, signer: bytes, why: str) -> None:
+        """An `on_withdrawn`: who is withdrawn next did not ask for it."""
+        self._withdrawn[signer] = _WITHDRAWN.get(why, f"withdrew {{}}: {why}")
+
+    def tell(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
+        """An `on_event`."""
+        self._tell_phase(state)
+        for event in events:
+            match event:
+                case ClientsExited():
+                    for slot in event.slots:
+                        if slot < len(state.epoch.clients):
+                            self._report(self._exit(state, event.epoch, slot))
+                case EpochSigned():
+                    self._report(told.EpochSigned(event.step, event.digest.hex()))
+                case WentBack():
+                    self._report(told.WentBack(event.from_step, event.to_step, event.from_checkpoint))
+                case ModelLost():
+                    self._report(told.ModelLost(event.step))
+                case StatementVoided():
+                    member = state.epoch.clients[event.slot].id.short
+                    self._report(told.StatementVoided(event.epoch, event.height, member))
+
+    def _tell_phase(self, state: CoordinatorState) -> None:
         height = state.current_round.height if state.current_round is not None else None
         clients, needed = len(state.healthy_slots), None
         if state.run_state is RunState.WaitingForMembers:
             height, clients, needed = None, len(state.pending), state.config.init_min_clients
         phase = (state.run_state, state.progress.epoch, height, clients if needed else None)
-        if seen != [phase]:
-            seen[:] = [phase]
-            report(PhaseChanged(state.run_state.name, state.progress.epoch, state.progress.step, clients, height, needed))
-        for event in events:
-            match event:
-                case ClientsExited():
-                    names = ", ".join(_member(state, slot) for slot in event.slots if slot < len(state.epoch.clients))
-                    report(Problem("warning", f"epoch {event.epoch}: lost {names or len(event.slots)}"))
-                case EpochSigned():
-                    report(told.EpochSigned(event.step, event.digest.hex()))
-                case WentBack():
-                    report(told.WentBack(event.from_step, event.to_step, event.from_checkpoint))
-                case ModelLost():
-                    report(told.ModelLost(event.step))
-                case StatementVoided():
-                    report(told.StatementVoided(event.epoch, event.height, _member(state, event.slot)))
+        if self._seen != phase:
+            self._seen = phase
+            self._report(PhaseChanged(state.run_state.name, state.progress.epoch, state.progress.step, clients, height, needed))
 
-    return tell
+    def _exit(self, state: CoordinatorState, epoch: int, slot: int) -> told.Event:
+        """What to say of a member that stopped being healthy."""
+        client = state.epoch.clients[slot]
+        member = client.id.short
+        withdrawn = self._withdrawn.pop(client.id.signer, None)
+        if client.state is ClientState.Withdrawn and withdrawn is None:
+            return told.MemberLeft(epoch, member)
+        if client.state is ClientState.Ejected:
+            return Problem("warning", f"epoch {epoch}: ejected {member}: it signed two results for one share")
+        if withdrawn is not None:
+            return Problem("warning", f"epoch {epoch}: {withdrawn.format(member)}")
 
-
-def _member(state: CoordinatorState, slot: int) -> str:
-    return state.epoch.clients[slot].id.short
+        unready = "it was not ready when the first round began"
+        late = "it did not answer, or much later than all others"
+        return Problem("warning", f"epoch {epoch}: dropped {member}: {late if slot in state.epoch.ready else unready}")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from psyche_core.data.data_shuffle import MAX_SEQUENCES, shuffled_order
-from psyche_core.errors import DataError
+from psyche_core.errors import DataError, InputError
 
 MAGIC = b"PSYIDX1\n"
 MAX_HEADER = 256 << 20
@@ -54,7 +54,7 @@ class FileStamp:
                 raise PermissionError(13, "Permission denied")
         except OSError as error:
             message = f"cannot read the data file {path}: {error.strerror}; make it readable or take it away"
-            raise DataError(message) from error
+            raise InputError(message) from error
 
         return cls(path, status.st_size, status.st_mtime_ns)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from psyche_core.errors import DataError
+from psyche_core.errors import InputError
 
 ENDING = ".parquet"
 
@@ -29,7 +29,7 @@ _NUMBERED = re.compile(r"(\d+)-of-(\d+)")
 def parquet_paths(location: Path, split: SplitName = "train") -> list[Path]:
     """The Parquet files of a split, in order: `location` itself if it is a file, else those below that folder.
 
-    Raises DataError when there are none, of several subsets, or not all of a numbered set.
+    Raises InputError when there are none, of several subsets, or not all of a numbered set.
     """
     if location.is_file():
         return [location]
@@ -38,11 +38,11 @@ def parquet_paths(location: Path, split: SplitName = "train") -> list[Path]:
         found = sorted(path for path in location.rglob("*") if path.suffix.lower() == ENDING and path.is_file())
     except OSError as error:
         message = f"cannot look for Parquet files in {location}: {error.strerror}"
-        raise DataError(message) from error
+        raise InputError(message) from error
 
     if not found:
         message = f"{location} has no Parquet files; expected files named *{ENDING}, or the name of a data set on the hub"
-        raise DataError(message)
+        raise InputError(message)
 
     chosen = _of_split(found, location, split)
     if not chosen:
@@ -50,7 +50,7 @@ def parquet_paths(location: Path, split: SplitName = "train") -> list[Path]:
             f"none of the {len(found)} Parquet files in {location} is of the split {split}; "
             f"expected a folder {split}/ or files named {split}*{ENDING}"
         )
-        raise DataError(message)
+        raise InputError(message)
 
     _check_complete(chosen)
     return sorted(chosen, key=lambda path: (path.stem, path))
@@ -63,7 +63,7 @@ def _of_split(found: Sequence[Path], location: Path, split: SplitName) -> list[P
         if len(subsets) > 1:
             names = ", ".join(sorted(str(subset.relative_to(location.parent)) for subset in subsets))
             message = f"{location} has the split {split} in several subsets ({names}); name the folder of one of them"
-            raise DataError(message)
+            raise InputError(message)
         if chosen:
             return chosen
 
@@ -93,4 +93,4 @@ def _check_complete(paths: Sequence[Path]) -> None:
                 f"{paths[0].parent} has {len(present)} of {total} Parquet files (number {missing[0]} is missing); "
                 "download the data set again"
             )
-            raise DataError(message)
+            raise InputError(message)

@@ -22,7 +22,7 @@ from typing import Literal
 from psyche_core.data.data_shuffle import shuffled_order
 from psyche_core.data.dataset_index import FileContents, FileStamp, dataset_index
 from psyche_core.data.mapped_files import MOST_OPEN, MappedFiles
-from psyche_core.errors import DataError
+from psyche_core.errors import DataError, InputError
 
 EXTENSIONS = (".bin", ".ds", ".npy")
 
@@ -132,7 +132,7 @@ class TokenFiles:
         key = {"kind": "tokens", "sequence_length": sequence_length, "token_size": token_size}
         index = dataset_index(self.files, self._examined, key=key, seed=shuffle_seed, cache=cache)
         if not any(index.counts):
-            raise DataError(_too_short(location, self.files, sequence_length=sequence_length, token_size=token_size))
+            raise InputError(_too_short(location, self.files, sequence_length=sequence_length, token_size=token_size))
 
         self._index = SequenceIndex(index.counts, order=index.order)
         # Where sequence 0 of all would be, if each file began that far before its own first sequence.
@@ -182,7 +182,7 @@ def count_sequences(location: Path, *, sequence_length: int, token_size: int) ->
     read = (_examined(file, sequence_length=sequence_length, token_size=token_size) for file in files)
     counted = sum(count for contents in read for count in contents.counts)
     if not counted:
-        raise DataError(_too_short(location, files, sequence_length=sequence_length, token_size=token_size))
+        raise InputError(_too_short(location, files, sequence_length=sequence_length, token_size=token_size))
 
     return counted
 
@@ -212,22 +212,23 @@ def _too_short(location: Path, files: Sequence[FileStamp], *, sequence_length: i
 
 
 def token_paths(location: Path) -> list[Path]:
-    """The token files at `location`: itself, or those directly in the folder, by name. Raises DataError when there are none."""
+    """The token files at `location`: itself, or those directly in the folder, by name. Raises InputError when there are none."""
     try:
         if location.is_file():
             return [location]
 
         found = sorted((path for path in location.iterdir() if path.suffix in EXTENSIONS and path.is_file()), key=_name)
     except OSError as error:
-        message = f"cannot look for token files in {location}: {error.strerror}"
-        raise DataError(message) from error
+        message = f"cannot look for token files in {location}: {error.strerror}; name the folder that holds them"
+        raise InputError(message) from error
     except ValueError as error:  # a NUL character
         message = f"cannot look for token files in {str(location)!r}: it is not a path"
-        raise DataError(message) from error
+        raise InputError(message) from error
 
     if not found:
-        message = f"{location} has no token files; expected files named *{', *'.join(EXTENSIONS)}"
-        raise DataError(message)
+        names = f"*{', *'.join(EXTENSIONS)}"
+        message = f"{location} has no token files; expected files named {names}; `psyche data tokenize` makes them from text"
+        raise InputError(message)
 
     return found
 

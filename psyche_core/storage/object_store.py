@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from psyche_core.errors import StoreError
+from psyche_core.errors import NoSuchBucket, StoreError
 
 EXTRA = "buckets need obstore: pip install 'psyche-core[gcs]'"
 CHUNK_BYTES = 8 * 2**20
@@ -35,11 +35,14 @@ class ObjectStore:
         self._name = name
 
     def names(self, prefix: str) -> list[str]:
-        """All objects under a prefix (`a/b/`), ascending. Raises StoreError."""
+        """All objects under a prefix (`a/b/`), ascending. Raises StoreError, NoSuchBucket."""
         obstore = _obstore()
         try:
             found = [str(entry["path"]) for page in obstore.list(self._store, prefix=prefix or None) for entry in page]
         except Exception as error:  # obstore has a family of its own, and the system's errors come through
+            if "404 Not Found" in str(error):  # a prefix without objects is an empty list
+                message = f"there is no bucket {self._name}; check its name"
+                raise NoSuchBucket(message) from error
             raise self._failed(f"list {prefix or 'it'}", error) from error
 
         return sorted(found)

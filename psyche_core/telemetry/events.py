@@ -29,6 +29,36 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitsForEpoch:
+    """We joined while an epoch is played: we take part from the next one on. epoch: the one that is played; told once in it."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The coordinator took us out of the epoch that is played.
+
+    height: the round in which it did. why, as far as we can tell: `unready` (we were not ready when the first round began),
+    `silent` (no result of ours came), `late` (our results came much later than all others', protocol F16), `unstated` (as a
+    witness we did not state in time, again and again), `lost` (our connection to the coordinator was lost for too long).
+    returns: whether we may take part again in this epoch, once our model is up to date; otherwise in the next one.
+    """
+
+    epoch: int
+    height: int
+    why: str
+    returns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CameBack:
+    """We take part again in an epoch that we were dropped from."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenFiles:
     """Token files are made from text, once: told before the first text, now and then, and when they are ready.
 
@@ -260,6 +290,14 @@ class StatementVoided:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberLeft:
+    """A member left the epoch in order, as it was asked to. member: its key's first digits."""
+
+    epoch: int
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """A signal asked the client to leave in order, which it does now. saves: whether it keeps checkpoints, and saves one last."""
 
@@ -276,6 +314,13 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Mended:
+    """What a Problem, or a warning in the log, told of is over. message: one sentence."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The program is done. reason: one sentence; success: whether the run (or our part in it) ended as planned."""
 
@@ -288,6 +333,9 @@ Event = (
     | TokenFiles
     | Stopping
     | Joined
+    | WaitsForEpoch
+    | Dropped
+    | CameBack
     | PhaseChanged
     | ModelLoading
     | ModelLoaded
@@ -309,7 +357,9 @@ Event = (
     | WentBack
     | ModelLost
     | StatementVoided
+    | MemberLeft
     | Leaving
     | Problem
+    | Mended
     | Ended
 )

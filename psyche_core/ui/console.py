@@ -8,14 +8,18 @@ from typing import TextIO
 
 from psyche_core.config.sentences import printable
 from psyche_core.telemetry.events import (
+    CameBack,
     CheckpointSaved,
     CheckpointStored,
+    Dropped,
     Ended,
     EpochDigest,
     EpochSigned,
     Event,
     Joined,
     Leaving,
+    MemberLeft,
+    Mended,
     MicroBatchFound,
     ModelLoaded,
     ModelLoading,
@@ -35,6 +39,7 @@ from psyche_core.telemetry.events import (
     Stopping,
     TokenFiles,
     Validated,
+    WaitsForEpoch,
     WentBack,
     WitnessSent,
 )
@@ -46,6 +51,15 @@ TOTALS_SECONDS = 60.0
 
 FETCH_SECONDS = 5.0
 """The same about a model that is being fetched, but for the last piece."""
+
+
+_WHY_DROPPED = {
+    "unready": "it was not ready when the first round began; a faster line or disk, or a longer warmup_time of the run, helps",
+    "silent": "it did not answer: no result of its share came",
+    "late": "its results came much later than all others'; where it comes again, machine or line are too slow for this run",
+    "unstated": "it did not answer: as a witness it was silent again and again",
+    "lost": "its connection to the coordinator was lost for too long",
+}
 
 
 def describe(event: Event) -> str:
@@ -61,6 +75,14 @@ def _sentence(event: Event) -> str:
             return f"{event.role} {event.id[:16]} has reached run {event.run_id} at {event.address}"
         case Joined():
             return f"takes part in run {event.run_id}"
+        case WaitsForEpoch():
+            return (
+                f"joined while epoch {event.epoch} is played; this client takes part from the next epoch on, and waits until then"
+            )
+        case Dropped():
+            return _dropped(event)
+        case CameBack():
+            return f"takes part in epoch {event.epoch} again"
         case TokenFiles():
             return _token_files(event)
         case Stopping(folder=None):
@@ -138,11 +160,15 @@ def _sentence(event: Event) -> str:
             )
         case StatementVoided():
             return f"epoch {event.epoch}, round {event.height}: the statement of {event.member} claims results that nobody owed"
+        case MemberLeft():
+            return f"epoch {event.epoch}: {event.member} left in order"
         case Leaving():
             last = ", a checkpoint last" if event.saves else ""
             return f"{event.signal}: leaving in order{last}; the same once more ends this process at once"
         case Problem():
             return f"{event.level}: {event.message}"
+        case Mended():
+            return event.message
         case Ended():
             return event.reason
 
@@ -156,6 +182,15 @@ def _token_files(event: TokenFiles) -> str:
         return f"making token files of {event.of} texts in {event.folder}, which is done once ..."
 
     return f"making token files: {event.texts} of {event.of} texts, {count_text(event.tokens)} tokens in {event.seconds:.0f} s"
+
+
+def _dropped(event: Dropped) -> str:
+    """Why a client was dropped, as far as it can tell, and when it takes part again."""
+    why = _WHY_DROPPED.get(event.why, event.why)
+    again = "in this epoch, once its model is up to date" if event.returns else "from the next epoch on"
+    return (
+        f"the coordinator dropped this client from epoch {event.epoch}, round {event.height}: {why}; it takes part again {again}"
+    )
 
 
 def _resumed(event: Resumed) -> str:

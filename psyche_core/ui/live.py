@@ -20,13 +20,17 @@ from rich.text import Text
 
 from psyche_core.config.sentences import printable
 from psyche_core.telemetry.events import (
+    CameBack,
     CheckpointSaved,
     CheckpointStored,
+    Dropped,
     Ended,
     EpochDigest,
     EpochSigned,
     Event,
     Leaving,
+    MemberLeft,
+    Mended,
     ModelLost,
     ModelSync,
     Problem,
@@ -38,6 +42,7 @@ from psyche_core.telemetry.events import (
     Stopping,
     TokenFiles,
     Validated,
+    WaitsForEpoch,
     WentBack,
 )
 from psyche_core.ui.console import describe
@@ -47,7 +52,8 @@ from psyche_core.ui.ledger_page import ClientPage
 
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
-_COMPLAINTS = (Problem, ReplicasDiffer, WentBack, ModelLost, StatementVoided)
+_COMPLAINTS = (Problem, ReplicasDiffer, WentBack, ModelLost, StatementVoided, Dropped)
+_NEWS = (WaitsForEpoch, CameBack, MemberLeft, Mended)
 _WORTH_A_LINE = (
     TokenFiles,
     Started,
@@ -61,6 +67,7 @@ _WORTH_A_LINE = (
     RewardPaid,
     Leaving,
     *_COMPLAINTS,
+    *_NEWS,
     Ended,
 )
 
@@ -114,8 +121,8 @@ class LiveDisplay(Display):
 
     def show(self, source: str, event: Event | None = None) -> None:
         """Redraw, a few times a second at most; complaints, and why nothing moves yet, are printed above it, where they stay."""
-        if isinstance(event, (*_COMPLAINTS, TokenFiles)):
-            style = "" if isinstance(event, TokenFiles) else "yellow"
+        if isinstance(event, (*_COMPLAINTS, *_NEWS, TokenFiles)):
+            style = "yellow" if isinstance(event, _COMPLAINTS) else ""
             self._live.console.print(Text(f"{source}: {describe(event)}", style=style))
         if self._due(PANEL_SECONDS):
             self._live.update(self._draw(), refresh=True)

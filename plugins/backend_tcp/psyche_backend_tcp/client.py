@@ -72,11 +72,12 @@ class _Request:
 
 
 class _Lost(Exception):
-    """This connection is over; final: so is the backend."""
+    """This connection is over; final: so is the backend. silent: seconds since something was heard on it."""
 
-    def __init__(self, sentence: str, *, final: bool = False) -> None:
+    def __init__(self, sentence: str, *, final: bool = False, silent: float = 0.0) -> None:
         super().__init__(sentence)
         self.final = final
+        self.silent = silent
 
 
 class TcpBackend(Backend):
@@ -275,9 +276,11 @@ class TcpBackend(Backend):
                     return
 
                 logger.warning("lost the coordinator at %s: %s; trying to reconnect", server, lost)
+                since = anyio.current_time() - lost.silent
                 link = await self._reconnect(lost)
                 self.reconnects += 1
-                logger.info("reconnected to the coordinator at %s", server)
+                away = anyio.current_time() - since
+                logger.warning("the coordinator at %s is back; it was away for %.0f s", server, max(away, 1.0))
         except BackendError as error:
             self._close(str(error))
         except Exception as error:  # whoever waits for us must learn of a defect here instead of waiting for ever
@@ -339,7 +342,8 @@ class TcpBackend(Backend):
                 with anyio.fail_after(SILENT_PINGS * link.ping_seconds):
                     received = self._session.receive(await link.frames.receive())
             except TimeoutError:
-                return _Lost(f"nothing was heard for {SILENT_PINGS * link.ping_seconds:g} s")
+                silent = SILENT_PINGS * link.ping_seconds
+                return _Lost(f"nothing was heard for {silent:g} s", silent=silent)
             except CONNECTION_LOST:
                 if self._update is not None and self._update.state.run_state is RunState.Finished:
                     return _Lost("the run is finished", final=True)
@@ -364,7 +368,8 @@ class TcpBackend(Backend):
                 request.answer = received.answer
                 request.done.set()
             elif received.answer.code:
-                logger.warning("the coordinator refused a request nobody waits for: %s", printable(received.answer.sentence))
+                sentence = printable(received.answer.sentence)
+                logger.debug("the coordinator refused a request that we had given up waiting for: %s", sentence)
 
         if received.update is not None and received.update != self._update:
             self._update = received.update

@@ -20,7 +20,7 @@ from psyche_backend_tcp.data_protocol import DATA_VERSION, MAX_INTERVALS, NOT_IN
 from psyche_backend_tcp.dialer import dial
 from psyche_backend_tcp.listener import CONNECTION_LOST
 from psyche_backend_tcp.login import DATA
-from psyche_core.errors import BackendError, CommandRefused, DataError, WireError
+from psyche_core.errors import BackendError, CommandRefused, DataError, NothingForUs, WireError
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import DataProvider, Samples
 from psyche_core.types import BatchId
@@ -105,7 +105,9 @@ class ServerData(DataProvider):
                         break
                     except (*CONNECTION_LOST, WireError, BackendError, RequestRefused) as error:
                         if _is_final(error):
-                            raise DataError(f"the data server at {self._location} {_in_words(error)}") from error
+                            passing = isinstance(error, RequestRefused) and error.code == NOT_IN_EPOCH
+                            kind = NothingForUs if passing else DataError
+                            raise kind(f"the data server at {self._location} {_in_words(error)}") from error
                         lost = error
                         await anyio.sleep(pause)
                         pause = min(2 * pause or RETRY_SECONDS, MAX_RETRY_SECONDS)

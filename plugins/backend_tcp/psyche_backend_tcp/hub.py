@@ -45,6 +45,12 @@ WHOLE_COST = 20.0
 """Requests that one request for the whole document counts as."""
 
 
+_REPLACED = (
+    "this key has logged in again, from another client; each client needs a key of its own: "
+    "make one with `openssl rand 32 > another.key && chmod 600 another.key`, and give it with -i"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """monotonic: seconds for time-outs; unix: whole seconds since 1970 for the coordinator."""
@@ -111,6 +117,7 @@ class Hub:
         self._next_number = 1
         self._stirred: set[int] = set()
         self._changes: deque[tuple[int, CoordinatorState, tuple[Event, ...]]] = deque()
+        self._withdrawn: list[tuple[bytes, str]] = []
         self._documents = Documents(state, self._key_records.addresses(self._members()))
         self._version = self._taken = self._saved = 0
 
@@ -169,6 +176,11 @@ class Hub:
             changes.append((state, events))
         return changes
 
+    def take_withdrawn(self) -> list[tuple[bytes, str]]:
+        """Healthy members that we withdrew, and why (`lost`, `not allowed`), since the last call; ask before `take_changes`."""
+        taken, self._withdrawn = self._withdrawn, []
+        return taken
+
     # ------------------------------------------------------------ connections
 
     def connect(self, identity: NodeIdentity, moment: Moment, *, known: bytes = b"") -> int:
@@ -180,7 +192,7 @@ class Hub:
         self._next_number += 1
         entry = self._key_records.known(identity.signer, moment.monotonic)
         if entry.connection is not None:
-            self._say_bye(entry.connection, "Replaced", "the same key has logged in again, on another connection")
+            self._say_bye(entry.connection, "Replaced", _REPLACED)
 
         entry.connection = number
         entry.lost_at = None
@@ -213,7 +225,7 @@ class Hub:
                 self._say_bye(number, "NotAllowed", "the run's owner took your key off the list of those who may take part")
         for signer in self._members():
             if not may(signer):
-                self._withdraw_member(signer, moment)
+                self._withdraw_member(signer, moment, why="not allowed")
 
     def receive(self, number: int, payload: bytes, moment: Moment) -> float:
         """A frame of a connection; returns seconds to wait before reading the next. A bad one closes only this connection."""
@@ -345,10 +357,11 @@ class Hub:
         overdue = list(self._key_records.overdue(self._members(), moment.monotonic))
         if self._withdraw and not self._clock_stands(moment):
             for signer in overdue:
-                self._withdraw_member(signer, moment)
+                self._withdraw_member(signer, moment, why="lost")
 
-    def _withdraw_member(self, signer: bytes, moment: Moment) -> None:
+    def _withdraw_member(self, signer: bytes, moment: Moment, *, why: str) -> None:
         identity = NodeIdentity(signer, signer)
+        healthy = any(client.id.signer == signer and client.state is ClientState.Healthy for client in self._state.epoch.clients)
         self._version += 1  # its address goes, too
         self._key_records.forget(signer)
         try:
@@ -357,6 +370,8 @@ class Hub:
             logger.debug("no withdrawal of %s: %s", identity, error)
         else:
             logger.info("%s was withdrawn", identity)
+            if healthy:
+                self._withdrawn.append((signer, why))
 
         self._tick(moment)
 

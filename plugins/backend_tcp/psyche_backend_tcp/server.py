@@ -25,6 +25,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, UserError, WireError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import BackendServer
+from psyche_core.telemetry.standing import StandingProblem
 from psyche_core.types import NodeIdentity
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
@@ -243,14 +244,19 @@ class TcpServer(BackendServer):
 
     async def _keep_saved(self) -> None:
         """Put every change on disk, then let everybody hear of it. What changes meanwhile goes together into the next write."""
+        disk = StandingProblem()
         while True:
             self._unsaved = changed = anyio.Event()
             try:
                 await self._save()
             except UserError as error:
-                logger.error("%s; members are told nothing new until it can", error)  # noqa: TRY400  # the sentence
+                if disk.failed():
+                    logger.error("%s; members are told nothing new until it can", error)  # noqa: TRY400  # the sentence
                 await anyio.sleep(_SAVE_AGAIN_SECONDS)
                 continue
+
+            if disk.went_well():
+                logger.warning("the run's state is saved again, and members are told what is new")
 
             self._pass_on()
             await changed.wait()
@@ -284,6 +290,10 @@ class TcpServer(BackendServer):
         for number in self._hub.take_stirred():
             if number in self._wakes:
                 self._wakes[number].set()
+
+        for signer, why in self._hub.take_withdrawn():
+            if self._context.on_withdrawn is not None:
+                self._context.on_withdrawn(signer, why)
 
         for state, events in self._hub.take_changes():
             if self._context.on_event is not None:

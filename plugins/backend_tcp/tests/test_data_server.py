@@ -27,7 +27,7 @@ from psyche_backend_tcp.data_protocol import (
 from psyche_backend_tcp.limits import Limits
 from psyche_core.coordinator.assignment import shares
 from psyche_core.coordinator.state import Client, CoordinatorState, Epoch, Round
-from psyche_core.errors import DataError
+from psyche_core.errors import DataError, NothingForUs
 from psyche_core.hookspecs import DataContext
 from psyche_core.interfaces.data import IGNORED_LABEL, DataProvider, Samples
 from psyche_core.testing.backend import small_state
@@ -206,6 +206,7 @@ async def test_who_is_no_member_now_is_told_that_it_passes(serving: Any, keys: l
         with pytest.raises(DataError) as refused:
             await data.read(mine, timeout=TIMEOUT)
         said = str(refused.value)
+        assert isinstance(refused.value, NothingForUs)
         assert "has nothing for us now (NotInEpoch): the coordinator does not count us among the healthy members" in said
         assert "Nothing has to be done: these samples are trained by others, and we ask again" in said
         assert server._data is not None

@@ -28,7 +28,7 @@ from psyche_core.coordinator.commands import Equivocation, Pause, SignedResult, 
 from psyche_core.errors import CoordinatorError, WireError
 from psyche_core.interfaces.backend import StateUpdate
 from psyche_core.testing.backend import START_TIME, small_state
-from psyche_core.types import NodeIdentity, RunState
+from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.wire.codec import encode
 from psyche_core.wire.messages import sign_join
 from psyche_core.wire.signing import SecretKey
@@ -500,3 +500,33 @@ def test_equivocation_evidence_and_late_readiness_travel() -> None:
         answer = messages(hub, alice)[0]
         assert isinstance(answer, Answer)
         assert answer.code not in ("", "BadRequest")
+
+
+def warm_hub() -> tuple[Hub, int, int]:
+    """A hub in whose epoch Alice and Bob are healthy, and their connections."""
+    hub = make_hub()
+    alice, bob = hub.connect(ALICE, at(0)), hub.connect(BOB, at(0))
+    join(hub, alice, at(0))
+    join(hub, bob, at(0))
+    for second in range(1, 10):
+        hub.tick(at(second))
+    assert hub.state.run_state is RunState.Warmup
+    return hub, alice, bob
+
+
+def test_who_is_lost_or_no_longer_allowed_is_told_apart_from_who_leaves() -> None:
+    """The coordinator's state calls all of them withdrawn."""
+    hub, alice, bob = warm_hub()
+    hub.receive(bob, encode_client(CommandRequest(9, encode_command(Withdraw(BOB)))), at(10))
+    hub.disconnect(bob, at(10))
+    hub.disconnect(alice, at(10))
+    hub.tick(at(11))
+    assert hub.take_withdrawn() == []
+    hub.tick(at(20))
+    assert [client.state for client in hub.state.epoch.clients] == [ClientState.Withdrawn] * 2
+    assert hub.take_withdrawn() == [(ALICE.signer, "lost")]
+    assert hub.take_withdrawn() == []
+
+    hub, _, _ = warm_hub()
+    hub.expel(lambda key: key == BOB.signer, at(10))
+    assert hub.take_withdrawn() == [(ALICE.signer, "not allowed")]

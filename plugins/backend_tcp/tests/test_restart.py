@@ -18,7 +18,7 @@ from psyche_backend_tcp.limits import Limits
 from psyche_backend_tcp.protocol import Bye, Whole, decode_server
 from psyche_backend_tcp.server import TcpServer
 from psyche_backend_tcp.store import Store
-from psyche_core.coordinator.commands import HealthCheck, WarmupWitness, Withdraw, Witness
+from psyche_core.coordinator.commands import ClientsExited, Event, HealthCheck, WarmupWitness, Withdraw, Witness
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendClosed, CommandRefused, ConfigError, UserError
 from psyche_core.hookspecs import ServerContext
@@ -201,6 +201,31 @@ async def test_what_was_saved_but_told_to_nobody_goes_on_after_kill_9(
                 assert update.state.pending == (backend.identity,)
 
 
+async def test_a_full_disk_is_told_once_and_so_is_its_end(
+    client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held], monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr("psyche_backend_tcp.server._SAVE_AGAIN_SECONDS", 0.001)
+    refused = 0
+
+    def save(store: Store, unsaved: Unsaved) -> None:
+        nonlocal refused
+        if refused < 5:
+            refused += 1
+            message = "the run's state cannot be saved to disk: No space left on device"
+            raise UserError(message)
+        Store.save(store, unsaved)
+
+    monkeypatch.setattr(held, "save", save)
+    async with hosting(tmp_path, clock) as server, client(server, keys[0]) as backend:
+        with anyio.fail_after(TIMEOUT):
+            await backend.join(b"here", timeout=TIMEOUT)
+    assert refused == 5
+    assert caplog.messages == [
+        "the run's state cannot be saved to disk: No space left on device; members are told nothing new until it can",
+        "the run's state is saved again, and members are told what is new",
+    ]
+
+
 async def test_what_was_not_saved_was_told_to_nobody(
     client: Any, clock: Any, tmp_path: Path, keys: list[SecretKey], held: type[Held]
 ) -> None:
@@ -314,6 +339,30 @@ async def test_the_first_epochs_settings_end_with_the_first_round(
         await backend.send(WarmupWitness(backend.identity, 0, 0, b"\1" * 32), timeout=TIMEOUT)
         update = await until(backend, in_phase(RunState.RoundTrain))
         assert update.state.config == own
+
+
+async def test_why_a_member_is_withdrawn_is_told_before_that_it_is(
+    serving: Any, client: Any, clock: Any, keys: list[SecretKey]
+) -> None:
+    told: list[object] = []
+    gone = anyio.Event()
+
+    def watch(_: CoordinatorState, events: tuple[Event, ...]) -> None:
+        if any(isinstance(event, ClientsExited) for event in events):
+            told.append("exited")
+            gone.set()
+
+    limits = Limits(reconnect_seconds=0)
+    async with serving(
+        state=small_state(clients=1), limits=limits, on_event=watch, on_withdrawn=lambda *why: told.append(why)
+    ) as server:
+        async with client(server, keys[0]) as backend:
+            await backend.join(b"here", timeout=TIMEOUT)
+            clock.now += 3
+            await until(backend, in_phase(RunState.Warmup))
+        with anyio.fail_after(TIMEOUT):
+            await gone.wait()
+    assert told == [(keys[0].public, "lost"), "exited"]
 
 
 async def test_b6_a_member_that_comes_back_and_joins_once_is_not_forgotten(

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import secrets
 import shutil
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -21,8 +23,9 @@ from psyche_backend_tcp.addresses import parse_address
 from psyche_backend_tcp.client import TcpBackend
 from psyche_backend_tcp.limits import CLIENT_FRAME, LOGIN_FRAME, Limits
 from psyche_backend_tcp.login import COORDINATOR, Login, decode_hello, encode_login
-from psyche_backend_tcp.protocol import Bye, JoinRequest, WholeRequest, decode_server, encode_client
+from psyche_backend_tcp.protocol import Answer, Bye, JoinRequest, WholeRequest, decode_server, encode_client
 from psyche_backend_tcp.server import TcpServer
+from psyche_backend_tcp.session import Received
 from psyche_core.coordinator.commands import Event, Pause, RunFinished, WarmupWitness, Withdraw
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import (
@@ -154,13 +157,35 @@ async def test_b25_duplicate_login_ends_the_older_and_keeps_the_member(serving: 
     async with serving(limits=Limits(reconnect_seconds=0)) as server, client(server, keys[0]) as older:
         await older.join(b"here", timeout=TIMEOUT)
         async with client(server, keys[0]) as newer:
-            with pytest.raises(BackendClosed, match="logged in again"):
+            with pytest.raises(BackendClosed, match=r"logged in again.*; each client needs a key of its own: make one"):
                 await until(older, lambda _: False)
             await newer.join(b"here", timeout=TIMEOUT)
             assert server.state.pending == (newer.identity,)
         with anyio.fail_after(TIMEOUT):
             await server._until(lambda: not server.connected)
         assert server.state.pending == ()
+
+
+async def test_a_refusal_that_comes_too_late_to_matter_is_a_detail(
+    serving: Any, client: Any, keys: list[SecretKey], caplog: Any
+) -> None:
+    caplog.set_level(logging.DEBUG, "psyche.backend.tcp")
+    async with serving() as server, client(server, keys[0]) as backend:
+        backend._take_in(Received(answer=Answer(1, "InvalidWitness", "too late")), deque())
+    (record,) = [record for record in caplog.records if "too late" in record.getMessage()]
+    assert record.levelno == logging.DEBUG
+
+
+async def test_that_the_coordinator_is_back_is_said_once_with_how_long_it_was_away(
+    serving: Any, client: Any, keys: list[SecretKey], caplog: Any
+) -> None:
+    async with serving() as server, client(server, keys[0]) as backend:
+        await backend.join(b"here", timeout=TIMEOUT)
+        await backend._link.frames.aclose()
+        await backend.join(b"there", timeout=TIMEOUT)
+    lost, back = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert re.fullmatch(r"lost the coordinator at 127\.0\.0\.1:\d+: the connection was closed; trying to reconnect", lost)
+    assert re.fullmatch(r"the coordinator at 127\.0\.0\.1:\d+ is back; it was away for \d+ s", back)
 
 
 async def test_reconnects_keeps_membership_and_joins_again(serving: Any, client: Any, keys: list[SecretKey]) -> None:

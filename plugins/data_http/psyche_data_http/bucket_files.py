@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from psyche_core.data.token_files import EXTENSIONS
-from psyche_core.errors import DataError
+from psyche_core.errors import DataError, InputError
 
 MAX_OBJECTS = 100_000
 
@@ -37,7 +37,7 @@ def refuse_none(names: Iterable[str], *, where: str) -> None:
     count = sum(1 for _ in names)
     if count == 0:
         message = f"{where} has no token files; expected objects named *{', *'.join(EXTENSIONS)}"
-        raise DataError(message)
+        raise InputError(message)
 
     if count > MAX_OBJECTS:
         message = f"{where} has {count} token files or more, at most {MAX_OBJECTS} are read; name a folder, or use larger files"

@@ -12,6 +12,7 @@ from dataclasses import replace
 from psyche_core.client.machine import scheduler
 from psyche_core.client.machine.epoch import ENTERABLE, PLAYING, EpochNotes, epoch_key
 from psyche_core.client.machine.events import Expire, Join, Prefetch, Send, SetPeers
+from psyche_core.client.machine.own_place import tell_own_place
 from psyche_core.client.machine.peer_messages import hear_early, repeat_evidence
 from psyche_core.client.machine.round import RoundRecord
 from psyche_core.client.machine.settled_rounds import played_rounds
@@ -58,6 +59,7 @@ def see_state(client: MachineState, state: CoordinatorState) -> None:
         return
 
     follow(client, state)
+    tell_own_place(client, previous, state)
     repeat_evidence(client)
 
 

@@ -61,7 +61,8 @@ class EpochNotes:
     one share are proof of equivocation (F7). saved: its end is a checkpoint of ours; passed_on: when we last said that we cannot
     store it. judge: something was said or decided that digests are to be compared about. waiting: how long we may still
     wait for each slot to deliver its results and to finish its rounds. reloaded: we looked on our disk for the model this
-    epoch starts with; lacking_said: when we last told the coordinator that we cannot get it.
+    epoch starts with; lacking_said: when we last told the coordinator that we cannot get it. waits_told: people were told that
+    we take part from the next epoch on.
     """
 
     key: tuple[int, int]
@@ -87,6 +88,7 @@ class EpochNotes:
     waiting: WaitingBudget = field(default_factory=WaitingBudget)
     reloaded: bool = False
     lacking_said: float | None = None
+    waits_told: bool = False
     slots: dict[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -108,10 +108,11 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class TrainFailed:
-    """Our share could not be trained; nothing was sent. reason: one sentence."""
+    """Our share could not be trained; nothing was sent. reason: one sentence. passing: it mends itself."""
 
     height: int
     reason: str
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

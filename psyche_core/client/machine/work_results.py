@@ -156,7 +156,7 @@ def _work_failed(client: MachineState, event: ev.WorkFailed) -> None:
 def _train_failed(client: MachineState, event: ev.TrainFailed) -> None:
     if client.notes is not None and event.height in client.notes.records:
         client.notes.records[event.height].own_done = True
-    client.tell(telemetry.Problem("error", event.reason))
+    client.tell(telemetry.Problem("warning" if event.passing else "error", event.reason))
 
 
 def _applied(client: MachineState, event: ev.Applied) -> None:

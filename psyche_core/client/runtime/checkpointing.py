@@ -3,14 +3,15 @@
 After any death of the process, checkpoint and journal together give the exact masters of the last applied round (protocol F18).
 The order is what makes it so: a result is in the journal before we attest to it, the journal is synced before a statement leaves,
 and it is begun anew only when the checkpoint that it goes on from is whole. A journal that is full, has a gap or has no base is
-mended by a checkpoint before its time. What the disk refuses is told and costs durability, never the client. Formats are in
-`psyche_core.training.checkpoints.journal`; which results are kept is the machine's decision.
+mended by a checkpoint before its time. What the disk refuses is told, though not each round, and costs durability, never the
+client. Formats are in `psyche_core.training.checkpoints.journal`; which results are kept is the machine's decision.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from psyche_core.client.runtime.payloads import PayloadStore
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import ModelError, RanksLost
 from psyche_core.telemetry import events as telemetry
+from psyche_core.telemetry.standing import StandingProblem
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, remove_between, save_checkpoint, set_aside
 from psyche_core.training.checkpoints.journal import Journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
@@ -50,7 +52,8 @@ class Checkpointer:
         self._bench: Resources | None = None
         self._run_id = ""
         self._lock = anyio.Lock()
-        self._complained = False
+        self._journal_problem = StandingProblem()
+        self._problems: defaultdict[str, StandingProblem] = defaultdict(StandingProblem)  # by what is told when it is over
         self._newest: _Made | None = None  # what made the masters what they are; None: not known
         self._saved: int | None = None  # step of the last checkpoint that we saved
 
@@ -97,8 +100,8 @@ class Checkpointer:
     async def sync(self) -> None:
         """Bring the journal to the disk."""
         journal = self._journal()
-        if journal is not None and journal.header is not None:
-            await self._write(journal.sync)
+        if journal is not None and not journal.broken:
+            await self._write(journal.sync, to_disk=True)
 
     async def applied(self, work: Apply, *, learning_rate: float) -> None:
         """Add a round whose results are in the masters now; save a checkpoint where the journal cannot go on without one."""
@@ -137,18 +140,18 @@ class Checkpointer:
     def _journal(self) -> Journal | None:
         return None if self._bench is None else self._bench.journal
 
-    async def _write(self, action: Callable[[], object]) -> bool:
-        """Do something to the journal; whether that went well. What prevents it is told once until it goes well again."""
+    async def _write(self, action: Callable[[], object], *, to_disk: bool = False) -> bool:
+        """Do something to the journal; whether that went well. to_disk: it needs the disk, and does not only add in memory."""
         async with self._lock:
             try:
                 await anyio.to_thread.run_sync(action)
             except ModelError as error:
-                if not self._complained:
-                    self._complained = True
+                if self._journal_problem.failed():
                     self._tell(telemetry.Problem("error", str(error)))
                 return False
 
-        self._complained = False
+        if to_disk and self._journal_problem.went_well():
+            self._tell(telemetry.Mended("the journal is written to the disk again"))
         return True
 
     # ------------------------------------------------------------------------------------------------ checkpoints
@@ -178,7 +181,9 @@ class Checkpointer:
             digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
         facts = self._facts(work, digest)
         if not await self._attempt(
-            lambda: save_checkpoint(directory, facts, write=bench.trainer.save), f"the checkpoint of step {step} was not saved"
+            lambda: save_checkpoint(directory, facts, write=bench.trainer.save),
+            f"the checkpoint of step {step} was not saved",
+            again="checkpoints are saved again",
         ):
             return False
 
@@ -188,8 +193,9 @@ class Checkpointer:
         await self._attempt(
             partial(bench.trainer.save_private, private),
             f"the checkpoint of step {step} is saved, but not the optimizer's own state",
+            again="the optimizer's own state is saved again",
         )
-        if bench.journal is None or await self._write(partial(bench.journal.begin, step, digest, work.generation)):
+        if bench.journal is None or await self._write(partial(bench.journal.begin, step, digest, work.generation), to_disk=True):
             await self._tidy(bench, step)
         return True
 
@@ -253,15 +259,18 @@ class Checkpointer:
         await self._attempt(
             partial(set_aside, folder, self._run_id, above=step),
             f"the checkpoint of step {step} is saved, but those that the run has left were not set aside",
+            again="checkpoints that the run has left are set aside again",
         )
         if bench.keep_checkpoints is not None:
             directory = checkpoint_path(folder, self._run_id, step)
             await self._attempt(
                 partial(bench.keep_checkpoints, directory),
                 f"the checkpoint of step {step} is saved, but old ones were not removed",
+                again="old checkpoints are removed again",
             )
 
-    async def _attempt(self, action: Callable[[], object], problem: str) -> bool:
+    async def _attempt(self, action: Callable[[], object], problem: str, *, again: str) -> bool:
+        """Do something on the disk; whether that went well. problem: what to tell where not; again: when it does once more."""
         try:
             await anyio.to_thread.run_sync(action)
         except RanksLost:
@@ -269,8 +278,11 @@ class Checkpointer:
         except Exception as error:
             logger.debug("%s", problem, exc_info=error)
             why = str(error) if isinstance(error, OSError) else self._explain(error)
-            self._tell(telemetry.Problem("error", f"{problem}: {why}"))
+            if self._problems[again].failed():
+                self._tell(telemetry.Problem("error", f"{problem}: {why}"))
             return False
+        if self._problems[again].went_well():
+            self._tell(telemetry.Mended(again))
         return True
 
 

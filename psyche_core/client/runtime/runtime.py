@@ -111,7 +111,7 @@ class ClientRuntime:
         self._left = False
         self._joining = False
         self._joined = False
-        self._silent = False
+        self._silent_since: float | None = None
         self._withdrawn: anyio.Event | None = None
 
     @property
@@ -210,11 +210,18 @@ class ClientRuntime:
 
     def _note_silence(self) -> None:
         """The coordinator did not answer in time: tell people, once until it is heard again."""
-        if not self._silent:
-            self._silent = True
+        if self._silent_since is None:
+            self._silent_since = anyio.current_time() - COMMAND_TIMEOUT
             self._report(
                 telemetry.Problem("warning", f"the coordinator has not answered for {COMMAND_TIMEOUT:g} s; still trying")
             )
+
+    def _note_answer(self) -> None:
+        """The coordinator is heard again: tell people who were told that it was not."""
+        if self._silent_since is not None:
+            seconds = anyio.current_time() - self._silent_since
+            self._silent_since = None
+            self._report(telemetry.Mended(f"the coordinator answers again, after {seconds:.0f} s"))
 
     # -------------------------------------------------------------------------------------------- I/O into events
 
@@ -223,7 +230,7 @@ class ClientRuntime:
         try:
             while True:
                 update = await self._backend.next_state()
-                self._silent = False
+                self._note_answer()
                 finished = update.state.run_state is RunState.Finished
                 if dict(update.addresses) != self._addresses:
                     self._addresses = dict(update.addresses)
@@ -343,7 +350,7 @@ class ClientRuntime:
                 except TimeoutError:
                     self._note_silence()
                 else:
-                    self._silent = False
+                    self._note_answer()
                     if not self._joined:
                         self._joined = True
                         self._report(telemetry.Joined(self._run_id))
@@ -381,7 +388,7 @@ class ClientRuntime:
             except BackendError:
                 return  # the state watcher says what is wrong
 
-            self._silent = False
+            self._note_answer()
             await self._put(ev.CommandAnswered(command, None))
             return
 

@@ -61,6 +61,7 @@ from psyche_core.errors import (
     DataError,
     ModelError,
     NonFiniteError,
+    NothingForUs,
     PayloadRejected,
     PluginFailed,
     PsycheError,
@@ -303,7 +304,8 @@ class Worker:
         except RanksLost:
             raise  # no later step can be trained either
         except (DataError, ModelError, NonFiniteError, TimeoutError) as error:
-            return TrainFailed(work.height, f"{_not_done(work)}: {str(error) or type(error).__name__}")
+            reason = f"{_not_done(work)}: {str(error) or type(error).__name__}"
+            return TrainFailed(work.height, reason, passing=isinstance(error, NothingForUs))
 
         loss = float(done.loss)
         await check_own(self.bench, work.step, done.payload)

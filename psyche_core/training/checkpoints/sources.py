@@ -18,7 +18,7 @@ from typing import Any
 
 from psyche_core.config.run_config import Choice, LLMConfig
 from psyche_core.config.sentences import printable
-from psyche_core.errors import ModelError, StoreError
+from psyche_core.errors import ModelError, NoSuchBucket, NoSuchModel, StoreError
 from psyche_core.storage.folders import resumed_folder, whole_folder
 from psyche_core.storage.object_store import ObjectStore, open_bucket
 from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, parse_manifest, verify
@@ -37,7 +37,8 @@ def find(checkpoint: Choice, *, base: Path, cache: Path, weights: bool = True, t
     """The folder of a checkpoint, downloaded where it has to be.
 
     checkpoint: `model.LLM.checkpoint`. base: folder that a relative local one starts from. cache: where downloads of buckets go;
-    the Hub's go into its own. weights: False for the description only. Raises ModelError with what to do.
+    the Hub's go into its own. weights: False for the description only. Raises ModelError with what to do,
+    NoSuchModel where there is none.
     """
     settings = checkpoint.settings or {}
     tell = tell or _silence
@@ -81,7 +82,7 @@ def local_folder(checkpoint: Choice, *, base: Path) -> Path | None:
         return None
     if "revision" in settings:
         message = f"the checkpoint {settings['repo_id']} is a local folder, which has no revision; remove that key"
-        raise ModelError(message)
+        raise NoSuchModel(message)
     return folder
 
 
@@ -99,7 +100,7 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
             f"there is no folder {base / repo}: the checkpoint {printable(repo)!r} is a path, which starts at {base} "
             "(say --base for another start); a repository of the Hub is written owner/name"
         )
-        raise ModelError(message)
+        raise NoSuchModel(message)
     try:
         import huggingface_hub as hub
         from huggingface_hub import errors
@@ -113,14 +114,14 @@ def _hub(settings: dict[str, Any], *, base: Path, weights: bool, tell: Tell) -> 
         found = hub.snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored)
     except errors.HFValidationError as error:
         message = f"there is no folder {base / repo}, and {repo!r} is no name of a repository either: {_first_line(error)}"
-        raise ModelError(message) from error
+        raise NoSuchModel(message) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.GatedRepoError) as error:
         at = f" at revision {revision}" if revision else ""
         message = (
             f"the Hub has no repository {repo}{at} for us, and there is no folder {base / repo}; check the name, or log in "
             "(`hf auth login`, or HF_TOKEN) if it is private"
         )
-        raise ModelError(message) from error
+        raise NoSuchModel(message) from error
     except Exception as error:  # no network, no space: several families; what is in the cache may do
         try:
             found = hub.snapshot_download(
@@ -162,6 +163,8 @@ def _bucket(settings: dict[str, Any], *, cache: Path, weights: bool, tell: Tell)
             _download(store, start, names, into=partial, where=where, tell=tell)
             (partial / MANIFEST_FILE).write_bytes(text)
             verify(partial, manifest if weights else manifest.model_copy(update={"tensors": {}}))
+    except NoSuchBucket as error:
+        raise NoSuchModel(str(error)) from error
     except StoreError as error:
         message = f"the checkpoint in {where} cannot be had: {error}"
         raise ModelError(message) from error
@@ -178,7 +181,7 @@ def _without_manifest(store: ObjectStore, start: str, *, where: str, cache: Path
     wanted = [name for name in names if "/" not in name and _is_wanted(name, weights=weights)]
     if "config.json" not in wanted:
         message = f"{where} holds no checkpoint: no {MANIFEST_FILE} and no config.json; got {', '.join(names[:5]) or 'nothing'}"
-        raise ModelError(message)
+        raise NoSuchModel(message)
 
     folder = _place(cache, where, "unlisted", "whole" if weights else "description")
     with whole_folder(folder) as partial:
@@ -207,7 +210,7 @@ def _is_wanted(name: str, *, weights: bool) -> bool:
 def _with_config(folder: Path, what: str) -> Path:
     if not (folder / "config.json").is_file():
         message = f"{what} holds no config.json, so it is no model that transformers could read"
-        raise ModelError(message)
+        raise NoSuchModel(message)
 
     return folder
 

@@ -349,7 +349,7 @@ def test_text_cannot_play_with_the_terminal(psyche, tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    ("place", "sentence", "code"), [("nowhere", "there is nothing at", 2), ("empty", "has no token files", 1)]
+    ("place", "sentence", "code"), [("nowhere", "there is nothing at", 2), ("empty", "has no token files", 2)]
 )
 def test_nothing_to_inspect_is_a_sentence(psyche, tmp_path, place, sentence, code):
     (tmp_path / "empty").mkdir()

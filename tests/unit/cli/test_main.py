@@ -207,3 +207,31 @@ def test_a_defect_keeps_its_traceback(monkeypatch) -> None:
     monkeypatch.setattr("psyche_core.wire.signing.SecretKey.load", broken)
     with pytest.raises(ZeroDivisionError):
         main(["client", "show-identity", "-i", "some.key"])
+
+
+FAILING_CLIENT = """
+import psyche_core.client.setup.assemble as assemble
+from psyche_core.errors import BackendClosed
+from psyche_core.telemetry.events import Ended
+
+async def fail(settings, registry, report, **_):
+    report(Ended("the coordinator is gone", success=False))
+    raise BackendClosed("the coordinator is gone")
+
+assemble.train_client = fail
+from psyche_core.cli import main
+main(["client", "train", "--run-id", "r", "--server-addr", "127.0.0.1:1", "--logs", {logs!r}])
+"""
+
+
+@pytest.mark.parametrize("logs", ["console", "auto", "json", "none"])
+def test_a_client_s_failure_is_said_once_wherever_one_looks(logs: str) -> None:
+    """In one log it stood twice: as the client's last line, and as the command's error."""
+    command = [sys.executable, "-c", FAILING_CLIENT.format(logs=logs)]
+    together = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    apart = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (together.returncode, apart.returncode) == (1, 1)
+    said = [line for line in together.stdout.splitlines() if "the coordinator is gone" in line and '"event"' not in line]
+    assert len(said) == 1
+    assert apart.stderr == "Error: the coordinator is gone\n"
+    assert apart.stdout.count("the coordinator is gone") == (0 if logs == "none" else 1)

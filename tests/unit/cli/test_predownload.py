@@ -80,3 +80,19 @@ def test_unclear_questions_are_refused(psyche, arguments: list[str], sentence: s
     result = psyche("predownload", *arguments)
     assert result.code == 2
     assert sentence in result.err
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
+def test_a_folder_that_is_missing_or_empty_can_be_mended(psyche, tmp_path: Path, made: bool) -> None:
+    if made:
+        (tmp_path / "model").mkdir()
+    result = psyche("predownload", "--hub-repo", "./model", "--base", tmp_path)
+    assert result.code == 2
+    assert ("is empty; expected a model" if made else "there is no folder") in result.err
+
+
+def test_a_bucket_without_a_checkpoint_can_be_mended(psyche, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as bucket:
+        result = psyche("predownload", "--gcs-bucket", f"file://{bucket}", "--cache-dir", tmp_path / "cache")
+    assert result.code == 2
+    assert "holds no checkpoint" in result.err

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +21,29 @@ from psyche_backend_tcp.store import Store
 from psyche_core.cli.failures import Interrupted
 from psyche_core.cli.program import _until_signal
 from psyche_core.cli.run_files import load_run
-from psyche_core.cli.serving import KEY_FILE, first_config, serve_run, server_key
+from psyche_core.cli.serving import KEY_FILE, ChangeReporter, first_config, serve_run, server_key
 from psyche_core.config.run_config import load_data_file
 from psyche_core.config.settings import ServerSettings, load_settings
 from psyche_core.coordinator import new_state
-from psyche_core.coordinator.state import Progress
+from psyche_core.coordinator.commands import ClientsExited
+from psyche_core.coordinator.state import Client, Progress
 from psyche_core.errors import ConfigError, IdentityError, UserError
 from psyche_core.plugins import PluginRegistry
-from psyche_core.telemetry.events import Event, ModelLost, PhaseChanged, Started, Stopping, TokenFiles, WentBack
+from psyche_core.telemetry.events import (
+    Event,
+    MemberLeft,
+    ModelLost,
+    PhaseChanged,
+    Problem,
+    Started,
+    Stopping,
+    TokenFiles,
+    WentBack,
+)
 from psyche_core.telemetry.sinks import EventBus
-from psyche_core.types import RunState
+from psyche_core.testing.backend import small_state
+from psyche_core.types import ClientState, NodeIdentity, RunState
+from psyche_core.ui.console import describe
 from psyche_core.ui.preparing import prepare_tokens
 from psyche_core.wire.signing import SecretKey
 
@@ -75,6 +89,35 @@ def test_first_epochs_settings_follow_the_rules(local_testnet: Any) -> None:
     run = load_run(folder / "state.toml", folder / "data.toml", PluginRegistry.discover()).run
     with pytest.raises(ConfigError, match=r"--init-min-clients.*init_min_clients = 1000"):
         first_config(run, settings(init_min_clients=1000))
+
+
+@pytest.mark.parametrize(
+    ("state", "withdrawn", "ready", "sentence"),
+    [
+        (ClientState.Withdrawn, None, True, "left in order"),
+        (ClientState.Withdrawn, "lost", True, "lost {}: its connection was lost, and it did not come back in time ("),
+        (ClientState.Withdrawn, "not allowed", True, "withdrew {}: its key is no longer in the list of those who may"),
+        (ClientState.Dropped, None, True, "dropped {}: it did not answer, or much later than all others"),
+        (ClientState.Dropped, None, False, "dropped {}: it was not ready when the first round began"),
+        (ClientState.Ejected, None, True, "ejected {}: it signed two results for one share"),
+    ],
+)
+def test_who_leaves_in_order_is_not_called_lost(state: ClientState, withdrawn: str | None, ready: bool, sentence: str) -> None:
+    """All of them were "lost"."""
+    told: list[Event] = []
+    reporter = ChangeReporter(EventBus(told.append))
+    member = NodeIdentity(b"a" * 32, b"b" * 32)
+    before = small_state(clients=1)
+    epoch = replace(before.epoch, clients=(Client(member, state),), ready=(0,) if ready else ())
+    if withdrawn is not None:
+        reporter.note_withdrawn(member.signer, withdrawn)
+    for _ in range(2 if withdrawn else 1):
+        reporter.tell(replace(before, epoch=epoch), (ClientsExited(epoch=0, slots=(0,)),))
+    said = [describe(event) for event in told if isinstance(event, (MemberLeft, Problem))]
+    assert sentence.format(member.short) in said[0]
+    assert member.short in said[0]
+    assert ("lost" in said[0]) == (withdrawn == "lost")
+    assert "left in order" in said[-1] or not withdrawn, "the next time it is by itself that it leaves"
 
 
 @pytest.mark.anyio
@@ -197,3 +240,19 @@ async def test_what_is_not_lost_is_not_given_up(local_testnet: Any, tmp_path: Pa
     assert raised.group_contains(
         UserError, match=r"--restart-from-checkpoint is for a run that has lost its model.*before step 7"
     )
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
+def test_a_server_s_data_folder_that_is_missing_or_empty_can_be_mended(
+    psyche: Any, local_testnet: Any, tmp_path: Path, made: bool
+) -> None:
+    folder = local_testnet()
+    text = (folder / "data.toml").read_text().partition("\n[text]")[0]
+    place = tmp_path / "nothing"
+    if made:
+        place.mkdir()
+    (folder / "data.toml").write_text(re.sub(r"^dir = .*$", f'dir = "{place}"', text, flags=re.MULTILINE))
+    files = ("--state", folder / "state.toml", "--data-config", folder / "data.toml")
+    result = psyche("server", "run", *files, "--server-port", 0, "--logs", "none")
+    assert result.code == 2
+    assert ("has no token files; expected files named" if made else "cannot look for token files in") in result.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +111,16 @@ def test_results_are_applied_two_steps_late_and_replicas_stay_equal() -> None:
     run.finish()
     assert run.applied == 5
     assert len({trainer.full_digest() for trainer in trainers}) == 1
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["--data", "state.toml"])
+@pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
+def test_a_data_folder_that_is_missing_or_empty_can_be_mended(psyche, base: Path, made: bool, given: bool) -> None:
+    """The exit code said that the run had failed."""
+    shutil.rmtree(base / "tokens")
+    if made:
+        (base / "tokens").mkdir()
+    result = psyche(*arguments(base, *(("--data", str(base / "tokens")) if given else ())))
+    assert result.code == 2
+    assert ("has no token files; expected files named" if made else "No such file or directory; ") in result.err
+    assert str(base / "tokens") in result.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -95,6 +96,9 @@ class Member:
 
     def problems(self) -> list[str]:
         return [event.message for event in self.told if isinstance(event, telemetry.Problem)]
+
+    def mended(self) -> list[str]:
+        return [event.message for event in self.told if isinstance(event, telemetry.Mended)]
 
 
 @pytest.fixture
@@ -228,3 +232,47 @@ async def test_a_disk_that_refuses_is_told_in_one_sentence(member: Member) -> No
     (problem,) = member.problems()
     assert problem.startswith("no checkpoint of step 1 was saved on leaving: cannot save the model to ")
     assert problem.endswith("No space left on device; the next start replays the journal instead")
+
+
+async def test_a_full_disk_is_told_once_not_each_round_and_so_is_its_end(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding to the journal goes well in memory, and was taken for the disk's recovery: each round told the same again."""
+    full = True
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for step in range(1, 8):
+        await member.apply(step)
+        await member.checkpointer.sync()
+    (problem,) = member.problems()
+    assert problem.endswith(
+        "was not written: No space left on device; make room on its disk, until then the rounds after step 0 are only in memory"
+    )
+
+    full = False
+    for step in range(8, 12):
+        await member.apply(step)
+        await member.checkpointer.sync()
+    assert member.mended() == ["the journal is written to the disk again"]
+    assert len(member.problems()) == 1
+
+
+async def test_checkpoints_that_the_disk_refuses_are_told_once_and_so_is_the_first_that_it_takes(member: Member) -> None:
+    member.masters.refuse = True
+    for step in (1, 2, 3):
+        await member.apply(step)
+        await member.end_epoch()
+    (problem,) = member.problems()
+    assert problem.startswith("the checkpoint of step 1 was not saved: ")
+    assert problem.endswith("No space left on device")
+    member.masters.refuse = False
+    for step in (4, 5):
+        await member.apply(step)
+        await member.end_epoch()
+    assert member.mended() == ["checkpoints are saved again"]
+    assert member.steps() == [4, 5]
+    assert len(member.problems()) == 1

@@ -20,7 +20,7 @@ from psyche_core.client.runtime.resources import Resources, Start
 from psyche_core.client.runtime.worker import ENDS_THE_CLIENT, Worker
 from psyche_core.config.run_config import parse_run_file
 from psyche_core.coordinator import new_state
-from psyche_core.errors import DataError, PayloadRejected, PluginFailed
+from psyche_core.errors import DataError, NothingForUs, PayloadRejected, PluginFailed
 from psyche_core.interfaces import DataProvider
 from psyche_core.interfaces.data import Samples
 from psyche_core.telemetry import events as telemetry
@@ -355,6 +355,34 @@ async def test_a_read_that_was_cancelled_is_told_as_that() -> None:
         tasks.cancel_scope.cancel()
     failed = await worker.do(ev.Train(1, 2, share, 1))
     assert failed == ev.TrainFailed(1, "step 2 was not trained: reading samples was cancelled")
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize(("error", "level"), [(NothingForUs, "warning"), (DataError, "error")])
+async def test_what_mends_itself_is_a_warning_and_no_error(ahead: bool, error: type[DataError], level: str) -> None:
+    """A member that the data server has nothing for now is given samples again with its next share."""
+
+    class Refusing(DummyData):
+        async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
+            message = "nothing for us now"
+            raise error(message)
+
+    shop = Shop(ChainTrainer("one"), Refusing(sequence_length=16))
+    worker, share = await shop.load(), (BatchId(0, 1),)
+    if ahead:
+        await worker.prefetch(share)
+    failed = await worker.do(ev.Train(1, 2, share, 1))
+    assert failed == ev.TrainFailed(1, "step 2 was not trained: nothing for us now", passing=level == "warning")
+
+    world = World(3)
+    member = world.members[0]
+    world.breaks = lambda one, work: (
+        ev.TrainFailed(1, failed.reason, passing=failed.passing)
+        if one is member and isinstance(work, ev.Train) and work.height == 1 and not one.failed.add((0, 1))  # type: ignore[func-returns-value]
+        else None
+    )
+    world.run(until=lambda: bool(problems(member.told)))
+    assert [event for event in member.told if isinstance(event, telemetry.Problem)] == [telemetry.Problem(level, failed.reason)]
 
 
 async def test_cancellation_is_no_failure_of_the_work() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 
 import anyio
@@ -284,6 +285,8 @@ async def test_a_coordinator_that_does_not_answer_is_told_once_and_waited_for() 
     assert SlowToTakeIn.joins == 5
     told = [event.message for event in party.events[0] if isinstance(event, telemetry.Problem)]
     assert told == ["the coordinator has not answered for 10 s; still trying"]
+    (mended,) = [event.message for event in party.events[0] if isinstance(event, telemetry.Mended)]
+    assert re.fullmatch(r"the coordinator answers again, after \d+ s", mended)
     assert party.ended(0).success
 
 

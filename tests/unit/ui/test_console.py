@@ -15,6 +15,26 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
     (telemetry.Started("server", "", "r", "127.0.0.1:20000"), "serving run r at 127.0.0.1:20000"),
     (telemetry.Started("client", "ab" * 32, "r", "h:1"), "client abababababababab has reached run r at h:1"),
     (telemetry.Joined("r"), "takes part in run r"),
+    (
+        telemetry.WaitsForEpoch(2),
+        "joined while epoch 2 is played; this client takes part from the next epoch on, and waits until then",
+    ),
+    (
+        telemetry.Dropped(2, 7, "late", returns=True),
+        (
+            "the coordinator dropped this client from epoch 2, round 7: its results came much later than all others'; where it "
+            "comes again, machine or line are too slow for this run; it takes part again in this epoch, once its model is up to "
+            "date"
+        ),
+    ),
+    (
+        telemetry.Dropped(2, 7, "silent", returns=False),
+        (
+            "the coordinator dropped this client from epoch 2, round 7: it did not answer: no result of its share came; it takes "
+            "part again from the next epoch on"
+        ),
+    ),
+    (telemetry.CameBack(2), "takes part in epoch 2 again"),
     (telemetry.ModelLoading("'model' (HfLlama)"), "loading the model 'model' (HfLlama) ..."),
     (telemetry.PhaseChanged("RoundTrain", 1, 42, 3, 7), "RoundTrain: epoch 1, step 42, round 7, 3 clients"),
     (telemetry.PhaseChanged("Warmup", 1, 42, 3), "Warmup: epoch 1, step 42, 3 clients"),
@@ -111,6 +131,8 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         "epoch 0, round 5: the statement of 3ae20e59 claims results that nobody owed",
     ),
     (telemetry.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
+    (telemetry.MemberLeft(2, "3ae20e59"), "epoch 2: 3ae20e59 left in order"),
+    (telemetry.Mended("checkpoints are saved again"), "checkpoints are saved again"),
     (telemetry.Ended("the run finished", success=True), "the run finished"),
 ]
 

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from psyche_core.config.run_config import Choice
-from psyche_core.errors import ModelError, StoreError
+from psyche_core.errors import ModelError, NoSuchModel, StoreError
 from psyche_core.storage.object_store import open_bucket
 from psyche_core.training.checkpoints import sources
 from psyche_core.training.checkpoints.manifest import MANIFEST_FILE, Facts, read_manifest, verify, write_manifest
@@ -427,3 +427,8 @@ def test_a_name_on_the_hub_that_is_also_a_folder_is_the_folder(tmp_path: Path) -
     (tmp_path / "owner" / "name").mkdir(parents=True)
     found = sources.find(Choice("Hub", {"repo_id": "owner/name"}), base=tmp_path, cache=tmp_path)
     assert found == tmp_path / "owner" / "name"
+
+
+async def test_a_bucket_that_does_not_exist_is_named(s3: str, tmp_path: Path) -> None:
+    with pytest.raises(NoSuchModel, match=r"^there is no bucket s3://elsewhere; check its name$"):
+        sources.find(Choice("Gcs", {"bucket": "s3://elsewhere"}), base=tmp_path, cache=tmp_path / "cache")
