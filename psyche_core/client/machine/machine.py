@@ -317,6 +317,7 @@ def _finish_leaving(client: MachineState, state: CoordinatorState, *, since: flo
         and notes.slot is not None
         and notes.describes(state)
         and state.run_state in PLAYING
+        and not client.healthy <= {notes.slot}  # else nobody is there to fetch our results, or to attest to them
         and any(record.own_done and record.settled_by is None for record in notes.records.values())
     )
     if not unsettled or client.now - since > client.timeouts.leaving:

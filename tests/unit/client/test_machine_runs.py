@@ -278,6 +278,18 @@ def test_leaving_when_asked_withdraws_and_the_others_go_on() -> None:
     assert world.state.run_state is RunState.Finished
 
 
+def test_who_leaves_last_waits_for_nobody_to_take_its_results() -> None:
+    world = World(1, total_steps=8, rounds_per_epoch=8, min_clients=1, max_round_train_time=60)
+    (last,) = world.members
+    world.run(until=lambda: world.state.progress.step == 3)
+    asked = world.now
+    world._feed(last, ev.LeaveAsked())
+    world.run(until=lambda: last.stop is not None)
+    assert last.stop is not None
+    assert last.stop.success
+    assert world.now - asked < Timeouts().leaving / 2
+
+
 def test_a_client_still_training_when_the_next_epoch_begins_finishes_the_last_one_first() -> None:
     world = World(4, total_steps=9, rounds_per_epoch=3, min_clients=2)
     slow = world.members[3]
