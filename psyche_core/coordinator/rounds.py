@@ -13,18 +13,12 @@ from dataclasses import replace
 from psyche_core.coordinator.assignment import shares, unaccepted
 from psyche_core.coordinator.commands import CooldownStarted, Event, Outcome, RoundSettled, RoundStarted
 from psyche_core.coordinator.committee import witness_slots
-from psyche_core.coordinator.exits import exited
+from psyche_core.coordinator.missed_duties import WAITED_MISSES, dropped_for_missing, silent_witnesses, with_missed_duties
 from psyche_core.coordinator.phases import due, entered
 from psyche_core.coordinator.requeue import added, merged, taken
 from psyche_core.coordinator.schedule import batch_size
 from psyche_core.coordinator.state import (
-    MAX_MISSED,
-    MOST_MISSED,
     STORED_ROUNDS,
-    UNWAITED_MISS,
-    WAITED_MISS,
-    WAITED_MISSES,
-    Client,
     CoordinatorState,
     EndReason,
     Round,
@@ -109,10 +103,10 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
     """End a round's witness phase: settle the round before, then the next round, the drain round or the cooldown."""
     current = active_round(state)
     before = state.round_at(current.height - 1)
-    silent = _silent_witnesses(state, current)
-    state = _with_missed(state, silent)
+    silent = silent_witnesses(state, current)
+    state = with_missed_duties(state, silent)
     state, events = _settled(state, before, unpaid=silent) if before is not None else (state, ())
-    state, dropped = _dropped_for_missing(state, now)
+    state, dropped = dropped_for_missing(state, now)
     events = (*events, *dropped)
     if not state.healthy_slots or not current.statements:
         state, cut = (state, ()) if current.drain else _settled(state, current)
@@ -128,50 +122,6 @@ def finish_round(state: CoordinatorState, now: int, *, seed: int) -> Outcome:
         state = replace(state, epoch=replace(state.epoch, ending=reason))
     state, started = start_round(state, now, seed=seed, drain=reason is not None)
     return state, (*events, *started)
-
-
-def _silent_witnesses(state: CoordinatorState, current: Round) -> frozenset[int]:
-    """Elected witnesses that did not state in a round, though healthy (F16); none where fewer than a quorum stated.
-
-    Who came back in this very round is excused: it may have been away when the others stated.
-    """
-    elected = witness_slots(state, current)
-    if len(current.statements) < quorum(len(elected)):
-        return frozenset()
-
-    stated = {statement.index for statement in current.statements}
-    return frozenset(slot for slot in elected if slot not in stated and _answerable(state.epoch.clients[slot], current.height))
-
-
-def _answerable(client: Client, height: int) -> bool:
-    came_back = client.rejoins > 0 and client.exited_height == height
-    return client.state is ClientState.Healthy and not came_back
-
-
-def _with_missed(state: CoordinatorState, slots: frozenset[int]) -> CoordinatorState:
-    """A missed duty for each of these slots."""
-    for slot in slots:
-        waited = state.epoch.clients[slot].missed < WAITED_MISSES
-        state = with_missed(state, slot, WAITED_MISS if waited else UNWAITED_MISS)
-    return state
-
-
-def with_missed(state: CoordinatorState, slot: int, change: int) -> CoordinatorState:
-    """A slot's score of missed duties changed, within its bounds."""
-    missed = state.epoch.clients[slot].missed
-    changed = min(max(missed + change, 0), MOST_MISSED)
-    if changed == missed:
-        return state
-
-    clients = list(state.epoch.clients)
-    clients[slot] = replace(clients[slot], missed=changed)
-    return replace(state, epoch=replace(state.epoch, clients=tuple(clients)))
-
-
-def _dropped_for_missing(state: CoordinatorState, now: int) -> Outcome:
-    """Drop who missed too many duties (F16); it may come back like any dropped slot."""
-    leaving = tuple(slot for slot in state.healthy_slots if state.epoch.clients[slot].missed >= MAX_MISSED)
-    return exited(state, leaving, ClientState.Dropped, now)
 
 
 def _settled(state: CoordinatorState, decided: Round, *, unpaid: frozenset[int] = frozenset()) -> Outcome:

@@ -22,24 +22,6 @@ MAX_ACCOUNTS = 512
 MAX_REJOINS = 3
 """How often one slot may come back within an epoch after it was dropped or had withdrawn."""
 
-WAITED_MISS = 32
-"""What a missed duty adds to a slot's `missed` where the round waited for it."""
-
-UNWAITED_MISS = 2
-"""The same where nobody waited for it: the others may only have been faster."""
-
-STATED = 1
-"""What a statement takes off `missed`."""
-
-WAITED_MISSES = 64
-"""From here on a witness is not waited for: two duties missed while it was, about 32 statements ago."""
-
-MAX_MISSED = 128
-"""From here on a slot is dropped."""
-
-MOST_MISSED = 255
-"""Where `missed` stops growing."""
-
 MAX_UNREADY = 256
 """Most signers remembered for not being ready when a warmup ended."""
 

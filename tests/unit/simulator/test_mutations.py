@@ -26,6 +26,7 @@ from psyche_core.coordinator import (
     equivocation,
     history,
     members,
+    missed_duties,
     rounds,
     statements,
     transitions,
@@ -235,7 +236,7 @@ def commitments_do_not_name_the_round(patch: Patch) -> None:
 
 def missed_duties_do_not_count(patch: Patch) -> None:
     """A witness that never states is waited for in every round."""
-    patch.setattr(rounds, "with_missed", lambda state, *_: state)
+    patch.setattr(missed_duties, "with_missed", lambda state, *_: state)
 
 
 def members_wait_alone(patch: Patch) -> None:

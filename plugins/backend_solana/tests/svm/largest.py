@@ -34,9 +34,9 @@ from psyche_core.coordinator.checkpoints import checkpointer_slot
 from psyche_core.coordinator.commands import Command, SignedResult
 from psyche_core.coordinator.committee import witness_slots
 from psyche_core.coordinator.history import held_digest
+from psyche_core.coordinator.missed_duties import MAX_MISSED
 from psyche_core.coordinator.state import (
     MAX_END_INTERVALS,
-    MAX_MISSED,
     Account,
     Client,
     CoordinatorState,
