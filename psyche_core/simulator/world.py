@@ -31,6 +31,7 @@ from psyche_core.simulator.replica_watch import ProgressWatch, ReplicaWatch
 from psyche_core.simulator.script import LIES, NETWORK_FAULTS, NO_EXCUSE, Fault, Script
 from psyche_core.simulator.server import EPOCH_OF_TIME, Server
 from psyche_core.simulator.times import StepTimes
+from psyche_core.types import RunState
 
 WATCH = 2.0
 """Virtual seconds between two looks at the run's progress."""
@@ -435,11 +436,19 @@ class World:
         elif fault.kind in ("server-restart", "older-state"):
             if not self.server.up:
                 self.server.restart(older=fault.amount if fault.kind == "older-state" else 0.0)
+                self.clock.after(OWNER, self._resume_again)
         elif fault.kind == "owner-pause":
             self._resume()
         else:
             for index in fault.nodes:
                 self._release(fault, self.nodes[index])
+
+    def _resume_again(self) -> None:
+        """The coordinator may have forgotten that the owner resumed the run."""
+        state, now = self.server.state, self.clock.now
+        pausing = any(fault.kind == "owner-pause" and fault.start <= now < fault.end for fault in self.script.faults)
+        if not pausing and (state.run_state is RunState.Paused or state.pending_pause):
+            self._resume()
 
     def _resume(self) -> None:
         if self.server.finished:
