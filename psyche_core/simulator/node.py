@@ -7,6 +7,7 @@ what happened meanwhile afterwards, late but in order.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 from collections import Counter
@@ -523,7 +524,8 @@ class Node:
 
         masters = source.snapshots[work.manifest_hash][2]
         if not self.liar:
-            self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=self._world.held)
+            held = functools.partial(self._world.held, asker=self)
+            self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=held)
         if work.build is not None:
             if (hashlib.sha256(b"description").digest(), 64) not in work.descriptions:
                 if source.liar:  # nobody honest is left who could tell

@@ -409,9 +409,14 @@ class World:
         if not node.liar and not node.spoiled:
             self.replicas.applied(node.name, (lineage, *place), payloads=payloads(), before=before, masters=masters)
 
-    def held(self, masters: object) -> bool:
-        """Whether any honest member that runs holds these masters."""
-        return any(node.running and not node.liar and node.replica.snapshot() == masters for node in self.nodes)
+    def held(self, masters: object, *, asker: Node) -> bool:
+        """Whether any honest member that runs holds these masters.
+
+        asker: who is about to replace its own. It does not count once the coordinator was restored from an older state: it may
+        have been the only one that was back in time to see an epoch's last round decided anew.
+        """
+        holders = [node for node in self.nodes if node.running and not node.liar and node.replica.snapshot() == masters]
+        return bool(holders) and (holders != [asker] or not self.counts["older-state"])
 
     def _may_flip(self, node: Node) -> bool:
         """Whether most of those who say what the model is hold it and tell the truth then, of all and of the epoch's members.
