@@ -25,7 +25,7 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import BackendError, UserError, WireError
 from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import BackendServer
-from psyche_core.telemetry.standing import StandingProblem
+from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.types import NodeIdentity
 from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
@@ -244,7 +244,7 @@ class TcpServer(BackendServer):
 
     async def _keep_saved(self) -> None:
         """Put every change on disk, then let everybody hear of it. What changes meanwhile goes together into the next write."""
-        disk = StandingProblem()
+        disk = RepeatedProblem()
         while True:
             self._unsaved = changed = anyio.Event()
             try:

@@ -25,7 +25,7 @@ from psyche_core.client.runtime.payloads import PayloadStore
 from psyche_core.client.runtime.resources import Resources
 from psyche_core.errors import ModelError, RanksLost
 from psyche_core.telemetry import events as telemetry
-from psyche_core.telemetry.standing import StandingProblem
+from psyche_core.telemetry.repeated_problem import RepeatedProblem
 from psyche_core.training.checkpoints.checkpoint import checkpoint_path, remove_between, save_checkpoint, set_aside
 from psyche_core.training.checkpoints.journal import Journal
 from psyche_core.training.checkpoints.journal_records import AppliedRound, StoredResult
@@ -52,8 +52,8 @@ class Checkpointer:
         self._bench: Resources | None = None
         self._run_id = ""
         self._lock = anyio.Lock()
-        self._journal_problem = StandingProblem()
-        self._problems: defaultdict[str, StandingProblem] = defaultdict(StandingProblem)  # by what is told when it is over
+        self._journal_problem = RepeatedProblem()
+        self._problems: defaultdict[str, RepeatedProblem] = defaultdict(RepeatedProblem)  # by what is told when it is over
         self._newest: _Made | None = None  # what made the masters what they are; None: not known
         self._saved: int | None = None  # step of the last checkpoint that we saved
 

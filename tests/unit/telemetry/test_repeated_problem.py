@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from psyche_core.telemetry.standing import AGAIN_SECONDS, StandingProblem
+from psyche_core.telemetry.repeated_problem import AGAIN_SECONDS, RepeatedProblem
 
 
 def test_a_problem_is_told_once_and_then_every_five_minutes_and_its_end_once() -> None:
     now = 1000.0
-    problem = StandingProblem(clock=lambda: now)
+    problem = RepeatedProblem(clock=lambda: now)
     told = []
     for second in range(700):
         now = 1000.0 + second
@@ -19,4 +19,4 @@ def test_a_problem_is_told_once_and_then_every_five_minutes_and_its_end_once() -
 
 
 def test_what_never_went_wrong_is_not_told_to_go_well() -> None:
-    assert not StandingProblem().went_well()
+    assert not RepeatedProblem().went_well()

@@ -9,7 +9,7 @@ AGAIN_SECONDS = 300.0
 """Least time from one telling to the next."""
 
 
-class StandingProblem:
+class RepeatedProblem:
     """Told at once, then at most every AGAIN_SECONDS, and once when it is over. clock: seconds, for tests."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
