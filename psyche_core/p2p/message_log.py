@@ -24,6 +24,9 @@ _ASKED = 3
 _WANTED = 8192
 """Messages that were asked for and did not come yet, of which is remembered how often. The oldest is forgotten first."""
 
+_RECEIVED = 8192
+"""Newest messages of others that `take_received` gives. Not every transport asks for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLimits:
@@ -83,7 +86,7 @@ class MessageLog:
         self._digest: bytes | None = None
         self._by_prefix: dict[bytes, bytes] = {}
         self._wanted: OrderedDict[bytes, int] = OrderedDict()
-        self._received: list[bytes] = []
+        self._received: deque[bytes] = deque(maxlen=_RECEIVED)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -124,7 +127,8 @@ class MessageLog:
 
     def take_received(self) -> list[LogEntry]:
         """Live messages that others handed over since the last call."""
-        received, self._received = self._received, []
+        received = tuple(self._received)
+        self._received.clear()
         return [entry for message_id in received if (entry := self._live.get(message_id)) is not None]
 
     def find(self, prefix: bytes) -> LogEntry | None:

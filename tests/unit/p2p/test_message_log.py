@@ -110,3 +110,31 @@ def test_two_logs_that_exchange_what_the_other_lacks_agree(left, right, before):
     assert all(entry.tag >= before for entry in one.lacking(()))
     assert len(one.prefixes(3)) == min(3, len(one))
     assert all(len(prefix) == PREFIX_BYTES for prefix in one.prefixes(3))
+
+
+def test_what_came_is_given_once_to_be_told_to_others_and_is_bounded_where_nobody_asks():
+    log = MessageLog(limits=LogLimits(own_messages=20_000, own_bytes=2**30))
+    for n in range(10_000):
+        log.add_from(ALICE, n.to_bytes(4, "big"), tag=1, relayed=False)
+    came = log.take_received()
+    assert len(came) == 8192
+    assert came[-1].message == (9_999).to_bytes(4, "big")
+    assert log.take_received() == []
+
+
+def test_what_expired_before_it_was_told_is_not_told():
+    log = MessageLog()
+    log.add_from(ALICE, b"old", tag=1, relayed=False)
+    log.add_from(ALICE, b"new", tag=2, relayed=False)
+    log.expire(2)
+    assert [entry.message for entry in log.take_received()] == [b"new"]
+
+
+def test_messages_are_found_by_their_short_ids_while_they_live():
+    log = MessageLog()
+    _, message_id = log.add_from(ALICE, b"one", tag=1, relayed=False)
+    entry = log.find(message_id[:PREFIX_BYTES])
+    assert entry is not None
+    assert entry.message == b"one"
+    log.expire(2)
+    assert log.find(message_id[:PREFIX_BYTES]) is None
