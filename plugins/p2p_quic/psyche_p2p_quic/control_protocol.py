@@ -19,8 +19,8 @@ from psyche_p2p_quic.control_frames import Hello, IHave, Inventory, IWant, Messa
 from psyche_p2p_quic.settings import QuicSettings
 
 _GIVEN_BYTES = 4 * 2**20
-"""Messages that one list from the peer is answered with, in bytes: the rest is given when the peer compares again. Live messages
-are far fewer but in a flood, and then a peer that lists nothing and reads nothing must not make us copy all of them."""
+"""Messages that one list from the peer is answered with, in bytes, and all it asks for within one beat: the rest is given when the
+peer compares again. Live messages are far fewer but in a flood, and then a peer must not make us copy all of them at once."""
 
 _INVENTORIES_KEPT = 2
 """Lists from the peer that are answered in quick succession; further ones wait for the next beats."""
@@ -48,6 +48,7 @@ class ControlProtocol:
         self._inventory_credit = float(_INVENTORIES_KEPT)
         self._beats_since_inventory = 0
         self._want_credit = _WANTS_KEPT
+        self._asked_bytes = 0
 
     def opening(self) -> list[bytes]:
         """Frames to send first: what we hold, so that the peer sends what we lack."""
@@ -83,7 +84,7 @@ class ControlProtocol:
             case IHave(prefixes):
                 return self._want(prefixes)
             case IWant(prefixes):
-                return self._limited(entry for prefix in prefixes if (entry := self._log.find(prefix)) is not None)
+                return self._answer(prefixes)
             case Ping(number, digest):
                 return [control_frames.encode(Pong(number)), *self._compare(digest)]
             case Pong():
@@ -106,6 +107,7 @@ class ControlProtocol:
         self._inventory_credit = min(self._inventory_credit + 1 / self._settings.inventory_beats, _INVENTORIES_KEPT)
         self._beats_since_inventory += 1
         self._want_credit = _WANTS_KEPT
+        self._asked_bytes = 0
         self._pings += 1
         return [control_frames.encode(Ping(self._pings, self._log.digest() if len(self._log) else None))]
 
@@ -123,7 +125,13 @@ class ControlProtocol:
             return []
 
         self._inventory_credit -= 1
-        return self._limited(self._log.lacking(prefixes))
+        return self._limited(self._log.lacking(prefixes), _GIVEN_BYTES)
+
+    def _answer(self, prefixes: tuple[bytes, ...]) -> list[bytes]:
+        entries = [entry for prefix in prefixes if (entry := self._log.find(prefix)) is not None]
+        given = self._limited(entries, _GIVEN_BYTES - self._asked_bytes)
+        self._asked_bytes += sum(map(len, given))
+        return given
 
     def _want(self, prefixes: tuple[bytes, ...]) -> list[bytes]:
         wanted: list[bytes] = []
@@ -136,9 +144,9 @@ class ControlProtocol:
         self._want_credit -= len(wanted)
         return [control_frames.encode(IWant(tuple(wanted)))] if wanted else []
 
-    def _limited(self, entries: Iterable[LogEntry]) -> list[bytes]:
+    def _limited(self, entries: Iterable[LogEntry], left: int) -> list[bytes]:
+        """Frames that give the peer these messages, until about `left` bytes are given."""
         given: list[bytes] = []
-        left = _GIVEN_BYTES
         for entry in entries:
             if left <= 0:
                 break

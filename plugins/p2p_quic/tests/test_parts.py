@@ -261,6 +261,20 @@ def test_what_is_asked_for_is_given_once_and_what_is_not_there_is_not():
     assert one.receive(asked) == []
 
 
+def test_what_a_peer_asks_for_within_a_beat_is_a_few_megabytes():
+    logs, (one, _) = pair(own_messages=1000, own_bytes=2**25)
+    entries = [logs[0].add_own(n.to_bytes(2, "big") * (MAX_MESSAGE_BYTES // 2), tag=1) for n in range(600)]  # 9.6 MB
+
+    def given():
+        asked = (IWant(tuple(entry.id[:16] for entry in entries[at : at + 100])) for at in range(0, 600, 100))
+        return sum(len(answer) for frame in asked for answer in one.receive(control_frames.encode(frame)))
+
+    assert 4 * 2**20 <= given() < 4 * 2**20 + 2**16
+    assert given() == 0
+    one.beat()
+    assert 4 * 2**20 <= given() < 4 * 2**20 + 2**16
+
+
 def test_members_that_agree_only_ping():
     logs, (one, other) = pair()
     exchange(one, other, one.announce(logs[0].add_own(b"agreed", tag=1)))
