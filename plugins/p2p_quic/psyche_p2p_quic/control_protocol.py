@@ -19,7 +19,7 @@ from psyche_p2p_quic.control_frames import Hello, IHave, Inventory, IWant, Messa
 from psyche_p2p_quic.settings import QuicSettings
 
 _GIVEN_BYTES = 4 * 2**20
-"""Messages that one list from the peer is answered with, in bytes, and all it asks for within one beat: the rest is given when the
+"""Bytes of messages that one list from the peer is answered with, and all it asks for within one beat: the rest is given when the
 peer compares again. Live messages are far fewer but in a flood, and then a peer must not make us copy all of them at once."""
 
 _INVENTORIES_KEPT = 2
