@@ -315,7 +315,8 @@ class Network:
 
         valid = node.replica.check(payload)
         if valid and action.tag >= node.expired_before:
-            node.payloads[payload.hash] = (action.tag, payload)
+            known, _ = node.payloads.get(payload.hash, (action.tag, payload))
+            node.payloads[payload.hash] = (max(known, action.tag), payload)  # as stores do: an older fetch shortens nothing
         node.receive(life, PayloadChecked(payload.hash, valid, action.tag))
 
     # ------------------------------------------------------------------------------------ the server's links
