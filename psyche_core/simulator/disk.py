@@ -109,7 +109,8 @@ class Disk:
         found = [
             saved
             for saved in self._saved
-            if saved.step <= due and (saved.generation == state.generation or ends.get(saved.step) == saved.digest)
+            if saved.step <= due
+            and (ends[saved.step] == saved.digest if saved.step in ends else saved.generation == state.generation)
         ]
         return max(found, key=lambda saved: saved.step, default=None)
 

@@ -83,13 +83,17 @@ def find_origin(
 
 
 def belongs(generation: int, ends: Mapping[int, bytes]) -> Callable[[CheckpointManifest], bool]:
-    """Whether a checkpoint is of the run's history: of its generation, or an epoch end that a quorum signed.
+    """Whether a checkpoint is of the run's history: what a quorum signed for its step, or else of the run's generation.
 
-    generation: the state's; ends: full digest (32 bytes) by step of the signed ends in the state.
+    A coordinator that was restored from an older state plays steps anew in the same generation: what was saved of them before is
+    not what members signed since. generation: the state's; ends: full digest (32 bytes) by step of the signed ends in the state.
     """
 
     def check(manifest: CheckpointManifest) -> bool:
-        return manifest.generation == generation or _is_end(manifest, ends)
+        if manifest.step in ends and manifest.digest:
+            return _is_end(manifest, ends)
+
+        return manifest.generation == generation
 
     return check
 

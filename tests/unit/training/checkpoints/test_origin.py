@@ -144,6 +144,16 @@ def test_a_checkpoint_of_a_history_that_the_run_has_left_is_told_and_passed_over
         find(tmp_path, at_most=20, generation=1)
 
 
+def test_an_end_of_the_same_generation_that_members_signed_otherwise_is_passed_over(tmp_path: Path) -> None:
+    """The coordinator was restored from an older state, and others played the epoch anew."""
+    save(tmp_path / "own", 3, digest=b"a" * 32)
+    save(tmp_path / "own", 9, digest=b"b" * 32)
+    assert find(tmp_path, ends={3: b"a" * 32})[0].step == 9
+    origin, told = find(tmp_path, ends={9: END})
+    assert origin.step == 3
+    assert "passed over" in str(told)
+
+
 def test_an_end_that_a_quorum_signed_is_used_in_any_generation(tmp_path: Path) -> None:
     """Also where the coordinator came back with an older state, which knows a smaller generation."""
     save(tmp_path / "own", 9, digest=END, generation=2)
