@@ -18,7 +18,7 @@ from psyche_core.config.sentences import shown
 from psyche_core.data.token_files import MAX_NPY_HEADER, NPY_MAGIC, TokenFiles, npy_data_start
 from psyche_core.errors import ConfigError, DataError, ModelError, WireError
 from psyche_core.wire.codec import decode, encode
-from psyche_core.wire.messages import Finished, ModelWanted, seal, unseal
+from psyche_core.wire.messages import VERSION, Finished, ModelWanted, seal, unseal
 from psyche_core.wire.signing import SecretKey
 from psyche_data_http.client import RangeClient
 from psyche_data_http.file_source import RemoteFile
@@ -76,13 +76,13 @@ def test_what_is_at_the_limit_is_encoded_and_decoded() -> None:
 # --------------------------------------------------------------------------------------------------------------- messages
 
 
-@pytest.mark.parametrize("version", [True, 1.0])
+@pytest.mark.parametrize("version", [True, float(VERSION)])
 def test_an_envelope_cannot_be_written_anew_around_its_signature(version: object) -> None:
-    """The version is outside the signature: `True == 1 == 1.0` gave three envelopes, with three ids, for one signed message."""
+    """The version is outside the signature: `True == 1 == 1.0` gave three envelopes, with three ids, for one message of version 1."""
     sealed = seal(KEY, RUN, Finished(1, 2))
     other = lax([version, *decode(sealed, max_bytes=1000)[1:]])
     assert unseal(sealed, run=RUN)[1] == Finished(1, 2)
-    with pytest.raises(WireError, match="is not 1"):
+    with pytest.raises(WireError, match=f"is not {VERSION}"):
         unseal(other, run=RUN)
 
 
@@ -90,7 +90,7 @@ def test_an_envelope_cannot_be_written_anew_around_its_signature(version: object
 def test_the_kind_of_a_message_is_an_integer(fields: list[Any]) -> None:
     body = lax(fields)
     with pytest.raises(WireError, match="kind is an integer"):
-        unseal(lax([1, KEY.public, body, KEY.sign("message", RUN, body)]), run=RUN)
+        unseal(lax([VERSION, KEY.public, body, KEY.sign("message", RUN, body)]), run=RUN)
     assert unseal(seal(KEY, RUN, ModelWanted(1, 2)), run=RUN)[1] == ModelWanted(1, 2)
 
 
@@ -113,7 +113,7 @@ def test_an_address_cannot_hide_many_hosts_or_none_behind_a_mapped_one(ip: str) 
     assert PeerAddress.decode(encode([1, [["::ffff:192.0.2.1", 1900]], None])).sockets
 
 
-@pytest.mark.parametrize("version", [True, 1.0])
+@pytest.mark.parametrize("version", [True, float(VERSION)])
 def test_an_address_has_one_version(version: object) -> None:
     with pytest.raises(WireError):
         PeerAddress.decode(lax([version, [], None]))
