@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from psyche_core import interfaces as interfaces
     from psyche_core.errors import PsycheError as PsycheError
     from psyche_core.plugins import PluginRegistry as PluginRegistry
+    from psyche_core.sdk import run_events as run_events
     from psyche_core.sdk.address import Address as Address
     from psyche_core.sdk.client import Client as Client
     from psyche_core.sdk.coordinator import Coordinator as Coordinator
@@ -44,6 +45,7 @@ __all__ = [
     "hookspecs",
     "interfaces",
     "load_run",
+    "run_events",
     "train",
     "train_async",
 ]
@@ -61,7 +63,13 @@ _HOMES = {
     "train": "sdk.train",
     "train_async": "sdk.train",
 }
-_MODULES = {"errors": "errors", "events": "telemetry.events", "hookspecs": "hookspecs", "interfaces": "interfaces"}
+_MODULES = {
+    "errors": "errors",
+    "events": "telemetry.events",
+    "hookspecs": "hookspecs",
+    "interfaces": "interfaces",
+    "run_events": "sdk.run_events",
+}
 
 
 def __getattr__(name: str) -> Any:

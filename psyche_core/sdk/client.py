@@ -127,7 +127,7 @@ class Client:
         self._backend_options = dict(backend_options or {})
         self._plugins = plugins
         self._model = found["model"]
-        self._log: EventLog | None = None
+        self._log: EventLog[telemetry.Event] | None = None
         self._metrics = Metrics()
         self._runtime: ClientRuntime | None = None
         self._bus: EventBus | None = None
@@ -351,7 +351,7 @@ class Client:
             raise ConfigError(message)
         return None if cls is None else load_settings(cls, self._backend_options)
 
-    def _opened(self) -> EventLog:
+    def _opened(self) -> EventLog[telemetry.Event]:
         if self._log is None:
             message = "the client has not begun; use it inside `async with psyche.Client(…) as client:`"
             raise RuntimeError(message)

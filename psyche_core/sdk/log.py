@@ -1,19 +1,20 @@
-"""A client's events as a stream that many can read, each from the beginning, at their own speed."""
+"""Events of a client or coordinator as a stream that many can read, each from the beginning, at their own speed."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
 
 import anyio
 
-from psyche_core.telemetry.events import Event
+Event = TypeVar("Event")
 
 KEPT = 4096
 """Events that wait for a reader; of a slower one's the oldest are dropped."""
 
 
-class EventLog:
+class EventLog(Generic[Event]):
     """Belongs to one event loop. `put` never waits."""
 
     def __init__(self) -> None:
