@@ -27,7 +27,7 @@ from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address
 from psyche_core.sdk.log import EventLog
 from psyche_core.sdk.metrics import Metrics
-from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven, given, module_of, with_source
+from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven, given, module_of, with_address, with_source
 from psyche_core.sdk.settings import embedded_settings
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
@@ -107,13 +107,15 @@ class Client:
             self._objects.setdefault("backend", Given(place.server.backend(), "psyche_core"))
             if transport is None:
                 self._objects["transport"] = Given(place.server.transport(), "psyche_core")
+        elif "backend" in self._objects and place.location:
+            self._objects["backend"] = with_address(self._objects["backend"], backend, place.location)
         names = {kind: each for kind, each in found.items() if isinstance(each, str)}
         self._expected = {kind: name for kind, name in names.items() if kind in ("model", "data", "optimizer")}
         self._key = key if isinstance(key, SecretKey) else None
         self._settings: ClientSettings = embedded_settings(
             {
                 "run_id": place.run_id,
-                "server_addr": place.location if place.server is None else None,
+                "server_addr": (place.location or None) if place.server is None else None,
                 "backend": place.backend,
                 "transport": names.get("transport"),
                 "identity_secret_key_path": Path(key) if isinstance(key, Path | str) else None,

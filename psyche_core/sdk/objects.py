@@ -91,6 +91,20 @@ def with_source(found: Given, folder: Path) -> Given:
     return replace(found, registration=replace(registration, source=folder))
 
 
+def with_address(found: Given, value: object, address: str) -> Given:
+    """A backend's registration where the client was given an address too: a function is told it.
+
+    value: what `found` was made of. Raises ConfigError for a Backend object, which has no use for an address.
+    """
+    registration = found.registration
+    if isinstance(value, Backend):
+        message = f"a backend= object knows where its coordinator is; give None in place of the address, got {address!r}"
+        raise ConfigError(message)
+    if value is registration or not isinstance(registration, BackendRegistration):
+        return found
+    return replace(found, registration=replace(registration, needs_address=True))
+
+
 def module_factory(found: Given | str | None) -> ModuleFactory | None:
     """What makes the torch module of a model's registration, None where it is not made from one."""
     if "psyche_core.models.torch_module" not in sys.modules or not isinstance(found, Given):
@@ -211,7 +225,14 @@ def _backend(value: Any) -> BackendRegistration | None:
     if isinstance(value, BackendRegistration):
         return value
     if isinstance(value, Backend):
-        return BackendRegistration(name=_name(value), summary=_SUMMARY, create=lambda _: value, needs_address=False)
+
+        def create(context: BackendContext) -> Backend:
+            if value.identity.p2p != context.key.public:
+                message = "the backend= object has another key than the client; make both with the same one, and give key="
+                raise ConfigError(message)
+            return value
+
+        return BackendRegistration(name=_name(value), summary=_SUMMARY, create=create, needs_address=False)
     if isinstance(value, type) or not callable(value):
         return None
     return BackendRegistration(name=_name(value), summary=_SUMMARY, create=value, needs_address=False)
