@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from psyche_core.plugins import PluginRegistry as PluginRegistry
     from psyche_core.sdk import run_events as run_events
     from psyche_core.sdk.address import Address as Address
+    from psyche_core.sdk.asgi import CoordinatorApp as CoordinatorApp
     from psyche_core.sdk.client import Client as Client
     from psyche_core.sdk.coordinator import Coordinator as Coordinator
     from psyche_core.sdk.metrics import Metrics as Metrics
@@ -34,6 +35,7 @@ __all__ = [
     "Address",
     "Client",
     "Coordinator",
+    "CoordinatorApp",
     "Metrics",
     "PluginRegistry",
     "PsycheError",
@@ -54,6 +56,7 @@ _HOMES = {
     "Address": "sdk.address",
     "Client": "sdk.client",
     "Coordinator": "sdk.coordinator",
+    "CoordinatorApp": "sdk.asgi",
     "Metrics": "sdk.metrics",
     "PluginRegistry": "plugins",
     "PsycheError": "errors",

@@ -1,4 +1,4 @@
-"""The arguments of `Client` as a table, for who passes them on; see there. Read by type checkers only."""
+"""The arguments of `Client` and `Coordinator` as tables, for who passes them on; see there. Read by type checkers only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.client import Callback
+from psyche_core.sdk.coordinator import OnChange
 from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven
 from psyche_core.wire.signing import SecretKey
 
@@ -32,4 +33,16 @@ class ClientArguments(TypedDict, total=False):
     base: Path | str | None
     options: Mapping[str, Any] | None
     backend_options: Mapping[str, Any] | None
+    plugins: PluginRegistry | None
+
+
+class CoordinatorArguments(TypedDict, total=False):
+    """All but the run, each as `Coordinator` takes it."""
+
+    backend: str
+    host: str
+    port: int
+    state_dir: Path | str | None
+    key: SecretKey | None
+    on_change: OnChange | None
     plugins: PluginRegistry | None

@@ -94,6 +94,18 @@ class Coordinator:
         """The run's state now: phase, step, members. Immutable. Raises RuntimeError outside the block."""
         return self._hosted().state
 
+    @property
+    def failure(self) -> Exception | None:
+        """What stopped the server, None while nothing has."""
+        return self._failure
+
+    @property
+    def log(self) -> EventLog[RunEvent]:
+        """The events with their numbers, for who passes them on; see `events`. Raises RuntimeError before the block."""
+        self._hosted()
+        assert self._log is not None
+        return self._log
+
     def pause(self) -> None:
         """Pause the run for all members, an owner's command: the epoch ends early, with all its results applied, then all wait.
 
@@ -113,9 +125,7 @@ class Coordinator:
         reads for itself; who reads too slowly misses the oldest events and holds nobody up. Cancel-safe. Raises what stopped the
         server, after the last event; RuntimeError before the block.
         """
-        self._hosted()
-        assert self._log is not None
-        async for event in self._log.read():
+        async for event in self.log.read():
             yield event
         if self._failure is not None:
             raise self._failure

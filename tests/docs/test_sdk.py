@@ -20,14 +20,16 @@ def test_every_example_runs(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
     assert 0 < float(lines[0]) < 4
     assert [line.split()[0] for line in lines[1:11]] == [str(step) for step in range(1, 11)]
     assert lines[11].count("applied=10") == 2
     assert lines[12].split()[0] == "joined"
     assert lines[13:18] == [*(f"settled {step} 1" for step in (1, 2, 3, 4)), "finished"]
     assert 2 <= int(lines[18]) < 6
-    assert lines[19:] == ["6", "4"]
+    assert lines[19] == "6"
+    assert re.fullmatch(r"127\.0\.0\.1:\d+#[0-9a-f]{64}", lines[20])
+    assert lines[21:] == ["4"]
 
 
 def test_the_table_of_names_is_complete() -> None:
