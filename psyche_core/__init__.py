@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from psyche_core.sdk.run_config import load_run as load_run
     from psyche_core.sdk.train import train as train
     from psyche_core.sdk.train import train_async as train_async
+    from psyche_core.sdk.trainer import train_with as train_with
+    from psyche_core.sdk.trainer import train_with_async as train_with_async
     from psyche_core.telemetry import events as events
     from psyche_core.wire.signing import SecretKey as SecretKey
 
@@ -50,6 +52,8 @@ __all__ = [
     "run_events",
     "train",
     "train_async",
+    "train_with",
+    "train_with_async",
 ]
 
 _HOMES = {
@@ -65,6 +69,8 @@ _HOMES = {
     "load_run": "sdk.run_config",
     "train": "sdk.train",
     "train_async": "sdk.train",
+    "train_with": "sdk.trainer",
+    "train_with_async": "sdk.trainer",
 }
 _MODULES = {
     "errors": "errors",

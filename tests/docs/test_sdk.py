@@ -20,8 +20,12 @@ def test_every_example_runs(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
     assert 0 < float(lines[0]) < 4
+    logs = [line for line in lines if line.startswith("{'loss'")]  # of transformers' PrinterCallback
+    lines = [line for line in lines if line not in logs and not line.startswith("[20")]  # the second: deepspeed, where it is
+    assert len(logs) == 2
+    assert (tmp_path / "trained" / "model.safetensors").is_file()
     assert [line.split()[0] for line in lines[1:11]] == [str(step) for step in range(1, 11)]
     assert lines[11].count("applied=10") == 2
     assert lines[12].split()[0] == "joined"
