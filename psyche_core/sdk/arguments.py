@@ -13,7 +13,7 @@ from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
-    from psyche_core.sdk.objects import DataGiven, ModelGiven
+    from psyche_core.sdk.objects import DataGiven, EvalGiven, ModelGiven
 
 
 class ClientArguments(TypedDict, total=False):
@@ -22,6 +22,7 @@ class ClientArguments(TypedDict, total=False):
     run_id: str | None
     model: ModelGiven | None
     data: DataGiven | None
+    eval_data: EvalGiven | None
     optimizer: OptimizerGiven | None
     transport: TransportGiven | None
     backend: BackendGiven | None

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from psyche_core.models.torch_module import ModuleFactory
 
     ModelGiven: TypeAlias = str | torch.nn.Module | Callable[[], torch.nn.Module] | ModelRegistration
+    EvalGiven: TypeAlias = MapDataset | DataProvider | Callable[[DataContext], DataProvider] | DataRegistration
     DataGiven: TypeAlias = str | MapDataset | DataProvider | Callable[[DataContext], DataProvider] | DataRegistration
 
 OptimizerGiven: TypeAlias = str | Optimizer | Callable[[Model], Optimizer] | OptimizerRegistration
@@ -71,14 +72,17 @@ class NoSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def given(kind: str, value: object) -> Given | str | None:
-    """A registration for an object, the name that was given, or None for nothing. Raises TypeError for an object of no use."""
+def given(kind: str, value: object, *, argument: str | None = None) -> Given | str | None:
+    """A registration for an object, the name that was given, or None for nothing. Raises TypeError for an object of no use.
+
+    argument: what the kind is called where it was given, `kind` itself when None.
+    """
     if value is None or isinstance(value, str):
         return value
 
     registration: Registration | None = _MAKERS[kind](value)
     if registration is None:
-        message = f"{kind}= takes {_WANTED[kind]}; got {_described(value)}"
+        message = f"{argument or kind}= takes {_WANTED[kind]}; got {_described(value)}"
         raise TypeError(message)
     return Given(registration, str(getattr(value, "__module__", None) or type(value).__module__))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio.from_thread
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from psyche_core.sdk.arguments import ClientArguments
 
 _COLLATED = "input_ids", "labels", "attention_mask", "position_ids"
+_TOLD = events.StepTrained, events.StepApplied, events.Validated, events.CheckpointSaved
 
 
 def train_with(trainer: Trainer, target: RunConfig | Address | str, **client: Unpack[ClientArguments]) -> Metrics:
@@ -44,12 +45,14 @@ def train_with(trainer: Trainer, target: RunConfig | Address | str, **client: Un
         trainer = Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=[Mine()])
         psyche.train_with(trainer, "203.0.113.7:20000#KEY", run_id="mine")
 
-    trainer: its model is trained in place and holds the run's weights afterwards. Item i of its train_dataset is sample i of the
-    run, collated alone; a shorter one is padded to the run's sequence length, with labels of -100. Its callbacks are called in a
-    worker thread while training goes on: on_train_begin; on_step_begin and on_step_end when a step's results are applied; on_log
-    with loss (nats per token, mean of our shares since the last one) and learning_rate as its logging arguments say; on_save
-    after a checkpoint; on_train_end. They must not read weights before the last one. `control.should_training_stop` leaves
-    the run in order. target: as `train` takes it. client: any argument of `Client`, which wins over the trainer's.
+    trainer: its model is trained in place and holds the run's weights afterwards. Item i of its train_dataset is sample i of
+    the run, collated alone; a shorter one is padded to the run's sequence length, with labels of -100. Its callbacks are
+    called in a worker thread while training goes on: on_train_begin; on_step_begin and on_step_end when a step's results are
+    applied; on_log with loss (nats per token, mean of our shares since the last one) and learning_rate as its logging
+    arguments say; on_evaluate with eval_loss over the first 64 items of its eval_dataset, before the first step and after
+    each epoch of the run, unless its eval_strategy is no; on_save after a checkpoint; on_train_end. They must not read
+    weights before the last one. `control.should_training_stop` leaves the run in order. target: as `train` takes it. client:
+    any argument of `Client`, which wins over the trainer's.
 
     Raises TypeError for what is no Trainer or a dataset without length or items; ConfigError for a Trainer with a loss of its own
     (an own compute_loss or training_step, compute_loss_func, label_smoothing_factor, neftune_noise_alpha), a collator that draws
@@ -60,11 +63,13 @@ def train_with(trainer: Trainer, target: RunConfig | Address | str, **client: Un
 
 async def train_with_async(trainer: Trainer, target: RunConfig | Address | str, **client: Unpack[ClientArguments]) -> Metrics:
     """`train_with` for programs that have an event loop, and for notebooks. Cancelling it leaves the run without ceremony."""
-    given: ClientArguments = {**_arguments(trainer), **client}  # type: ignore[typeddict-item]  # of Client's names
+    ours = _arguments(trainer)
+    options = {**ours["options"], **(client.get("options") or {})}
+    given: ClientArguments = {**ours, **client, "options": options}  # type: ignore[typeddict-item]  # of Client's names
     async with member_of(target, given) as member:
         report = _Report(trainer, member)
         async for event in member.events():
-            if isinstance(event, events.StepTrained | events.StepApplied | events.CheckpointSaved):
+            if isinstance(event, _TOLD):
                 await anyio.to_thread.run_sync(report.take, event)
         await anyio.to_thread.run_sync(report.finish)
     return member.metrics
@@ -106,23 +111,35 @@ def _arguments(trainer: Trainer) -> dict[str, Any]:
 
     return {
         "model": trainer.model,
-        "data": lambda context: _data(trainer, context),
+        "data": lambda context: _data(trainer, trainer.train_dataset, context),
+        "eval_data": _eval_data(trainer),
         "device": str(trainer.args.device),
         "micro_batch_size": trainer.args.per_device_train_batch_size,
         "options": {"compute_dtype": "bfloat16"} if trainer.args.bf16 else {},
     }
 
 
-def _data(trainer: Trainer, context: DataContext) -> SequenceData:
+def _data(trainer: Trainer, dataset: Any, context: DataContext) -> SequenceData:
     length = context.sequence_length
-    return SequenceData(_Collated(trainer, length), sequence_length=length)
+    return SequenceData(_Collated(trainer, dataset, length), sequence_length=length)
+
+
+def _eval_data(trainer: Trainer) -> Callable[[DataContext], SequenceData] | None:
+    """Of the trainer's eval_dataset, None where it does not evaluate. Raises TypeError for one without length or items."""
+    dataset = trainer.eval_dataset
+    if trainer.args.eval_strategy == "no" or dataset is None:
+        return None
+    if isinstance(dataset, Mapping) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        message = f"the trainer's eval_dataset must be one with a length and numbered items, got a {type(dataset).__name__}"
+        raise TypeError(message)
+    return lambda context: _data(trainer, dataset, context)
 
 
 class _Collated:
     """The items of a trainer's dataset as its collator makes them, each alone and padded to the run's length, in tokens."""
 
-    def __init__(self, trainer: Trainer, length: int) -> None:
-        self._dataset: Any = trainer.train_dataset
+    def __init__(self, trainer: Trainer, dataset: Any, length: int) -> None:
+        self._dataset = dataset
         self._collate = trainer.data_collator
         self._length = length
         tokenizer = trainer.processing_class
@@ -177,7 +194,7 @@ class _Report:
         self._begun = False
         self._losses: list[float] = []
 
-    def take(self, event: events.StepTrained | events.StepApplied | events.CheckpointSaved) -> None:
+    def take(self, event: events.Event) -> None:
         """One event of the client."""
         self._begin()
         trainer = self._trainer
@@ -187,6 +204,11 @@ class _Report:
                 trainer.state.num_input_tokens_seen += event.tokens
             case events.StepApplied():
                 self._step(event.step)
+            case events.Validated():
+                metrics = {"eval_loss": event.loss}
+                trainer.log(dict(metrics))
+                trainer.control = trainer.callback_handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
+                self._obey()
             case events.CheckpointSaved():
                 trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
@@ -220,5 +242,10 @@ class _Report:
             mean = {"loss": sum(self._losses) / len(self._losses)} if self._losses else {}
             self._losses.clear()
             trainer.log({**mean, "learning_rate": rate})
-        if trainer.control.should_training_stop and step < state.max_steps:  # at the last one the run ends by itself
+        self._obey()
+
+    def _obey(self) -> None:
+        """Leave where a callback said so; at the last step the run ends by itself."""
+        trainer = self._trainer
+        if trainer.control.should_training_stop and trainer.state.global_step < trainer.state.max_steps:
             anyio.from_thread.run_sync(self._member.stop)

@@ -18,7 +18,7 @@ RUN = """
 import sys
 import nbclient, nbformat
 book = nbformat.read(sys.argv[1], as_version=4)
-nbclient.NotebookClient(book, timeout=90, kernel_name="python3").execute()
+nbclient.NotebookClient(book, timeout=180, kernel_name="python3").execute()
 nbformat.write(book, sys.argv[2])
 """
 
@@ -48,6 +48,7 @@ def test_links_of_a_notebook_lead_somewhere(path: Path) -> None:
     assert [link for link in links if not (FOLDER / link).is_file()] == []
 
 
+@pytest.mark.timeout(240)
 def test_the_first_run_trains_in_the_running_loop_of_a_kernel(tmp_path: Path) -> None:
     """In a process of its own, with its own folder for what Jupyter writes; the kernel is this Python's."""
     played = tmp_path / "played.ipynb"
@@ -59,7 +60,7 @@ def test_the_first_run_trains_in_the_running_loop_of_a_kernel(tmp_path: Path) ->
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         check=False,
     )
     assert done.returncode == 0, done.stderr

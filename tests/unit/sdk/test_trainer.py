@@ -53,7 +53,7 @@ class Told(TrainerCallback):
 
 
 def make_trainer(folder: Path, *, cls: type[Trainer] = Trainer, told: Told | None = None, **more: Any) -> Trainer:
-    names = ("label_smoothing_factor", "neftune_noise_alpha", "per_device_train_batch_size", "bf16", "remove_unused_columns")
+    names = ("label_smoothing_factor", "neftune_noise_alpha", "per_device_train_batch_size", "bf16", "eval_strategy")
     arguments = {name: more.pop(name) for name in names if name in more}
     args = TrainingArguments(
         output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, logging_steps=2, **arguments
@@ -119,6 +119,26 @@ def test_a_script_stops_where_a_callback_says_so_and_saves(tmp_path: Path) -> No
     assert 0 < evaluated["eval_loss"] < 3.6
 
 
+async def test_held_out_items_are_evaluated_after_each_epoch_of_the_run_and_may_stop_it(tmp_path: Path) -> None:
+    class Enough(Told):
+        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+            self.calls.append(("evaluate", state.global_step))
+            if state.global_step > 0:
+                control.should_training_stop = True
+
+    told = Enough()
+    trainer = make_trainer(tmp_path, told=told, eval_dataset=ROWS[:4], eval_strategy="steps")
+    metrics = await psyche.train_with_async(trainer, make_run(steps=200, clients=1, steps_per_epoch=4))
+
+    assert [call for call in told.calls if call[0] == "evaluate"][:2] == [("evaluate", 0), ("evaluate", 4)]
+    assert 4 <= metrics.applied < 200
+    found = [log["eval_loss"] for log in told.logs if "eval_loss" in log]
+    assert found[1] < found[0] < 3.6
+    with pytest.raises(TypeError, match=r"^the trainer's eval_dataset must be one with a length and numbered items, got a dict$"):
+        adapter._arguments(make_trainer(tmp_path, eval_dataset={"one": ROWS}, eval_strategy="steps"))
+    assert adapter._arguments(make_trainer(tmp_path, eval_dataset=ROWS))["eval_data"] is None
+
+
 async def test_what_a_callback_raises_comes_out(tmp_path: Path) -> None:
     class Broken(Told):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -173,7 +193,7 @@ async def test_what_is_no_trainer_or_has_no_items(tmp_path: Path) -> None:
 def collated(batch: dict[str, Any], folder: Path) -> dict[str, Any]:
     as_arrays = {name: np.array(value) for name, value in batch.items()}
     trainer = make_trainer(folder, data_collator=lambda _: as_arrays)
-    items = adapter._Collated(trainer, LENGTH)
+    items = adapter._Collated(trainer, ROWS, LENGTH)
     assert len(items) == len(ROWS)
     return items[0]
 
