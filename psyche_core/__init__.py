@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from psyche_core import interfaces as interfaces
     from psyche_core.errors import PsycheError as PsycheError
     from psyche_core.plugins import PluginRegistry as PluginRegistry
+    from psyche_core.sdk import run_events as run_events
     from psyche_core.sdk.address import Address as Address
+    from psyche_core.sdk.asgi import CoordinatorApp as CoordinatorApp
     from psyche_core.sdk.client import Client as Client
     from psyche_core.sdk.coordinator import Coordinator as Coordinator
     from psyche_core.sdk.metrics import Metrics as Metrics
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from psyche_core.sdk.run_config import load_run as load_run
     from psyche_core.sdk.train import train as train
     from psyche_core.sdk.train import train_async as train_async
+    from psyche_core.sdk.trainer import train_with as train_with
+    from psyche_core.sdk.trainer import train_with_async as train_with_async
     from psyche_core.telemetry import events as events
     from psyche_core.wire.signing import SecretKey as SecretKey
 
@@ -33,6 +37,7 @@ __all__ = [
     "Address",
     "Client",
     "Coordinator",
+    "CoordinatorApp",
     "Metrics",
     "PluginRegistry",
     "PsycheError",
@@ -44,14 +49,18 @@ __all__ = [
     "hookspecs",
     "interfaces",
     "load_run",
+    "run_events",
     "train",
     "train_async",
+    "train_with",
+    "train_with_async",
 ]
 
 _HOMES = {
     "Address": "sdk.address",
     "Client": "sdk.client",
     "Coordinator": "sdk.coordinator",
+    "CoordinatorApp": "sdk.asgi",
     "Metrics": "sdk.metrics",
     "PluginRegistry": "plugins",
     "PsycheError": "errors",
@@ -60,8 +69,16 @@ _HOMES = {
     "load_run": "sdk.run_config",
     "train": "sdk.train",
     "train_async": "sdk.train",
+    "train_with": "sdk.trainer",
+    "train_with_async": "sdk.trainer",
 }
-_MODULES = {"errors": "errors", "events": "telemetry.events", "hookspecs": "hookspecs", "interfaces": "interfaces"}
+_MODULES = {
+    "errors": "errors",
+    "events": "telemetry.events",
+    "hookspecs": "hookspecs",
+    "interfaces": "interfaces",
+    "run_events": "sdk.run_events",
+}
 
 
 def __getattr__(name: str) -> Any:

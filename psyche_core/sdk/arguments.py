@@ -1,4 +1,4 @@
-"""The arguments of `Client` as a table, for who passes them on; see there. Read by type checkers only."""
+"""The arguments of `Client` and `Coordinator` as tables, for who passes them on; see there. Read by type checkers only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.client import Callback
+from psyche_core.sdk.coordinator import OnChange
 from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven
 from psyche_core.wire.signing import SecretKey
 
 if TYPE_CHECKING:
-    from psyche_core.sdk.objects import DataGiven, ModelGiven
+    from psyche_core.sdk.objects import DataGiven, EvalGiven, ModelGiven
 
 
 class ClientArguments(TypedDict, total=False):
@@ -21,6 +22,7 @@ class ClientArguments(TypedDict, total=False):
     run_id: str | None
     model: ModelGiven | None
     data: DataGiven | None
+    eval_data: EvalGiven | None
     optimizer: OptimizerGiven | None
     transport: TransportGiven | None
     backend: BackendGiven | None
@@ -32,4 +34,16 @@ class ClientArguments(TypedDict, total=False):
     base: Path | str | None
     options: Mapping[str, Any] | None
     backend_options: Mapping[str, Any] | None
+    plugins: PluginRegistry | None
+
+
+class CoordinatorArguments(TypedDict, total=False):
+    """All but the run, each as `Coordinator` takes it."""
+
+    backend: str
+    host: str
+    port: int
+    state_dir: Path | str | None
+    key: SecretKey | None
+    on_change: OnChange | None
     plugins: PluginRegistry | None

@@ -25,9 +25,10 @@ from psyche_core.plugin_faults import brief, leaves
 from psyche_core.plugin_objects import Given, RegistryWithObjects
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address
+from psyche_core.sdk.held_out import RegistryWithHeldOut
 from psyche_core.sdk.log import EventLog
 from psyche_core.sdk.metrics import Metrics
-from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven, given, module_of, with_source
+from psyche_core.sdk.objects import BackendGiven, OptimizerGiven, TransportGiven, given, module_of, with_address, with_source
 from psyche_core.sdk.settings import embedded_settings
 from psyche_core.telemetry import events as telemetry
 from psyche_core.telemetry.sinks import EventBus
@@ -36,7 +37,7 @@ from psyche_core.wire.signing import SecretKey
 if TYPE_CHECKING:
     import torch
 
-    from psyche_core.sdk.objects import DataGiven, ModelGiven
+    from psyche_core.sdk.objects import DataGiven, EvalGiven, ModelGiven
 
 logger = logging.getLogger("psyche.sdk")
 
@@ -58,7 +59,9 @@ class Client:
     scalar mean loss in nats), a transformers causal language model, or a function without arguments that makes one. It is trained
     in place, in eval mode, and holds the run's weights when the client has ended. All members must bring equal first weights.
     data: a map-style dataset whose items are `sequence_length` token ids (or mappings with `input_ids` and perhaps `labels`), the
-    same for all members, or a DataProvider. optimizer: a function from a Model to an Optimizer, or an Optimizer. transport,
+    same for all members, or a DataProvider. eval_data: held-out data of this client alone, as `data` but no name; the mean loss
+    over its first 64 items (`options={"validation_sequences": …}`) is told as Validated events, before the first step and after
+    each epoch. optimizer: a function from a Model to an Optimizer, or an Optimizer. transport,
     backend: objects of the interfaces, or functions from their contexts. Each also takes a registration, or a plugin's name: the
     run's configuration decides which plugins a run has, so a name of model, data or optimizer is what we expect there, and
     another one in the run is refused. None follows the run.
@@ -85,6 +88,7 @@ class Client:
         run_id: str | None = None,
         model: ModelGiven | None = None,
         data: DataGiven | None = None,
+        eval_data: EvalGiven | None = None,
         optimizer: OptimizerGiven | None = None,
         transport: TransportGiven | None = None,
         backend: BackendGiven | None = None,
@@ -101,19 +105,22 @@ class Client:
         self._callbacks = tuple(_checked_callback(each) for each in callbacks)
         kinds = {"model": model, "data": data, "optimizer": optimizer, "transport": transport, "backend": backend}
         found = {kind: given(kind, value) for kind, value in kinds.items()}
+        self._held_out = _held_out(eval_data, options or {})
         place = _place(address, run_id, base, found)
         self._objects = {kind: each for kind, each in found.items() if isinstance(each, Given)}
         if place.server is not None:
             self._objects.setdefault("backend", Given(place.server.backend(), "psyche_core"))
             if transport is None:
                 self._objects["transport"] = Given(place.server.transport(), "psyche_core")
+        elif "backend" in self._objects and place.location:
+            self._objects["backend"] = with_address(self._objects["backend"], backend, place.location)
         names = {kind: each for kind, each in found.items() if isinstance(each, str)}
         self._expected = {kind: name for kind, name in names.items() if kind in ("model", "data", "optimizer")}
         self._key = key if isinstance(key, SecretKey) else None
         self._settings: ClientSettings = embedded_settings(
             {
                 "run_id": place.run_id,
-                "server_addr": place.location if place.server is None else None,
+                "server_addr": (place.location or None) if place.server is None else None,
                 "backend": place.backend,
                 "transport": names.get("transport"),
                 "identity_secret_key_path": Path(key) if isinstance(key, Path | str) else None,
@@ -127,7 +134,7 @@ class Client:
         self._backend_options = dict(backend_options or {})
         self._plugins = plugins
         self._model = found["model"]
-        self._log: EventLog | None = None
+        self._log: EventLog[telemetry.Event] | None = None
         self._metrics = Metrics()
         self._runtime: ClientRuntime | None = None
         self._bus: EventBus | None = None
@@ -260,6 +267,8 @@ class Client:
         try:
             if "model" in self._objects:
                 self._objects["model"] = with_source(self._objects["model"], Path(folder.name))
+            if self._held_out is not None:
+                self._settings = self._settings.model_copy(update={"validation_data": Path(folder.name)})
             return await self._live_on()
         finally:
             with anyio.CancelScope(shield=True):
@@ -269,7 +278,7 @@ class Client:
         plugins = self._plugins
         if plugins is None:
             plugins = await anyio.to_thread.run_sync(lambda: PluginRegistry.discover())
-        registry = RegistryWithObjects(plugins, objects=self._objects, expected=self._expected)
+        registry = self._registry(plugins)
         backend_settings = await anyio.to_thread.run_sync(self._backend_settings, registry)
         bus = EventBus(self._note, *map(self._shielded, self._callbacks))
         self._bus = bus
@@ -344,6 +353,12 @@ class Client:
 
         return call
 
+    def _registry(self, plugins: PluginRegistry) -> RegistryWithObjects:
+        place = self._settings.validation_data
+        if place is None:
+            return RegistryWithObjects(plugins, objects=self._objects, expected=self._expected)
+        return RegistryWithHeldOut(plugins, objects=self._objects, expected=self._expected, place=place, held_out=self._held_out)
+
     def _backend_settings(self, registry: RegistryWithObjects) -> BaseModel | None:
         cls = registry.load("backend", self._settings.backend).settings
         if cls is None and self._backend_options:
@@ -351,7 +366,7 @@ class Client:
             raise ConfigError(message)
         return None if cls is None else load_settings(cls, self._backend_options)
 
-    def _opened(self) -> EventLog:
+    def _opened(self) -> EventLog[telemetry.Event]:
         if self._log is None:
             message = "the client has not begun; use it inside `async with psyche.Client(…) as client:`"
             raise RuntimeError(message)
@@ -371,6 +386,19 @@ def _checked_callback(callback: object) -> Callback:
         message = "callbacks= takes plain functions, got an async one; use `async for event in client.events()` for that"
         raise TypeError(message)
     return callback
+
+
+def _held_out(value: object, options: Mapping[str, Any]) -> Given | None:
+    """A registration for `eval_data`. Raises TypeError, ConfigError."""
+    if isinstance(value, str):
+        message = f"eval_data= takes objects, got a text; for token files, options={{'validation_data': {value!r}}}"
+        raise TypeError(message)
+    found = given("data", value, argument="eval_data")
+    if found is not None and "validation_data" in options:
+        message = "eval_data= and options={'validation_data': …} both say what is held out; leave one out"
+        raise ConfigError(message)
+    assert not isinstance(found, str)
+    return found
 
 
 def _place(address: object, run_id: str | None, base: Path | str | None, found: Mapping[str, Given | str | None]) -> Address:

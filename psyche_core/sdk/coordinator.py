@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,9 @@ from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces.backend import BackendServer, OwnersDoor
 from psyche_core.plugins import PluginRegistry
 from psyche_core.sdk.address import Address
+from psyche_core.sdk.log import EventLog
 from psyche_core.sdk.run_config import RunConfig
+from psyche_core.sdk.run_events import RunEvent, told_of
 from psyche_core.types import RunState
 from psyche_core.wire.signing import SecretKey
 
@@ -75,6 +77,8 @@ class Coordinator:
         self._stack = AsyncExitStack()
         self._ended: anyio.Event | None = None
         self._failure: Exception | None = None
+        self._log: EventLog[RunEvent] | None = None
+        self._told: CoordinatorState | None = None
 
     @property
     def address(self) -> Address:
@@ -90,6 +94,18 @@ class Coordinator:
         """The run's state now: phase, step, members. Immutable. Raises RuntimeError outside the block."""
         return self._hosted().state
 
+    @property
+    def failure(self) -> Exception | None:
+        """What stopped the server, None while nothing has."""
+        return self._failure
+
+    @property
+    def log(self) -> EventLog[RunEvent]:
+        """The events with their numbers, for who passes them on; see `events`. Raises RuntimeError before the block."""
+        self._hosted()
+        assert self._log is not None
+        return self._log
+
     def pause(self) -> None:
         """Pause the run for all members, an owner's command: the epoch ends early, with all its results applied, then all wait.
 
@@ -101,6 +117,18 @@ class Coordinator:
     def resume(self) -> None:
         """Let a paused run go on. Raises as `pause`."""
         self._submit(Resume())
+
+    async def events(self) -> AsyncIterator[RunEvent]:
+        """What happens, from the start (of long waits the last 4096 events) until the run is finished or the block is left.
+
+        Classes: `psyche_core.run_events`. The first are the members and the phase of the state that it began with. Each call
+        reads for itself; who reads too slowly misses the oldest events and holds nobody up. Cancel-safe. Raises what stopped the
+        server, after the last event; RuntimeError before the block.
+        """
+        async for event in self.log.read():
+            yield event
+        if self._failure is not None:
+            raise self._failure
 
     async def wait(self) -> CoordinatorState:
         """Wait until the run is finished and its members were told; the last state. Cancel-safe.
@@ -124,9 +152,11 @@ class Coordinator:
             raise RuntimeError(message)
 
         self._ended = anyio.Event()
+        self._log = EventLog()
         async with AsyncExitStack() as stack:
             server = await self._make()
             self._server = await stack.enter_async_context(server)
+            self._note(server.state, ())
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             self._tasks.start_soon(self._serve)
             self._stack = stack.pop_all()
@@ -149,7 +179,7 @@ class Coordinator:
             port=self._port,
             key=self._key,
             state_dir=self._state_dir,
-            on_event=self._on_change,
+            on_event=self._changed,
         )
         if self._backend == "memory":
             return MemoryServer(context)
@@ -168,12 +198,25 @@ class Coordinator:
     async def _serve(self) -> None:
         assert self._server is not None
         assert self._ended is not None
+        assert self._log is not None
         try:
             await self._server.serve()
         except Exception as error:  # told to who waits, in place of tearing down the caller's block
             self._failure = error
         finally:
+            self._log.close()
             self._ended.set()
+
+    def _changed(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
+        self._note(state, events)
+        if self._on_change is not None:
+            self._on_change(state, events)
+
+    def _note(self, state: CoordinatorState, events: tuple[Event, ...]) -> None:
+        assert self._log is not None
+        for event in told_of(self._told, state, events):
+            self._log.put(event)
+        self._told = state
 
     def _hosted(self) -> BackendServer:
         if self._server is None:

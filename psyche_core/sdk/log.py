@@ -1,19 +1,21 @@
-"""A client's events as a stream that many can read, each from the beginning, at their own speed."""
+"""Events of a client or coordinator as a stream that many can read, each from the beginning, at their own speed."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
 
 import anyio
 
-from psyche_core.telemetry.events import Event
+Event = TypeVar("Event")
 
 KEPT = 4096
 """Events that wait for a reader; of a slower one's the oldest are dropped."""
 
 
-class EventLog:
+class EventLog(Generic[Event]):
     """Belongs to one event loop. `put` never waits."""
 
     def __init__(self) -> None:
@@ -35,16 +37,26 @@ class EventLog:
 
     async def read(self) -> AsyncIterator[Event]:
         """Every event, those kept first; ends when the log is closed."""
-        at = self._count - len(self._kept)
+        async for _, event in self.numbered():
+            if event is not None:
+                yield event
+
+    async def numbered(self, *, after: int = 0, beat: float = math.inf) -> AsyncIterator[tuple[int, Event | None]]:
+        """The same with numbers, from 1, without those up to `after`; None after each `beat` seconds in which none came."""
+        at = max(after, self._count - len(self._kept))
         while True:
             while at < self._count:
                 at = max(at, self._count - len(self._kept))
                 event = self._kept[at - self._count]
                 at += 1
-                yield event
+                yield at, event
             if self._closed:
                 return
-            await self._news.wait()
+            news = self._news
+            with anyio.move_on_after(beat):
+                await news.wait()
+            if not news.is_set():
+                yield at, None
 
     def _wake(self) -> None:
         news, self._news = self._news, anyio.Event()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from psyche_core.models.torch_module import ModuleFactory
 
     ModelGiven: TypeAlias = str | torch.nn.Module | Callable[[], torch.nn.Module] | ModelRegistration
+    EvalGiven: TypeAlias = MapDataset | DataProvider | Callable[[DataContext], DataProvider] | DataRegistration
     DataGiven: TypeAlias = str | MapDataset | DataProvider | Callable[[DataContext], DataProvider] | DataRegistration
 
 OptimizerGiven: TypeAlias = str | Optimizer | Callable[[Model], Optimizer] | OptimizerRegistration
@@ -72,14 +73,17 @@ class NoSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def given(kind: str, value: object) -> Given | str | None:
-    """A registration for an object, the name that was given, or None for nothing. Raises TypeError for an object of no use."""
+def given(kind: str, value: object, *, argument: str | None = None) -> Given | str | None:
+    """A registration for an object, the name that was given, or None for nothing. Raises TypeError for an object of no use.
+
+    argument: what the kind is called where it was given, `kind` itself when None.
+    """
     if value is None or isinstance(value, str):
         return value
 
     registration: Registration | None = _MAKERS[kind](value)
     if registration is None:
-        message = f"{kind}= takes {_WANTED[kind]}; got {_described(value)}"
+        message = f"{argument or kind}= takes {_WANTED[kind]}; got {_described(value)}"
         raise TypeError(message)
     return Given(registration, str(getattr(value, "__module__", None) or type(value).__module__))
 
@@ -90,6 +94,20 @@ def with_source(found: Given, folder: Path) -> Given:
     if not isinstance(registration, ModelRegistration) or module_factory(found) is None:
         return found
     return replace(found, registration=replace(registration, source=folder))
+
+
+def with_address(found: Given, value: object, address: str) -> Given:
+    """A backend's registration where the client was given an address too: a function is told it.
+
+    value: what `found` was made of. Raises ConfigError for a Backend object, which has no use for an address.
+    """
+    registration = found.registration
+    if isinstance(value, Backend):
+        message = f"a backend= object knows where its coordinator is; give None in place of the address, got {address!r}"
+        raise ConfigError(message)
+    if value is registration or not isinstance(registration, BackendRegistration):
+        return found
+    return replace(found, registration=replace(registration, needs_address=True))
 
 
 def module_factory(found: Given | str | None) -> ModuleFactory | None:
@@ -212,7 +230,14 @@ def _backend(value: Any) -> BackendRegistration | None:
     if isinstance(value, BackendRegistration):
         return value
     if isinstance(value, Backend):
-        return BackendRegistration(name=_name(value), summary=_SUMMARY, create=lambda _: value, needs_address=False)
+
+        def create(context: BackendContext) -> Backend:
+            if value.identity.p2p != context.key.public:
+                message = "the backend= object has another key than the client; make both with the same one, and give key="
+                raise ConfigError(message)
+            return value
+
+        return BackendRegistration(name=_name(value), summary=_SUMMARY, create=create, needs_address=False)
     if isinstance(value, type) or not callable(value):
         return None
     return BackendRegistration(name=_name(value), summary=_SUMMARY, create=value, needs_address=False)

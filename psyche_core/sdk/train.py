@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Unpack
 
 import anyio
@@ -32,20 +33,37 @@ def train(target: RunConfig | Address | str, **client: Unpack[ClientArguments]) 
     Raises RuntimeError inside a running event loop, such as a notebook's, where `await train_async(…)` is to be used; ConfigError
     for a RunConfig that waits for more than one client; and what `Client` and `Coordinator` raise. Ctrl-C leaves at once.
     """
-    try:
-        sniffio.current_async_library()
-    except sniffio.AsyncLibraryNotFoundError:
-        return anyio.run(functools.partial(train_async, target, **client))
-
-    message = (
-        "psyche.train() blocks and cannot run inside a running event loop, such as a notebook's; "
-        "write `await psyche.train_async(…)` with the same arguments"
-    )
-    raise RuntimeError(message)
+    return blocking(functools.partial(train_async, target, **client), name="train")
 
 
 async def train_async(target: RunConfig | Address | str, **client: Unpack[ClientArguments]) -> Metrics:
     """`train` for programs that have an event loop, and for notebooks. Cancelling it leaves the run without ceremony."""
+    async with member_of(target, client) as member:
+        await member.wait()
+    return member.metrics
+
+
+def blocking(work: Callable[[], Awaitable[Metrics]], *, name: str) -> Metrics:
+    """Run it in an event loop of its own. name: of the public function, for who has one: RuntimeError says what to use there."""
+    try:
+        sniffio.current_async_library()
+    except sniffio.AsyncLibraryNotFoundError:
+        return anyio.run(work)
+
+    message = (
+        f"psyche.{name}() blocks and cannot run inside a running event loop, such as a notebook's; "
+        f"write `await psyche.{name}_async(…)` with the same arguments"
+    )
+    raise RuntimeError(message)
+
+
+@asynccontextmanager
+async def member_of(target: RunConfig | Address | str, client: ClientArguments) -> AsyncIterator[Client]:
+    """A client of a run, which is hosted here too where `target` is a RunConfig.
+
+    Raises ConfigError for a RunConfig that waits for more than one client, PsycheError for a client that ended without success,
+    and what `Client` and `Coordinator` raise.
+    """
     async with AsyncExitStack() as stack:
         address = target
         if isinstance(target, RunConfig):
@@ -59,7 +77,7 @@ async def train_async(target: RunConfig | Address | str, **client: Unpack[Client
             address = (await stack.enter_async_context(Coordinator(target))).address
         assert not isinstance(address, RunConfig)
         member = await stack.enter_async_context(Client(address, **client))
+        yield member
         ended = await member.wait()
     if not ended.success:
         raise PsycheError(ended.reason)
-    return member.metrics

@@ -7,25 +7,37 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import psyche_core
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "sdk.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
+@pytest.mark.timeout(240)
 def test_every_example_runs(tmp_path: Path) -> None:
     program = tmp_path / "page.py"
     program.write_text("\n\n".join(["import torch\n\ntorch.set_num_threads(1)", *EXAMPLES]))
-    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=220, check=False)
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 8
     assert 0 < float(lines[0]) < 4
+    logs = [line for line in lines if line.startswith("{'loss'")]  # of transformers' PrinterCallback
+    lines = [line for line in lines if line not in logs and not line.startswith("[20")]  # the second: deepspeed, where it is
+    assert len(logs) == 2
+    assert lines.pop(1) == "held out 0 10"
+    assert (tmp_path / "trained" / "model.safetensors").is_file()
     assert [line.split()[0] for line in lines[1:11]] == [str(step) for step in range(1, 11)]
     assert lines[11].count("applied=10") == 2
-    assert 2 <= int(lines[12]) < 6
-    assert lines[13] == "6"
+    assert lines[12].split()[0] == "joined"
+    assert lines[13:18] == [*(f"settled {step} 1" for step in (1, 2, 3, 4)), "finished"]
+    assert 2 <= int(lines[18]) < 6
+    assert lines[19] == "6"
+    assert re.fullmatch(r"127\.0\.0\.1:\d+#[0-9a-f]{64}", lines[20])
+    assert lines[21:] == ["4"]
 
 
 def test_the_table_of_names_is_complete() -> None:

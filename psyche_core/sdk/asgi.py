@@ -1,0 +1,172 @@
+"""A coordinator inside a web application: begun and ended with it, its state and its events to be read over HTTP.
+
+Decided here: an ASGI application to be mounted in one of Starlette or FastAPI, or served alone. It only tells; who may ask is the
+outer application's to decide, and commands such as pause are routes of its own. Members connect to the coordinator's own address,
+not through the web server. Starlette is imported when an application is made (extra `asgi`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Unpack
+
+from psyche_core.errors import UserError
+from psyche_core.sdk.coordinator import Coordinator
+from psyche_core.sdk.run_config import RunConfig
+from psyche_core.sdk.run_events import RunEvent, phase_of
+from psyche_core.types import RunState
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from psyche_core.sdk.arguments import CoordinatorArguments
+
+BEAT_SECONDS = 15.0
+"""After so long without an event a comment is sent, by which proxies and we see whether the other side is there."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class CoordinatorApp:
+    """Hosts a run's coordinator while an ASGI application lives, and tells of it.
+
+    Example:
+        host = psyche.CoordinatorApp(run, backend="tcp", host="0.0.0.0", port=20000, state_dir="saved")
+        app = FastAPI(lifespan=host.lifespan)  # or Starlette(…); mounted applications have no lifespan of their own
+        app.mount("/run", host)
+
+    run and the other arguments: as `Coordinator` takes them. Served, below where it is mounted:
+    `GET /` gives the state now as one JSON object: run_id, backend, address (for who joins), phase, epoch, step (next to train),
+    total_steps, height (of the round, null before one), needed (members that are waited for, else null), members (each with
+    `member`, 64 hex digits, and `state`: Waiting, or the name of its ClientState), problem (what stopped the server, else null).
+    `GET /events` gives `Coordinator.events` as server-sent events, from the start: named as the class with underscores
+    (`round_settled`), data one JSON object, bytes in hex; the last is `closed`. A browser that connects again goes on after the
+    last one it has. Both answer 503 while no lifespan runs.
+
+    Raises UserError where Starlette is not installed. Guaranteed: every start of the application begins a new Coordinator, and
+    what that raises stops the start. Not guaranteed: that the run outlives the application; give a `state_dir` for that. An open
+    `/events` may keep a web server from stopping: give it a time limit (uvicorn: `--timeout-graceful-shutdown`).
+    """
+
+    def __init__(self, run: RunConfig, **hosting: Unpack[CoordinatorArguments]) -> None:
+        try:
+            from starlette.applications import Starlette
+            from starlette.routing import Route
+        except ImportError as error:
+            message = "a coordinator in a web application needs Starlette: pip install 'psyche-core[asgi]'"
+            raise UserError(message) from error
+
+        self._run, self._hosting = run, hosting
+        self._make()  # what is wrong with the arguments is told now
+        self._coordinator: Coordinator | None = None
+        self._start = ""
+        routes = [Route("/", self._state), Route("/events", self._events)]
+        self._app = Starlette(routes=routes, lifespan=self.lifespan)
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator that runs, for routes of one's own. Raises RuntimeError while no lifespan runs."""
+        if self._coordinator is None:
+            message = "the coordinator has not begun; give the outer application lifespan=host.lifespan"
+            raise RuntimeError(message)
+        return self._coordinator
+
+    @asynccontextmanager
+    async def lifespan(self, app: object) -> AsyncIterator[None]:  # noqa: ARG002  # the signature that applications call
+        """Begin the coordinator, and end it with the block. app: whose lifespan it is; not used. Raises as `Coordinator`."""
+        async with self._make() as coordinator:
+            self._coordinator, self._start = coordinator, secrets.token_hex(4)
+            try:
+                yield
+            finally:
+                self._coordinator = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        await self._app(scope, receive, send)
+
+    def _make(self) -> Coordinator:
+        return Coordinator(self._run, **self._hosting)
+
+    async def _state(self, request: Request) -> Response:  # noqa: ARG002  # Starlette's signature
+        from starlette.responses import JSONResponse
+
+        return self._not_here() or JSONResponse(described(self.coordinator))
+
+    async def _events(self, request: Request) -> Response:
+        from starlette.responses import StreamingResponse
+
+        seen, _, number = request.headers.get("last-event-id", "").partition("-")
+        after = int(number) if seen == self._start and number.isdecimal() else 0
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second: nginx must not hold events back
+        refused = self._not_here()
+        if refused is not None:
+            return refused
+        stream = _stream(self.coordinator, start=self._start, after=after)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+    def _not_here(self) -> Response | None:
+        from starlette.responses import JSONResponse
+
+        if self._coordinator is not None:
+            return None
+        message = "the coordinator has not begun; the outer application needs lifespan=host.lifespan"
+        return JSONResponse({"problem": message}, status_code=503)
+
+
+def described(coordinator: Coordinator) -> dict[str, Any]:
+    """What `GET /` tells; see `CoordinatorApp`. JSON types only."""
+    state, place = coordinator.state, coordinator.address
+    phase = phase_of(state)
+    members = []
+    if state.run_state is not RunState.WaitingForMembers:
+        members = [{"member": client.id.signer.hex(), "state": client.state.name} for client in state.epoch.clients]
+    known = {each["member"] for each in members}
+    waiting = [each.signer.hex() for each in state.pending]
+    members += [{"member": member, "state": "Waiting"} for member in waiting if member not in known]
+    return {
+        "run_id": state.run_id,
+        "backend": place.backend,
+        "address": str(place),
+        "phase": phase.phase,
+        "epoch": phase.epoch,
+        "step": phase.step,
+        "total_steps": state.config.total_steps,
+        "height": phase.height,
+        "needed": phase.needed,
+        "members": members,
+        "problem": _problem(coordinator),
+    }
+
+
+def spoken(event: RunEvent) -> tuple[str, dict[str, Any]]:
+    """A coordinator's event as its name and its fields, of JSON types; bytes become hex."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    return name, {key: value.hex() if isinstance(value, bytes) else value for key, value in asdict(event).items()}
+
+
+async def _stream(coordinator: Coordinator, *, start: str, after: int) -> AsyncIterator[str]:
+    async for number, event in coordinator.log.numbered(after=after, beat=BEAT_SECONDS):
+        if event is None:
+            yield ": waiting\n\n"
+        else:
+            yield _message(*spoken(event), identity=f"{start}-{number}")
+    yield _message("closed", {"phase": coordinator.state.run_state.name, "problem": _problem(coordinator)})
+
+
+def _message(name: str, fields: dict[str, Any], *, identity: str | None = None) -> str:
+    first = "" if identity is None else f"id: {identity}\n"
+    return f"{first}event: {name}\ndata: {json.dumps(fields)}\n\n"
+
+
+def _problem(coordinator: Coordinator) -> str | None:
+    failure = coordinator.failure
+    return None if failure is None else f"{failure}" or type(failure).__name__

@@ -1,0 +1,85 @@
+"""What a coordinator tells: the events of its rules, and, from one state to the next, members and phases.
+
+Decided here: the classes are those of `coordinator.commands` and `telemetry`, unchanged, with two of our own for members. Slots
+in them are places in the state's `epoch.clients`, fixed for an epoch; a member is named by its signer in hex. A client's events
+are those of `telemetry.events`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from psyche_core.coordinator.commands import ClientsExited as ClientsExited
+from psyche_core.coordinator.commands import ClientsReturned as ClientsReturned
+from psyche_core.coordinator.commands import CooldownStarted as CooldownStarted
+from psyche_core.coordinator.commands import EpochEnded as EpochEnded
+from psyche_core.coordinator.commands import EpochSigned as EpochSigned
+from psyche_core.coordinator.commands import EpochStarted as EpochStarted
+from psyche_core.coordinator.commands import Event as RuleEvent
+from psyche_core.coordinator.commands import ModelLost as ModelLost
+from psyche_core.coordinator.commands import RewardsShared as RewardsShared
+from psyche_core.coordinator.commands import RoundSettled as RoundSettled
+from psyche_core.coordinator.commands import RoundStarted as RoundStarted
+from psyche_core.coordinator.commands import RunFinished as RunFinished
+from psyche_core.coordinator.commands import ShareVoided as ShareVoided
+from psyche_core.coordinator.commands import StatementVoided as StatementVoided
+from psyche_core.coordinator.commands import WentBack as WentBack
+from psyche_core.coordinator.state import CoordinatorState
+from psyche_core.telemetry.events import PhaseChanged as PhaseChanged
+from psyche_core.types import ClientState, RunState
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """The coordinator took a member: it takes part from the next epoch on. member: its signer, 64 hex digits."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLeft:
+    """A member takes part no more, unless it joins again. member: its signer, 64 hex digits.
+
+    reason: name of the ClientState: `Withdrawn` (it left), `Dropped` (it was lost), `Ejected` (it broke a rule).
+    """
+
+    member: str
+    reason: str
+
+
+RunEvent = RuleEvent | PhaseChanged | MemberJoined | MemberLeft
+"""Any event of a coordinator."""
+
+
+def told_of(before: CoordinatorState | None, after: CoordinatorState, events: Iterable[RuleEvent]) -> Iterator[RunEvent]:
+    """All there is to tell of one change: members first, then the rules' events, then the phase, where it is another one.
+
+    before: None for the state that a coordinator begins with, whose members and phase are told then.
+    """
+    ours, theirs = (frozenset(member.signer for member in state.pending) if state else frozenset() for state in (before, after))
+    for member in after.pending:
+        if member.signer not in ours:
+            yield MemberJoined(member.signer.hex())
+    for member in before.pending if before else ():
+        if member.signer not in theirs:
+            yield MemberLeft(member.signer.hex(), _reason(after, member.signer))
+    yield from events
+    phase = phase_of(after)
+    if before is None or phase != phase_of(before):
+        yield phase
+
+
+def phase_of(state: CoordinatorState) -> PhaseChanged:
+    """The phase that a state is in, with its round's height, and the members that are waited for where they are."""
+    progress, played = state.progress, state.current_round
+    if state.run_state is RunState.WaitingForMembers:
+        needed = state.config.init_min_clients
+        return PhaseChanged(state.run_state.name, progress.epoch, progress.step, len(state.pending), None, needed)
+    height = None if played is None else played.height
+    return PhaseChanged(state.run_state.name, progress.epoch, progress.step, len(state.healthy_slots), height)
+
+
+def _reason(state: CoordinatorState, signer: bytes) -> str:
+    found = [client.state for client in state.epoch.clients if client.id.signer == signer]
+    return (found[0] if found and found[0] is not ClientState.Healthy else ClientState.Withdrawn).name
