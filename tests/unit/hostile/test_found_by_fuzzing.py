@@ -78,7 +78,7 @@ def test_what_is_at_the_limit_is_encoded_and_decoded() -> None:
 
 @pytest.mark.parametrize("version", [True, float(VERSION)])
 def test_an_envelope_cannot_be_written_anew_around_its_signature(version: object) -> None:
-    """The version is outside the signature: `True == 1 == 1.0` gave three envelopes, with three ids, for one message of version 1."""
+    """The version is outside the signature: `True == 1 == 1.0` gave three envelopes, with three ids, for one message."""
     sealed = seal(KEY, RUN, Finished(1, 2))
     other = lax([version, *decode(sealed, max_bytes=1000)[1:]])
     assert unseal(sealed, run=RUN)[1] == Finished(1, 2)
