@@ -101,7 +101,7 @@ class Bench:
 
     def registrations(self, _: object, __: object) -> Mapping[str, Any]:
         about = {"name": "own", "summary": "a test's own"}
-        optimizer = OptimizerRegistration(**about, settings=AdamWSettings, create=lambda _, model: self.optimizer(model))
+        optimizer = OptimizerRegistration(**about, settings=AdamWSettings, create=lambda context: self.optimizer(context.model))
         transport = TransportRegistration(**about, create=self.transport)
         backend = BackendRegistration(**about, create=self.backend, needs_address=False)
         return {"optimizer": optimizer, "transport": transport, "backend": backend}
