@@ -402,7 +402,7 @@ class Node:
         if step is None and not from_members and state.stored.digest == self.replica.digest():
             step = state.stored.step  # the stored model is that of a signed end
         held = self.disk.held(state) if step is None or step < masters_due(state) else ()
-        return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held)
+        return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held, journalled=True)
 
     def _restored(self, work: ev.Load, step: int | None, lineage: int) -> int | None:
         """What the journal and the state add to the masters of a checkpoint; the last step in them then."""
