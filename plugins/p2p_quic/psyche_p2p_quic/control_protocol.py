@@ -22,9 +22,8 @@ from psyche_p2p_quic.control_frames import Hello, IHave, Inventory, IWant, Messa
 from psyche_p2p_quic.settings import QuicSettings
 
 _GIVEN_BYTES = 4 * 2**20
-"""Messages that one list from the peer is answered with, in bytes: the rest is given when the peer compares again. Live
-messages are far fewer but in a flood, and then a peer that lists nothing and reads nothing must not make us copy all of
-them."""
+"""Messages that one list from the peer is answered with, in bytes: the rest is given when the peer compares again. Live messages
+are far fewer but in a flood, and then a peer that lists nothing and reads nothing must not make us copy all of them."""
 
 _INVENTORIES_KEPT = 2
 """Lists from the peer that are answered in quick succession; later ones are ignored until further beats have passed."""
