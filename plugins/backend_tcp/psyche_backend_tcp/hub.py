@@ -257,7 +257,7 @@ class Hub:
             self._say_bye(number, "BadMessage", sentence)
 
     def outgoing(self, number: int) -> list[bytes]:
-        """Frames to send now, in order; asking hands them over. Ask again only when they are sent: that is what merges states."""
+        """Remove and return the frames to send now, in order. Call again only after sending them, so that states are merged."""
         connection = self._connections.get(number)
         if connection is None:
             return []
