@@ -17,8 +17,8 @@ held by solvers, and most bits win, so it beats newcomers only with more computi
 members, whose places need no work. An attacker that is a member holds only its own place.
 
 Each login takes a token of the key's bucket. The bucket outlives the connection, so reconnecting does not avoid the limits of
-one connection. Logged-in keys that are not members are bounded; members are admitted in addition. Bounded memory about keys:
-the key unseen for longest is forgotten. An address is an IPv4 address or an IPv6 /64.
+one connection. Logged-in keys that are not members are bounded; members are admitted in addition. Only a bounded number of
+keys is remembered; the one unseen for longest is forgotten first. An address is an IPv4 address or an IPv6 /64.
 """
 
 from __future__ import annotations
