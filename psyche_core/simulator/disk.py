@@ -142,7 +142,7 @@ class Disk:
     def _until(self, state: CoordinatorState, *, base: Saved, last: Saved) -> int | None:
         due = masters_due(state)
         if last.generation == state.generation:
-            anew = decided_otherwise(state, self._journal[1:])  # type: ignore[arg-type] # the fields it looks at
+            anew = decided_otherwise(state, self._journal[1:])  # type: ignore[arg-type] # the fields it uses
             return due if anew is None else min(due, anew - 1)
 
         reach = range(base.step, min(due, last.step) + 1)

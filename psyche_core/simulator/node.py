@@ -417,7 +417,7 @@ class Node:
         saved, whole = reached
         self.replica.restore(saved.masters)
         at = saved.step
-        for settled in settled_rounds(state, self.disk.pending, after=at):  # type: ignore[arg-type] # the fields it looks at
+        for settled in settled_rounds(state, self.disk.pending, after=at):  # type: ignore[arg-type] # the fields it uses
             if settled.step > masters_due(state) or not whole:
                 break
             self.counts["settled from the journal"] += 1

@@ -144,7 +144,7 @@ class ClientRuntime:
         self._wake()
 
     async def run(self) -> telemetry.Ended:
-        """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot go on."""
+        """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot continue."""
         try:
             stop = await self._take_part()
         except Exception as error:  # from a plugin called here, or a bug: readers of events are told

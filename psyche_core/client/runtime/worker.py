@@ -387,7 +387,7 @@ class Worker:
             await self._validate(work.step)
         except RanksLost:
             raise
-        except Exception as error:  # a figure for people
+        except Exception as error:  # only a number to show
             logger.debug("validation failed", exc_info=error)
             self._tell(telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}"))
         saved = await self._checkpoints.close_epoch(work, digest)

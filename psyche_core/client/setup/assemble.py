@@ -80,7 +80,7 @@ async def train_client(
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
     async def take_part() -> tuple[telemetry.Ended, bool]:
-        """One life of the client; whether it is to begin anew."""
+        """Run the client once; returns how it ended and whether it must start over."""
         async with AsyncExitStack() as stack:
             scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
             stack.callback(scratch.close)
@@ -240,7 +240,7 @@ def bench_builder(
     newest: Trainer | None = None
 
     def close_newest() -> None:
-        """The processes among which the model is divided; there is one such group at a time."""
+        """Close the group of processes that share the model; there is one at a time."""
         nonlocal newest
         former, newest = newest, None
         if former is not None:
@@ -257,7 +257,7 @@ def bench_builder(
             stack.callback(restorer.close)
 
     def tell_resumed(state: CoordinatorState, *, checkpoint: int | None, step: int | None) -> None:
-        """Once for each thing there is to say; a run that begins has nothing to go on from."""
+        """Report the same resumption only once; a new run has nothing to resume from."""
         nonlocal resumed
         due = masters_due(state)
         found = telemetry.Resumed(str(settings.checkpoint_dir), checkpoint, step, due)
@@ -284,13 +284,13 @@ def bench_builder(
             return _find_origin(settings, replace(start, state=state), tell=warn_from_thread)
 
     def expect_plugins(llm: LLMConfig) -> None:
-        """What is not installed is told before anything is fetched. Raises PluginError."""
+        """Report missing plugins before anything is fetched. Raises PluginError."""
         needed = [("model", llm.architecture), ("optimizer", llm.optimizer.name), ("data", llm.data_location.name)]
         for kind, name in needed if parallelism is None else [*needed, ("sharding", parallelism.sharding)]:
             registry.load(kind, name)
 
     def look_around(state: CoordinatorState) -> None:
-        """What could be wrong on this machine, without opening the model."""
+        """Check this machine for problems without opening the model."""
         expect_plugins(state.model.LLM)
         expect_device(settings)
         if restorer is not None:
@@ -352,7 +352,7 @@ def bench_builder(
     opened: dict[tuple[Choice, int], DataProvider] = {}
 
     async def provider(choice: Choice, llm: LLMConfig) -> DataProvider:
-        """Opened once, however often the model is built anew."""
+        """Opened once, even if the model is built again."""
         known = opened.get((choice, llm.max_seq_len))
         if known is None:
             cache = _cache_folder(settings) / "data"
@@ -377,7 +377,7 @@ def bench_builder(
         await held_out(llm)
 
     async def held_ends(state: CoordinatorState, step: int | None) -> tuple[tuple[int, bytes], ...]:
-        """Signed ends on our disk; looked for where the masters are not what the run is at, for that reads whole checkpoints."""
+        """Signed ends on our disk; searched only if the masters are not up to date, because that reads whole checkpoints."""
         if restorer is None or (step is not None and step >= masters_due(state)):
             return ()
 
