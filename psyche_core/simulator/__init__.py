@@ -1,7 +1,7 @@
 """A deterministic simulator of whole runs that attacks the protocol and checks its invariants; `psyche sim` is its command.
 
-Real coordinator and client machines; simulated network, clock, disks and model. A run is `run_script(generate(seed))`; what
-came of it is a `RunResult`, whose `failure` names the invariant that broke. See docs/explanation/simulator.md.
+Coordinator and client machines are the real ones; network, clock, disks and model are simulated. `run_script(generate(seed))`
+plays a run and returns a `RunResult`, whose `failure` names the invariant that broke. See docs/explanation/simulator.md.
 """
 
 from __future__ import annotations

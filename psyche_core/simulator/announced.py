@@ -1,8 +1,8 @@
-"""Who announced which payload for which round: what the same bytes mean depends on who says so.
+"""Records who announced which payload for which round, because the meaning of equal bytes depends on the announcer.
 
-Two members may have results of equal bytes (both are all zeros), and a member may have them again in a later round, or in the
-same step when the coordinator plays it anew. A payload alone does not tell then which samples it stands for. Its commitment does:
-it names the round by its seed, the share and the trainer (F7).
+Two members may have results with equal bytes (both are all zeros). A member may also have them again in a later round, or in
+the same step when the coordinator repeats it. So a payload alone does not tell which samples it stands for. Its commitment
+does: it names the round by its seed, the share and the trainer (F7).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Announced:
         self._who: dict[Place, set[int]] = {}
 
     def note(self, index: int, result: Result) -> None:
-        """The member with this number announced a result. Who says a commitment first can make it; others only repeat it."""
+        """The member with this number announced a result. Only its first announcer can make a commitment; others repeat it."""
         self._said.setdefault(result.commitment, (index, bits(result.share)))
         self._who.setdefault((result.height, result.step), set()).add(index)
 
     def by(self, place: Place) -> set[int]:
-        """Members that announced a result of that round, with their own keys."""
+        """Members that announced a result of that round with their own keys."""
         return self._who.get(place, set())
 
     def meant(self, hashes: Sequence[bytes], commitments: Sequence[bytes], held: Mapping[bytes, Payload]) -> tuple[Payload, ...]:

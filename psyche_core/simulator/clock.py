@@ -1,4 +1,4 @@
-"""Virtual time: a heap of calls. Equal times are served in the order asked for, so a run never depends on the machine."""
+"""Virtual time: a heap of scheduled calls. Calls with equal times run in the order of scheduling, so runs are reproducible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Clock:
-    """now: virtual seconds since the start of the run. served: calls made so far."""
+    """now: virtual seconds since the start of the run. served: number of calls made so far."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -17,12 +17,12 @@ class Clock:
         self._asked = 0
 
     def after(self, delay: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Make a call `delay` virtual seconds from now."""
+        """Schedule a call `delay` virtual seconds from now."""
         self._asked += 1
         heapq.heappush(self._heap, (self.now + delay, self._asked, call, arguments))
 
     def step(self) -> None:
-        """Go to the next call and make it. Raises IndexError when nothing is left to happen."""
+        """Advance to the next call and make it. Raises IndexError when none is left."""
         self.now, _, call, arguments = heapq.heappop(self._heap)
         self.served += 1
         call(*arguments)

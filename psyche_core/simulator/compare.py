@@ -1,7 +1,7 @@
-"""What one liar costs the others: the same run with it and without it, in virtual time.
+"""Measures how much time one liar costs the others: the same run with it and without it, in virtual time.
 
-A lone liar's run is long (`generate.lone_liar`), as real epochs are: a liar costs something when it is met in an epoch, and
-that must be little beside the whole. Everybody else is honest, nothing fails, and members differ in speed by chance.
+The run is long (`generate.lone_liar`), like real epochs: a liar costs time when an epoch first meets it, and that must be
+little compared with the whole. All other members are honest, nothing fails, and members differ in speed at random.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from psyche_core.simulator.script import Script
 from psyche_core.simulator.world import RunResult, run_script
 
 MOST_TIME = 1.3
-"""A run with one liar of eight takes at most so many times as long as without it."""
+"""A run with one liar among eight members takes at most this many times as long as without it."""
 
 MOST_STEP = 1.2
-"""The same of the median step with one liar of four, after the first ten."""
+"""The same limit for the median step with one liar among four, after the first ten steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Virtual seconds of a run and of the same run without its faults. step: the median step after the first ten."""
+    """Virtual seconds of a run and of the same run without faults. step: the median step after the first ten."""
 
     step: float
     honest_step: float
@@ -32,12 +32,12 @@ class Comparison:
 
     @property
     def step_ratio(self) -> float:
-        """How many times as long a step takes."""
+        """How many times as long a step takes as without faults."""
         return self.step / self.honest_step if self.honest_step else 1.0
 
     @property
     def time_ratio(self) -> float:
-        """How many times as long the run takes."""
+        """How many times as long the run takes as without faults."""
         return self.time / self.honest_time if self.honest_time else 1.0
 
 
@@ -47,12 +47,12 @@ def without_faults(script: Script) -> Script:
 
 
 def compared(result: RunResult, honest: RunResult) -> Comparison:
-    """A run beside the honest one."""
+    """Compare a run with the honest one."""
     return Comparison(result.step_seconds, honest.step_seconds, result.finished_at, honest.finished_at)
 
 
 def cost_of(kind: str, *, members: int, seeds: range, steps: int = LONE_STEPS) -> Comparison:
-    """What one liar costs, the median over some seeds. Raises SimFailure where a run breaks an invariant."""
+    """The cost of one liar, as the median over some seeds. Raises SimFailure when a run breaks an invariant."""
     found = []
     for seed in seeds:
         script = lone_liar(kind, members=members, seed=seed, steps=steps)
@@ -74,7 +74,7 @@ def _played(script: Script) -> RunResult:
 
 
 def too_slow(script: Script, result: RunResult) -> SimFailure | None:
-    """The failure of a run in which one liar of eight or more costs too much; None where it does not, or the run is none such."""
+    """The failure of a run in which one liar among eight or more members costs too much time; None for all other runs."""
     alone = len(script.liars) == 1 and len(script.faults) == 1 and script.clients >= 8 and script.rounds >= LONE_STEPS
     if not alone or result.failure is not None:
         return None

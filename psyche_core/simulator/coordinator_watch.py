@@ -1,6 +1,6 @@
-"""What must hold of the coordinator after every command, whatever it was: reference 2.16 in our terms, and decisions F1-F10.
+"""Checks the coordinator's invariants after every command: reference 2.16 in our terms, and decisions F1-F10.
 
-Each check names its invariant. Where the coordinator computes something, this computes it again another way.
+Each check names its invariant. What the coordinator computes is computed here again in another way.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
 
 class CoordinatorWatch:
-    """honest: signers of members that never lie. end_reasons: why epochs ended, one after another.
+    """honest: signers of members that never lie. end_reasons: why epochs ended, in order.
 
-    announced: whether a signer announced a result of the round with this height and step, with its own key. calm: nothing befalls
-    honest members but lies of others, so whatever they do counts. left_behind: whether the member with this signer has been so
-    much slower than all others that F16 gives it no more time.
+    announced: whether a signer announced a result of the round with this height and step, with its own key. calm: honest
+    members suffer nothing but the lies of others, so all their work must count. left_behind: whether the member with this
+    signer was so much slower than all others that F16 gives it no more time.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CoordinatorWatch:
         self._worked: Counter[int] = Counter()
 
     def restored(self, state: CoordinatorState, ledger: Ledger) -> None:
-        """The coordinator goes on from an older state: what came after it never was. ledger: of that moment."""
+        """The coordinator continues from an older state and forgets what came after it. ledger: of that moment."""
         self.ledger = ledger.copy()
         self.ledger.balance(state)
 
@@ -58,7 +58,7 @@ class CoordinatorWatch:
         events: tuple[commands.Event, ...],
         now: int,
     ) -> None:
-        """Judge one change of the state by a command. now: unix seconds."""
+        """Check one change of the state by a command. now: unix seconds."""
         if not old.since <= new.since <= now:
             raise Broken("since-follows-time", f"since went {old.since} -> {new.since} at {now}")
         if new.pending_pause and not new.run_state.active:
@@ -91,7 +91,7 @@ class CoordinatorWatch:
             self._voided(before.rounds, new)
 
     def _voided(self, before: tuple[Round, ...], new: CoordinatorState) -> None:
-        """Only liars' shares are void."""
+        """Only liars' shares may be voided."""
         known = {stored.height: stored.voided for stored in before}
         for stored in new.epoch.rounds:
             for slot in stored.voided if stored.voided != known.get(stored.height) else ():
@@ -145,7 +145,7 @@ class CoordinatorWatch:
                     raise Broken("every-step-is-trained", sentence)
 
     def _credited(self, event: commands.RoundSettled, state: CoordinatorState) -> None:
-        """Only who announced a result with its own key is credited with one."""
+        """Only a member that announced a result with its own key is credited with one."""
         place = (event.height, event.step)
         round_ = state.round_at(event.height)
         clients = state.epoch.clients
@@ -157,7 +157,7 @@ class CoordinatorWatch:
             raise Broken("points-go-to-who-signed", sentence)
 
     def _paid(self, state: CoordinatorState) -> None:
-        """Who did its work in an epoch is paid for some of it."""
+        """A member that did its work in an epoch is paid for some of it."""
         for slot, rounds in self._worked.items():
             client = state.epoch.clients[slot]
             if rounds >= 2 and not client.accepted_rounds and client.id.signer in self._honest:
@@ -166,7 +166,7 @@ class CoordinatorWatch:
 
 
 def _right(old: CoordinatorState, command: commands.Command) -> None:
-    """Nobody speaks for another (F8), and only the elected say where the model is (F9)."""
+    """Nobody sends for another member (F8), and only the elected member reports where the model is (F9)."""
     if isinstance(command, commands.Witness | commands.WarmupWitness):
         index = command.statement.index if isinstance(command, commands.Witness) else command.index
         clients = old.epoch.clients
@@ -205,7 +205,7 @@ def _progress(old: CoordinatorState, new: CoordinatorState, events: tuple[comman
 
 
 def _went_back(old: CoordinatorState, new: CoordinatorState, said: list[commands.WentBack]) -> None:
-    """Only to an end that was signed, or to the stored checkpoint where that is allowed or the owner said so; all are told."""
+    """A run may go back only to a signed end, or to the stored checkpoint if the owner or the configuration allows that."""
     step = new.progress.step - 1
     rightly = commands.WentBack(from_step=old.progress.step - 1, to_step=step, from_checkpoint=new.from_checkpoint)
     if said != [rightly] or new.generation != old.generation + 1:
@@ -222,7 +222,7 @@ def _went_back(old: CoordinatorState, new: CoordinatorState, said: list[commands
 
 
 def attested_digests(state: CoordinatorState) -> dict[int, bytes]:
-    """What at least two thirds of all who played in one of the stored rounds (of 32 at most) say they hold, by step."""
+    """The digests attested by at least two thirds of all who played in one of the stored rounds (of at most 32), by step."""
     played = len(frozenset().union(*(stored.slots for stored in state.epoch.rounds)))
     found = {}
     for stored in state.epoch.rounds[1:]:

@@ -1,7 +1,7 @@
-"""A simulated member's disk: checkpoints of epoch ends, and a journal of what was applied and verified since the last one.
+"""A simulated member's disk: checkpoints of epoch ends, and a journal of steps applied and results verified since the last one.
 
-It outlives the process where a fault says so. What is written is on the disk at once: the real journal syncs before a statement
-leaves. What is loaded again follows `training.checkpoints.origin` and `client.runtime.restoring`: a checkpoint of the run's
+It survives the process when a fault says so. Writes reach the disk at once, as the real journal syncs before a statement is
+sent. Loading follows `training.checkpoints.origin` and `client.runtime.restoring`: it takes a checkpoint of the run's
 generation, or of an end that a quorum signed, none newer than the run; then the journal's steps as far as the run knows them.
 """
 
@@ -20,14 +20,14 @@ from psyche_core.simulator.replica import Payload
 from psyche_core.wire.messages import Result
 
 KEPT = 4
-"""Checkpoints kept."""
+"""Number of checkpoints kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
     """Masters on the disk. step: the last one in them; generation: of the run; digest: full digest.
 
-    epoch, height: of the round that was applied last; statements: digest of those that decided it. Of a checkpoint: none.
+    epoch, height: of the round applied last; statements: digest of those that decided it. Checkpoints have none of these.
     """
 
     step: int
@@ -40,7 +40,7 @@ class Saved:
 
 
 class Pending(NamedTuple):
-    """A verified result as the journal has it, with the fields that `settled_rounds` looks at."""
+    """A verified result in the journal, with the fields that `settled_rounds` uses."""
 
     epoch: int
     height: int
@@ -50,7 +50,7 @@ class Pending(NamedTuple):
 
     @classmethod
     def of(cls, kept: KeptResult) -> Pending:
-        """What is kept of a result."""
+        """The part of a result that is kept."""
         result: Result = kept.result
         return cls(result.epoch, result.height, kept.slot, result.commitment, result.payload_hash)
 
@@ -66,18 +66,18 @@ class Disk:
     # ------------------------------------------------------------------------------------ written
 
     def save(self, saved: Saved) -> None:
-        """A checkpoint; the journal begins anew with it. What the run has left behind is set aside."""
+        """Write a checkpoint and start the journal again from it. Checkpoints that the run has left behind are removed."""
         self._saved = [one for one in self._saved if one.step < saved.step][1 - KEPT :]
         self._saved.append(saved)
         self.begin(saved)
 
     def begin(self, base: Saved) -> None:
-        """The journal begins anew."""
+        """Start the journal again."""
         self._journal = [base]
         self.pending = {}
 
     def applied(self, saved: Saved) -> None:
-        """A step was applied: the journal grows where it goes on from the step before, else there is a checkpoint."""
+        """A step was applied: append it to the journal if it follows its last step, else write a checkpoint."""
         last = self._journal[-1] if self._journal else None
         if last is not None and (last.generation, last.step) == (saved.generation, saved.step - 1):
             self._journal.append(saved)
@@ -85,7 +85,7 @@ class Disk:
             self.save(replace(saved, epoch=-1, height=-1))
 
     def keep(self, results: Iterable[tuple[KeptResult, Payload]]) -> None:
-        """Verified results and their payloads go into the journal."""
+        """Write verified results and their payloads to the journal."""
         self.pending |= {Pending.of(known): payload for known, payload in results}
 
     # ------------------------------------------------------------------------------------ read
@@ -96,15 +96,15 @@ class Disk:
 
     @property
     def reach(self) -> tuple[Saved, ...]:
-        """All masters that the journal leads to, oldest first."""
+        """All masters that the journal can restore, oldest first."""
         return tuple(self._journal)
 
     def begins_with_stored(self, state: CoordinatorState) -> bool:
-        """Whether the journal goes on from the run's stored model, so that this one is worth getting."""
+        """Whether the journal starts at the run's stored model, so that this model is worth loading."""
         return bool(self._journal) and self._journal[0].step == state.stored.step
 
     def checkpoint(self, state: CoordinatorState) -> Saved | None:
-        """The newest checkpoint that is of the run in this state."""
+        """The newest checkpoint that belongs to the run in this state."""
         due, ends = masters_due(state), signed_digests(state)
         found = [
             saved
@@ -115,9 +115,9 @@ class Disk:
         return max(found, key=lambda saved: saved.step, default=None)
 
     def replayed(self, state: CoordinatorState, *, step: int | None, digest: bytes) -> tuple[Saved, bool] | None:
-        """Where the journal leads from masters with this digest after `step`, and whether that is its end.
+        """The masters the journal restores from those with this digest after `step`, and whether that is its end.
 
-        None where it does not begin with them. step: None for the model the run's checkpoint names.
+        None if the journal does not begin with them. step: None for the model the run's checkpoint names.
         """
         if not self._journal:
             return None
@@ -132,7 +132,7 @@ class Disk:
         reached = self._journal[at - base.step]
         signed = signed_digests(state).get(at)
         if (signed is not None or last.generation != state.generation) and signed != reached.digest:
-            return None  # the real one says that it does not lead there, and is set aside
+            return None  # the real journal detects this mismatch and is set aside
 
         whole = at == last.step and last.generation == state.generation
         if last.generation != state.generation:
@@ -143,14 +143,14 @@ class Disk:
     def _until(self, state: CoordinatorState, *, base: Saved, last: Saved) -> int | None:
         due = masters_due(state)
         if last.generation == state.generation:
-            anew = decided_otherwise(state, self._journal[1:])  # type: ignore[arg-type] # the fields it looks at
+            anew = decided_otherwise(state, self._journal[1:])  # type: ignore[arg-type] # the fields it uses
             return due if anew is None else min(due, anew - 1)
 
         reach = range(base.step, min(due, last.step) + 1)
         return max((step for step in signed_digests(state) if step in reach), default=None)
 
     def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
-        """Steps and digests of the signed ends of which there is a checkpoint, or that the journal reaches."""
+        """Steps and digests of the signed ends that a checkpoint holds or the journal reaches."""
         ends = signed_digests(state)
         found = {saved.step: saved.digest for saved in self._saved if ends.get(saved.step) == saved.digest}
         if self._journal:

@@ -1,4 +1,4 @@
-"""What a broken invariant looks like."""
+"""Exceptions for a broken invariant."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from psyche_core.simulator.script import Script
 
 
 class SimFailure(Exception):
-    """An invariant broke. invariant: its name; time: virtual seconds; sentence: what was seen; script: the whole run.
+    """An invariant broke. invariant: its name; time: virtual seconds; sentence: what was observed; script: the whole run.
 
-    A program's defect in what is simulated, or in the simulator itself.
+    It means a bug in the simulated code or in the simulator.
     """
 
     def __init__(self, *, invariant: str, time: float, sentence: str, script: Script) -> None:
@@ -19,7 +19,7 @@ class SimFailure(Exception):
         self.script = script
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For the way between processes: an exception that cannot be read there would end the pool that carries it."""
+        """For pickling: an exception that cannot be unpickled would end the process pool that transfers it."""
         return _failure, (self.invariant, self.time, self.sentence, self.script)
 
     @property
@@ -33,7 +33,7 @@ def _failure(invariant: str, time: float, sentence: str, script: Script) -> SimF
 
 
 class Broken(Exception):
-    """Raised where an invariant is checked, without knowing which run it is: `World.run` makes a SimFailure of it."""
+    """Raised by a check that does not know the run; `World.run` turns it into a SimFailure."""
 
     def __init__(self, invariant: str, sentence: str) -> None:
         super().__init__(f"{invariant}: {sentence}")

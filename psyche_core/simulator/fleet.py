@@ -1,7 +1,7 @@
-"""Many runs in several processes: seeds in, results out in whatever order they are done.
+"""Plays many runs in several processes: takes seeds, returns results in the order they finish.
 
-Workers are spawned, never forked, so that nothing of the caller's threads or locks is inherited; each takes a few seeds at a
-time. A failure is shrunk by the worker that found it.
+Workers are spawned, never forked, so that they inherit no threads or locks of the caller; each takes a few seeds at a time. The
+worker that finds a failure also shrinks it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from psyche_core.simulator.shrink import ATTEMPTS, shrunk
 from psyche_core.simulator.world import RunResult, run_script
 
 Done = tuple[RunResult, "Finding | None", "RunTimes | None"]
-"""One run: what it was, what broke, how long it took."""
+"""One run: its result, what broke, how long it took."""
 
 CHUNK = 8
 """Seeds a worker takes at a time."""
@@ -34,7 +34,7 @@ class Order:
     """What to run for each seed.
 
     kinds: faults that may happen; shrink: most runs to make a failure smaller, 0 for none; compare: whether each run is also
-    played with everybody honest and nothing failing, to see what the faults cost.
+    played without liars and failures, to measure what the faults cost.
     """
 
     clients: int = 8
@@ -51,7 +51,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A failure as it travels between processes. script: as small as it was made; original: as the seed gave it."""
+    """A failure in a form that processes can exchange. script: as small as it could be made; original: as generated."""
 
     seed: int
     invariant: str
@@ -65,7 +65,7 @@ class Finding:
 class RunTimes:
     """How long one run took, in virtual seconds. step_seconds: the median step after the first ten.
 
-    compared: the same beside the honest run, None where that was not played.
+    compared: comparison with the honest run, None if that was not played.
     """
 
     seed: int
@@ -76,9 +76,9 @@ class RunTimes:
 
 @dataclass(slots=True)
 class Tally:
-    """What was done so far. counts: how often each fault struck, summed over the runs; steps: trained, over all runs.
+    """Results so far. counts: how often each fault struck, summed over the runs; steps: trained in all runs.
 
-    paces: of the runs in which nothing broke, in order of their seeds at the end.
+    paces: of the runs in which nothing broke; in the end ordered by seed.
     """
 
     runs: int = 0
@@ -91,7 +91,7 @@ class Tally:
 
     @property
     def runs_per_minute(self) -> float:
-        """Over the wall time so far."""
+        """In wall time so far."""
         return 60.0 * self.runs / self.seconds if self.seconds else 0.0
 
 
@@ -100,7 +100,7 @@ def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, RunTime
     script = order.script(seed)
     try:
         result = run_script(script)
-    except Exception as error:  # one seed's defect in the simulator must not end a soak of thousands
+    except Exception as error:  # a simulator bug with one seed must not end a test of thousands
         where = traceback.format_exc().strip().splitlines()[-3:]
         failure = SimFailure(invariant="simulator-raises", time=0.0, sentence=" / ".join(where), script=script)
         failure.__cause__ = error
@@ -108,7 +108,7 @@ def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, RunTime
 
     try:
         slow = too_slow(script, result)
-    except SimFailure as failure:  # the same run where everybody is honest
+    except SimFailure as failure:  # of the same run with everybody honest
         return result, finding(failure, original=failure.script), None
     if slow is not None:
         return result, finding(slow, original=script), None
@@ -120,18 +120,18 @@ def one_run(order: Order, seed: int) -> tuple[RunResult, Finding | None, RunTime
 
 
 def pace(script: Script, result: RunResult, *, compare: bool) -> RunTimes:
-    """How long a run took; compare: beside the same run without faults, which is played for that."""
+    """How long a run took; compare: also play the same run without faults and compare."""
     beside = compared(result, run_script(without_faults(script))) if compare else None
     return RunTimes(script.seed, result.finished_at, result.step_seconds, beside)
 
 
 def finding(failure: SimFailure, *, original: Script) -> Finding:
-    """A failure in a form that travels."""
+    """A failure in a form that processes can exchange."""
     return Finding(failure.seed, failure.invariant, failure.time, failure.sentence, failure.script, original)
 
 
 def run_seeds(order: Order, seeds: Sequence[int], *, jobs: int = 1) -> Iterator[Tally]:
-    """Run all seeds; gives the (growing) tally after each chunk. Leaving early ends the workers."""
+    """Run all seeds; yields the growing tally after each chunk. Closing the iterator ends the workers."""
     tally = Tally()
     started = time.monotonic()
     for done in _chunks_done(order, seeds, jobs=jobs):
@@ -160,7 +160,7 @@ def _chunks_done(order: Order, seeds: Sequence[int], *, jobs: int) -> Iterator[l
 
 
 def _chunk(task: tuple[Order, Iterable[int]]) -> list[Done]:
-    """Run a few seeds. Runs make much garbage and no leaks, so it is collected between chunks instead of all the time."""
+    """Run a few seeds. Runs make much garbage but no leaks, so garbage is collected only between chunks."""
     order, seeds = task
     collecting = gc.isenabled()
     gc.disable()
@@ -173,5 +173,5 @@ def _chunk(task: tuple[Order, Iterable[int]]) -> list[Done]:
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C is the caller's business, who then ends us."""
+    """The caller handles Ctrl-C and then ends the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

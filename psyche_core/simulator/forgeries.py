@@ -1,6 +1,6 @@
-"""Lies with what belongs to others: payloads sent again, transport keys, and signatures that were given in an earlier run.
+"""Lies with what belongs to others: repeated payloads, stolen transport keys, and signatures from an earlier run.
 
-They keep to what a stranger can do: it hears everything, repeats what it heard, and signs with its own keys only.
+Forgers do only what an outsider can do: receive everything, repeat what they received, and sign with their own keys.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from psyche_core.simulator.server import Server
 from psyche_core.wire.messages import Result
 
 REPLAY_EVERY = 1.0
-"""Mean seconds between two pieces of evidence from earlier runs, of one liar."""
+"""Mean seconds between two pieces of evidence from earlier runs, per liar."""
 
 
 class Forgeries:
-    """The forgeries of one run. members: how many members there are."""
+    """The forgeries of one run. members: number of members."""
 
     def __init__(self, clock: Clock, server: Server, *, members: int, counts: Counter[str]) -> None:
         self._clock = clock
@@ -50,14 +50,14 @@ class Forgeries:
             self._clock.after(node.lying_chance.random() * REPLAY_EVERY, self._replay, node)
 
     def end(self, node: Node, kind: str) -> None:
-        """It stops."""
+        """It stops lying in this way."""
         if kind == "stolen-key":
             node.joins_with = None
 
     # ------------------------------------------------------------------------------------ payloads
 
     def repeated(self, node: Node, result: Result, tag: int) -> Result:
-        """Its announcement of a payload that was there before: its own of an earlier round, another's, or the empty one."""
+        """Its announcement of a payload used before: its own of an earlier round, another member's, or the empty one."""
         known = node.payloads.get(result.payload_hash)
         if known is None:
             return result
@@ -82,7 +82,7 @@ class Forgeries:
     # ------------------------------------------------------------------------------------ evidence
 
     def _replay(self, node: Node) -> None:
-        """Bring what another member signed in an earlier run, or in rounds that were forgotten, as proof against it."""
+        """Send what another member signed in an earlier run, or in forgotten rounds, as evidence against it."""
         if "old-signatures" not in node.lies or self._server.finished:
             return
 

@@ -1,8 +1,8 @@
-"""A script from a seed: a run of random shape, and faults that a run must survive.
+"""Generates a script from a seed: a run of random shape, with faults that a run must survive.
 
-Decided: whatever is generated heals. Liars are so few that the honest members of every epoch reach a quorum without them, members
-lost for good leave enough to go on, and more than half of the honest members are never killed, so that the masters are never
-lost. Within that, everything may strike at once.
+Every generated run can recover. There are so few liars that the honest members of every epoch reach a quorum without them.
+Enough members remain when some are lost for good. Less than half of the honest members are ever killed, so the masters are
+never lost. Within these limits everything may strike at once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ MOST_FAULTS = 7
 MOST_KINDS = 5
 
 SEALED_EVERY = 200
-"""One run in so many sends everything as bytes and signs for real, which costs as much as six others."""
+"""One run in this many sends everything as bytes and signs for real, which costs as much as six others."""
 
 LONE_EVERY = 100
-"""One run in so many is a long one with one liar and nothing else, to see what it costs the others."""
+"""One run in this many is a long one with one liar and no other fault, to measure what it costs the others."""
 
 LONE_LIES = SLOWING_LIES
-"""What it does."""
+"""Lies of that liar."""
 
 LONE_MEMBERS = 8
 """Fewest members of such a run."""
 
 LONE_STEPS = 120
-"""Steps of such a run: a liar may cost something when it is met in an epoch, which must be little beside the whole."""
+"""Steps of such a run: a liar may cost time when an epoch first meets it, and that must be little compared with the whole."""
 
 _KILLS = ("crash", "restart", "late", "leave", "bit-flip")
 _FOR_GOOD = ("crash", "leave")
@@ -38,17 +38,17 @@ _ONCE = ("all-die", "older-state")
 """Faults that strike once in a run."""
 
 SLOWEST_DOWNLINK = 1.5
-"""Training times by which payloads come later on a slow downlink. From about two on a member that is alone with such a line
-is not waited for and is dropped, as protocol F16 says."""
+"""Delay of payloads on a slow downlink, in training times. From about two on, a member that alone has such a connection is not
+waited for and is dropped, as protocol F16 says."""
 
 MOST_LIARS = (MAX_WITNESSES - 1) // 3
-"""So many can be drawn as witnesses together, and the others are a quorum of any draw."""
+"""If this many liars are drawn as witnesses together, the others are still a quorum."""
 
 
 def generate(
     seed: int, *, clients: int = 8, rounds: int = 20, kinds: Collection[str] = KINDS, trainer: Trainer = "hash"
 ) -> Script:
-    """The script of a seed. kinds: which faults may happen; none gives an undisturbed run."""
+    """The script of a seed. kinds: faults that may happen; none gives an undisturbed run."""
     chance = random.Random(f"{seed}/script")
     lone = [kind for kind in LONE_LIES if kind in kinds]
     if lone and clients >= LONE_MEMBERS and seed % LONE_EVERY == LONE_EVERY - 1:
@@ -96,7 +96,7 @@ def generate(
 
 
 def lone_liar(kind: str, *, members: int, seed: int, steps: int = LONE_STEPS) -> Script:
-    """A long run with one member that lies in this way from the beginning to the end: two epochs, long as real ones are."""
+    """A long run with one member that lies in this way all the time: two epochs, as long as real ones."""
     shape = Shape(
         min_clients=max(members - 2, 1),
         init_min_clients=max(members - 1, 1),
@@ -121,7 +121,7 @@ def _per_liar(chance: random.Random, lies: list[str]) -> list[str]:
 
 
 def _shape(chance: random.Random, rounds: int, *, floor: int, ceiling: int, liars: bool) -> Shape:
-    """floor: fewest members of an epoch that outnumber the liars; ceiling: members that are there in the end."""
+    """floor: fewest members of an epoch that outnumber the liars; ceiling: members that remain in the end."""
     min_clients = chance.randint(min(floor, ceiling), ceiling)
     batch = chance.choice((3, 5, 8, 12, 16, 31))
     grown = batch + chance.choice((0, 0, 4, 20))
@@ -149,13 +149,13 @@ def _shape(chance: random.Random, rounds: int, *, floor: int, ceiling: int, liar
 
 
 def _lie(chance: random.Random, node: int, kind: str, rounds: int) -> Fault:
-    """A lie, from early on and mostly for ever."""
+    """A lie that begins early and mostly never ends."""
     duration = 0.0 if chance.random() < 0.7 else chance.uniform(5.0, 2.0 * rounds)
     return Fault(kind=kind, start=round(chance.uniform(0.0, 0.5 * rounds), 2), duration=round(duration, 2), nodes=(node,))
 
 
 def _fault(chance: random.Random, kind: str, *, members: list[int], mortal: list[int], rounds: int) -> Fault | None:
-    """One fault that heals; None when nobody is left whom it may befall."""
+    """One fault from which the run recovers; None when no member is left for it."""
     start = round(chance.uniform(0.3, 1.3 * rounds + 6.0), 2)
 
     def fault(nodes: tuple[int, ...], longest: float, *, amount: float = 0.0, disk: bool = False) -> Fault:

@@ -1,8 +1,8 @@
-"""Keys of the simulated members, and signatures that cost nothing until somebody wants proof.
+"""Keys of the simulated members, and cheap stand-ins for signatures.
 
-Ed25519 costs more than everything else a simulated member does. Decided: a member signs a commitment with a token that only the
-owner of its number can make here (liars included: their lies go through the same door), and evidence of equivocation, which the
-coordinator checks for real, carries real signatures of the same commitments.
+Ed25519 costs more than everything else a simulated member does. So a member signs a commitment with a token, which only the
+owner of its number can make here; liars use the same functions. Evidence of equivocation, which the coordinator really checks,
+carries real signatures of the same commitments.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from psyche_core.wire.signing import SecretKey
 
 RUN_ID = "simulated"
 INSTANCE = hashlib.sha256(b"psyche/simulator").digest()
-"""Of every simulated run."""
+"""The instance of every simulated run."""
 
 EARLIER = hashlib.sha256(b"psyche/simulator/earlier").digest()
-"""Of an earlier run of the same name."""
+"""The instance of an earlier run with the same name."""
 
 REMEMBERED = 16_384
-"""Tokens kept: more than a run makes."""
+"""Tokens kept: more than one run makes."""
 
 _made: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
 
@@ -52,7 +52,7 @@ def join_of(index: int) -> Join:
 
 
 def join_with_stolen_key(index: int, victim: int) -> Join:
-    """A member's request to join with another member's transport key; the proof is its own, since it has no other."""
+    """A request to join with another member's transport key; the proof is made with the member's own key."""
     signer = identity_of(index).signer
     return Join(NodeIdentity(signer, identity_of(victim).p2p), sign_join(key_of(index), INSTANCE, signer))
 
@@ -63,12 +63,12 @@ def _numbers(members: int) -> dict[bytes, int]:
 
 
 def member_with(signer: bytes, members: int) -> int | None:
-    """The number of the member with this signer among so many; None when it is none of them."""
+    """The number of the member with this signer among `members`; None if there is none."""
     return _numbers(members).get(signer)
 
 
 def commitment_of(state: CoordinatorState, result: Result, *, trainer: bytes, payload_hash: bytes) -> bytes:
-    """The commitment to another payload for the share of a result. state: of the coordinator, which knows the round."""
+    """The commitment to another payload for the share of a result. state: the coordinator's, which knows the round."""
     played = state.round_at(result.height)
     return commitment_hash(
         INSTANCE,
@@ -82,7 +82,7 @@ def commitment_of(state: CoordinatorState, result: Result, *, trainer: bytes, pa
 
 
 def signed_earlier(index: int, *, epoch: int, played: Round, share: tuple[BatchId, ...], payload_hash: bytes) -> SignedResult:
-    """What the member with this number signed in an earlier run of the same name, in the same place of that run."""
+    """What the member with this number signed at the same place of an earlier run with the same name."""
     commitment = commitment_hash(
         EARLIER,
         epoch=epoch,
@@ -95,13 +95,13 @@ def signed_earlier(index: int, *, epoch: int, played: Round, share: tuple[BatchI
     return SignedResult(payload_hash, sign_commitment(key_of(index), EARLIER, commitment))
 
 
-@lru_cache(maxsize=REMEMBERED)  # each is made once and looked at by all who hear of the result
+@lru_cache(maxsize=REMEMBERED)  # each is made once and checked by all receivers of the result
 def _token(public: bytes, commitment: bytes) -> bytes:
     return hashlib.sha512(public + commitment).digest()
 
 
 def signed_by(index: int, commitment: bytes) -> bytes:
-    """The token (64 bytes) that stands for that member's signature of a commitment."""
+    """The token (64 bytes) that replaces that member's signature of a commitment."""
     token = _token(identity_of(index).p2p, commitment)
     _made[token] = (index, commitment)
     _made.move_to_end(token)  # an earlier run of this process may have made it too, long ago
@@ -116,7 +116,7 @@ def verified(result: Result, p2p: bytes) -> bool:
 
 
 def with_real_signatures(evidence: Equivocation) -> Equivocation:
-    """The same evidence as a coordinator can check it; what is no token of anybody stays as it is."""
+    """The same evidence with signatures a coordinator can check; unknown tokens stay as they are."""
 
     def real(half: SignedResult) -> SignedResult:
         made = _made.get(half.signature)

@@ -1,6 +1,6 @@
-"""The ledger of samples: every sample is in exactly one place, from its assignment to the end of the run (protocol F2 and F14).
+"""The ledger of samples: every sample is in exactly one place from its assignment to the end of the run (protocol F2 and F14).
 
-Samples are bits of whole numbers, so that a run's whole ledger is compared in a few operations.
+Samples are bits of integers, so a few operations compare a whole run's ledger.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def bits(batches: Iterable[BatchId]) -> int:
 
 
 class Ledger:
-    """What became of the samples. honest: signers of members that never lie.
+    """The state of every sample. honest: signers of members that never lie.
 
-    accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them of liars. last:
-    rounds settled when their epoch ended: evidence about them is heard in the cooldown only. vetoed: rounds attested to by a
-    committee in which honest witnesses alone were no quorum, so a liar could make anything of them void.
+    accepted: by (height, step) of a round, its accepted samples, once per settled round; of_liars: those of them that are
+    liars'. last: rounds settled when their epoch ended; evidence about them is accepted in the cooldown only. vetoed: rounds
+    attested by a committee whose honest witnesses alone were no quorum, so that a liar could void any part of them.
     """
 
     def __init__(self, *, honest: frozenset[bytes]) -> None:
@@ -45,13 +45,13 @@ class Ledger:
         self._found_again = 0
 
     def epoch_ended(self, state: CoordinatorState) -> None:
-        """An epoch has ended: what is accepted by now is what a run that goes back to this end goes on from."""
+        """An epoch has ended: record what is accepted by now, for a run that later goes back to this end."""
         self._at_step[state.progress.step - 1] = self._accepted_ever
 
     def went_back(self, state: CoordinatorState) -> None:
-        """The run goes on from an earlier step (or its checkpoint): what was accepted since is to be accepted again.
+        """The run continues from an earlier step (or its checkpoint): samples accepted since must be accepted again.
 
-        What was counted as lost of these steps is trained again too; the coordinator's count stays as it is.
+        Samples counted as lost in these steps are trained again too; the coordinator's count does not change.
         """
         step = state.progress.step - 1
         for key, known in self.accepted.items():
@@ -66,7 +66,7 @@ class Ledger:
         self._settled_height = self._epoch = -1
 
     def copy(self) -> Ledger:
-        """The ledger as it is now, to go on from later."""
+        """A copy, to continue from later."""
         other = Ledger(honest=self._honest)
         other.accepted = {key: list(known) for key, known in self.accepted.items()}
         other.of_liars = dict(self.of_liars)
@@ -78,7 +78,7 @@ class Ledger:
         return other
 
     def of_honest_before(self, step: int) -> int:
-        """The samples of honest members that were accepted in steps before this one, where liars had no veto."""
+        """The samples of honest members accepted before this step, in rounds without a liars' veto."""
         found = 0
         for key, known in self.accepted.items():
             if key[1] < step and key not in self.vetoed:
@@ -87,7 +87,7 @@ class Ledger:
         return found
 
     def settled(self, event: RoundSettled, state: CoordinatorState) -> None:
-        """A round is decided. Acceptance is counted again here: two thirds of the elected witnesses (F5, F6)."""
+        """A round is decided. Recounts its acceptance: two thirds of the elected witnesses (F5, F6)."""
         round_ = state.round_at(event.height)
         if round_ is None:
             raise Broken("settled-rounds-are-stored", f"round {event.height} was settled and is not stored")
@@ -128,7 +128,7 @@ class Ledger:
         self._epoch, self._settled_height = event.epoch, event.height
 
     def evidence(self, old: CoordinatorState, new: CoordinatorState, command: Equivocation) -> None:
-        """A trainer was proven to have signed two results: its share of a settled round may be void (and dealt again) or lost."""
+        """A trainer provably signed two results: its share of a settled round may become void (and dealt again) or lost."""
         before, after = old.round_at(command.height), new.round_at(command.height)
         if before is None or after is None:
             return
@@ -144,11 +144,11 @@ class Ledger:
             self._lost[before.step] = self._lost.get(before.step, 0) + new.lost_samples - old.lost_samples
         known = self.accepted.get((before.height, before.step), [])
         without = [samples & ~share for samples in known]
-        # Of a lost share nobody knows whether its result can be found, so either is right; all must still do alike.
+        # Nobody knows whether the result of a lost share can be found, so both are right, but all must do the same.
         self.accepted[(before.height, before.step)] = without if voided else [*known, *without]
 
     def balance(self, state: CoordinatorState) -> None:
-        """Each sample assigned so far is accepted, waiting again, in a round not settled yet, or counted as lost."""
+        """Each sample assigned so far is accepted, queued again, in a round not settled yet, or counted as lost."""
         waiting, flying = bits(state.requeue), self._flying(state)
         assigned = (1 << state.progress.data_index) - 1
         placed = self._accepted_ever | waiting | flying
@@ -164,7 +164,7 @@ class Ledger:
             raise Broken("no-sample-skipped", sentence)
 
     def _flying(self, state: CoordinatorState) -> int:
-        """Samples of rounds being played: the current one and the one before it, unless that is settled."""
+        """Samples of rounds in progress: the current one and, unless it is settled, the one before."""
         if state.run_state not in (RunState.RoundTrain, RunState.RoundWitness):
             return 0
 

@@ -1,7 +1,8 @@
-"""What liars do: a real machine's messages and commands changed on their way out, and inventions of their own.
+"""What liars do: they change a real machine's messages and commands on their way out, and invent others.
 
-All lies keep to what a stranger can do: keys are its own, messages are well typed (bytes that are not never reach a machine, the
-envelope's decoder refuses them), commands carry the identity the backend authenticated. Everything else may be false.
+Liars do only what an outsider can do: they use their own keys and send well-typed messages (the envelope's decoder rejects
+others before a machine sees them), and their commands carry the identity the backend authenticated. Everything else may be
+false.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from psyche_core.types import BatchId, WitnessStatement, bitmap
 from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer, ModelWanted, Result
 
 CHATTER = {"garbage": 0.7, "flood": 0.6}
-"""Mean seconds between two inventions of one liar."""
+"""Mean seconds between two invented messages of one liar."""
 
 FLOOD = 25
 """Messages in one burst."""
 
 
 class Lies:
-    """The liars of one run. network: carries what they say. members: how many members there are."""
+    """The liars of one run. network: carries their messages. members: number of members."""
 
     def __init__(self, clock: Clock, server: Server, *, network: Network, members: int, counts: Counter[str]) -> None:
         self._clock = clock
@@ -60,14 +61,14 @@ class Lies:
             self._clock.after(node.lying_chance.random() * CHATTER[kind], self._chatter, node, kind)
 
     def end(self, node: Node, kind: str) -> None:
-        """It stops."""
+        """It stops lying in this way."""
         node.lies.remove(kind)
         self._forgeries.end(node, kind)
 
     # ------------------------------------------------------------------------------------ changed on the way out
 
     def broadcast(self, node: Node, message: Message, tag: int) -> None:
-        """Say something instead of this message."""
+        """Broadcast something instead of this message."""
         chance = node.lying_chance
         for kind in node.lies:
             match kind, message:
@@ -121,13 +122,13 @@ class Lies:
         self._server.ask(node, command)
 
     def _false_digest(self, chance: random.Random) -> bytes:
-        """A model nobody has, none at all, or that of an earlier step that members signed."""
+        """A digest of a model nobody has, of none at all, or of an earlier step that members signed."""
         signed = signed_digests(self._server.state).values()
         ends = [said for digest in signed for said in (digest, held_digest(digest))]
         return chance.choice((chance.randbytes(32), bytes(32), *ends))
 
     def _false_statement(self, chance: random.Random, statement: WitnessStatement) -> WitnessStatement:
-        """All ones (those that are not refused outright), none, or chance."""
+        """All ones (where they are not rejected outright), none, or random."""
         state = self._server.state
         before = state.round_at(statement.height - 1)
         dealt = sorted(shares(state, before)) if before is not None else []
@@ -142,7 +143,7 @@ class Lies:
         return replace(statement, participants=b"\xff" * 32, merkle_root=chance.randbytes(32))
 
     def _two_results(self, node: Node, first: Result, tag: int) -> None:
-        """Two sound results for one share; each half of the members hears of another one first."""
+        """Two valid results for one share; each half of the members receives a different one first."""
         self._count("two-results")
         chance = node.lying_chance
         known = node.payloads[first.payload_hash][1]
@@ -169,7 +170,7 @@ class Lies:
         self._clock.after(CHATTER[kind] * (0.5 + node.lying_chance.random()), self._chatter, node, kind)
 
     def _invent(self, node: Node) -> None:
-        """One message and sometimes one command with lies in every field."""
+        """One message, and sometimes one command, with false values in every field."""
         chance = node.lying_chance
         number, tag, height = self._place(node)
         epoch = chance.choice((number, number, number + 1, max(number - 1, 0), chance.getrandbits(32)))
@@ -206,11 +207,11 @@ class Lies:
             Checkpoint(identity, {"Hub": {"repo_id": "a lie"}}),
             Withdraw(identity),
         )
-        # A liar that has withdrawn is harmless, so it does not do so often.
+        # A liar that has withdrawn is harmless, so it withdraws rarely.
         return chance.choices(invented, weights=(6, 6, 6, 3, 6, 3, 1))[0]
 
     def _flood(self, node: Node) -> None:
-        """Many candidates for our share, and many messages about everything."""
+        """Many candidates for our share, and many other messages."""
         chance = node.lying_chance
         number, tag, height = self._place(node)
         state = self._server.state
@@ -229,7 +230,7 @@ class Lies:
                     node.say(ModelOffer(number, chance.randrange(64), chance.randbytes(32), 100), tag)
 
     def _place(self, node: Node) -> tuple[int, int, int]:
-        """Epoch, tag and height a message of now would carry."""
+        """Epoch, tag and height of a message sent now."""
         state = self._server.state
         height = state.current_round.height if state.current_round is not None else 0
         return state.progress.epoch, max((state.progress.epoch << 20) + height, node.expired_before), height

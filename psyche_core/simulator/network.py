@@ -1,8 +1,8 @@
-"""The simulated network: who can talk to whom, when messages arrive, who serves a payload.
+"""The simulated network: which nodes can reach each other, when messages arrive, and who serves a payload.
 
-It keeps the promises of psyche_core.interfaces.transport and no others: a live message reaches every member that can be reached,
-directly or through others, at least once in the end, also one that connects late; order, latency and everything about members
-that cannot be reached are chance. A loss is therefore a delay by some retransmissions; a cut link means that messages wait.
+It keeps only the promises of psyche_core.interfaces.transport: a live message eventually reaches every reachable member at
+least once, directly or through others, also a member that connects late. Order, latency and everything about unreachable
+members are random. A loss is therefore a delay by some retransmissions, and messages wait while a link is cut.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ CONNECT = 0.1
 """Seconds to make a connection."""
 
 UNANSWERED = 10.0
-"""Seconds until a fetch gives up on members that take the question and say nothing."""
+"""Seconds until a fetch gives up on members that accept the request and send nothing."""
 
 AGAIN = 1.0
-"""Seconds until members that had nothing are asked again, while others say nothing."""
+"""Seconds until members that did not have the blob are asked again, while others send nothing."""
 
 HEDGE = 0.5
-"""Seconds until a source that takes the question and says nothing is raced by the next one, as the QUIC transport does it."""
+"""Seconds until the next source is asked beside one that sends nothing, as the QUIC transport does."""
 
 
 GOSSIP = 0.1
-"""Most seconds until members tell others the ids of messages that came to them, the QUIC transport's 0.05 and some load."""
+"""Most seconds until members tell others the ids of received messages: the QUIC transport's 0.05 and some load."""
 
 
 @dataclass(slots=True)
 class Letter:
-    """A message on its way to many. held_back: seconds more for some receivers (a liar's choice)."""
+    """A message on its way to many receivers. held_back: extra seconds for some of them (a liar's choice)."""
 
     number: int
     origin: int
@@ -55,7 +55,7 @@ class Letter:
 
 
 class Network:
-    """Links between the nodes, and between each node and the server. chance: the network's own stream of randomness."""
+    """Links between the nodes, and between each node and the server. chance: the network's own random stream."""
 
     def __init__(self, clock: Clock, chance: random.Random, *, seconds: float, counts: Counter[str]) -> None:
         self.nodes: list[Node] = []
@@ -70,7 +70,7 @@ class Network:
         self._by_key: dict[bytes, int] = {}
 
     def add(self, node: Node) -> None:
-        """Make a node known."""
+        """Register a node."""
         self.nodes.append(node)
         self._by_key[node.identity.p2p] = node.index
 
@@ -85,7 +85,7 @@ class Network:
             self._effects.append(fault)
 
     def end(self, fault: Fault) -> None:
-        """A network fault is over."""
+        """A network fault ends."""
         if fault in self._cuts:
             self._cuts.remove(fault)
             self.changed()
@@ -93,7 +93,7 @@ class Network:
             self._effects.remove(fault)
 
     def is_cut(self, source: int, target: int) -> bool:
-        """Whether nothing gets from one to the other now. A partition cuts both ways, an asymmetric cut out of its side."""
+        """Whether nothing gets from source to target now. A partition cuts both ways, an asymmetric cut only out of its side."""
         for cut in self._cuts:
             if cut.amount and SERVER in (source, target):
                 continue
@@ -106,11 +106,11 @@ class Network:
         return False
 
     def gossip_delay(self) -> float:
-        """Seconds until who an author left out has its message from others: they tell of it, are asked and give it."""
+        """Seconds until a member that an author left out has its message from others: announced, requested, sent."""
         return GOSSIP * self._chance() + 3 * self._seconds
 
     def delay(self, source: int, target: int) -> float:
-        """Seconds one message takes, losses and all."""
+        """Seconds that one message takes, with retransmissions."""
         chance = self._chance
         seconds = self._seconds * (0.5 + chance())
         for fault in self._effects:
@@ -131,7 +131,7 @@ class Network:
         return seconds
 
     def strikes(self, kind: str, source: int, target: int) -> bool:
-        """Whether chance makes a fault of this kind befall one thing sent."""
+        """Whether a fault of this kind randomly hits one message."""
         for fault in self._effects:
             on_path = not fault.nodes or source in fault.nodes or target in fault.nodes
             if fault.kind == kind and on_path and self._chance() < fault.amount:
@@ -143,7 +143,7 @@ class Network:
     # ------------------------------------------------------------------------------------ connections
 
     def changed(self) -> None:
-        """Something about who may talk to whom has changed: broken links are gone at once, new ones take a moment."""
+        """The set of possible links has changed: broken links end at once, new ones take a moment."""
         self._version += 1
         for node in self.nodes:
             if node.out:
@@ -186,7 +186,7 @@ class Network:
             self._clock.after(0.05, node.receive, node.life, PeersSeen(peers))
 
     def _compare(self, source: Node, target: Node) -> None:
-        """Two members compare what they hold when they meet."""
+        """Two members exchange what the other lacks when they connect."""
         for letter in list(source.letters.values()):
             if letter.number not in target.seen:
                 self._post(letter, source, target)
@@ -194,7 +194,7 @@ class Network:
     # ------------------------------------------------------------------------------------ messages
 
     def broadcast(self, node: Node, message: Message, tag: int, *, held_back: dict[int, float] | None = None) -> None:
-        """Give a message to all members."""
+        """Send a message to all members."""
         self._letters += 1
         letter = Letter(self._letters, node.index, MessageSeen(node.identity.p2p, message), tag, held_back or {})
         node.seen.add(letter.number)
@@ -231,7 +231,7 @@ class Network:
                 self._post(letter, target, self.nodes[other])
 
     def _pass_on(self, letter: Letter, target: Node) -> None:
-        """Its sender is out of reach: another member that has it passes it on; else it is told when they meet again."""
+        """The sender is out of reach: another member that has the letter passes it on, or it is sent at their next connection."""
         for other in sorted(target.out):
             holder = self.nodes[other]
             if letter.number in holder.letters and target.index in holder.out:
@@ -240,23 +240,23 @@ class Network:
                 return
 
     def _arrive_again(self, letter: Letter, target: Node, life: int) -> None:
-        """Harder than the contract: the same message twice to one process, as when its memory of old ones was full."""
+        """Worse than the contract allows: a process gets the same message twice, as if its list of old ones was full."""
         if target.life == life and letter.number in target.seen:
             target.receive(life, letter.event)
 
     # ------------------------------------------------------------------------------------ blobs
 
     def peers_in_order(self, node: Node, first: Iterable[bytes]) -> Iterator[Node]:
-        """Connected members, those named first."""
+        """Connected members, those in `first` first."""
         named = [self._by_key[key] for key in first if key in self._by_key]
         for index in chain(named, (other for other in sorted(node.out) if other not in named)):
             if index in node.out and node.index in self.nodes[index].out:
                 yield self.nodes[index]
 
     def find(self, node: Node, first: Iterable[bytes], has: Callable[[Node], bool | None]) -> tuple[Node | None, float]:
-        """Who of the connected members answers with a blob, and how long the answer takes.
+        """The connected member that answers with a blob, and how long the answer takes.
 
-        has: False says no at once, None says nothing at all.
+        has: False means an immediate no, None means no answer at all.
         """
         seconds = 0.0
         for other in self.peers_in_order(node, first):
@@ -270,7 +270,7 @@ class Network:
         return None, seconds + self._seconds
 
     def fetch(self, node: Node, action: FetchPayload) -> None:
-        """Get a payload for a node."""
+        """Fetch a payload for a node."""
         payload_hash = action.payload_hash
         if payload_hash in node.payloads:
             self._clock.after(0.0, self._check, node, node.life, action, node.payloads[payload_hash][1])
@@ -279,10 +279,10 @@ class Network:
         self._seek(node, node.life, action, set(), set(), self._clock.now + UNANSWERED)
 
     def _seek(self, node: Node, life: int, action: FetchPayload, asked: set[int], silent: set[int], until: float) -> None:
-        """Ask one member after the other, as a transport does it.
+        """Ask one member after the other, as a transport does.
 
-        asked: who was asked in this pass. silent: who says nothing; after HEDGE the next is asked, and in the end, as long as
-        somebody may still answer, those again that had nothing. until: virtual seconds.
+        asked: members asked in this pass. silent: members that do not answer; after HEDGE the next one is asked. In the end,
+        while one may still answer, members that had nothing are asked again. until: virtual seconds.
         """
         if node.life != life:
             return
@@ -322,7 +322,7 @@ class Network:
     # ------------------------------------------------------------------------------------ the server's links
 
     def to_server(self, node: Node) -> float | None:
-        """Seconds until a command of a node arrives, None when it does not."""
+        """Seconds until a node's command arrives, None when it does not."""
         return self._one_way(node.index, SERVER)
 
     def from_server(self, node: Node) -> float | None:

@@ -1,8 +1,8 @@
-"""A simulated member: the real client machine, and around it everything the runtime does, in virtual time.
+"""A simulated member: the real client machine, and what the runtime does around it, in virtual time.
 
-What its process keeps (machine, payloads, messages heard, snapshots) goes when it crashes; what is on disk (the masters of the
-last finished epoch) stays if the fault says so. Work takes time; a paused process (SIGSTOP, a long collection of garbage) gets
-what happened meanwhile afterwards, late but in order.
+A crash loses what its process keeps (machine, payloads, received messages, snapshots); what is on disk (the masters of the last
+finished epoch) stays if the fault says so. Work takes time. A paused process (SIGSTOP, a long garbage collection) handles what
+happened meanwhile afterwards, late but in order.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from psyche_core.simulator.world import World
 
 LOOK = 1.0
-"""Seconds between two looks at the clock (TimePassed)."""
+"""Seconds between two TimePassed events."""
 
 EMPTY_RESULT = hashlib.sha256(b"").digest()
-"""The payload of whoever's result is all zeros: the same bytes for everybody, in every round."""
+"""The payload of any result that is all zeros: the same bytes for everybody, in every round."""
 
 STORE_FAILS = 0.2
-"""How often storing a model fails."""
+"""Probability that storing a model fails."""
 
 SIZES_EVERY = 4
-"""Looks at the clock between two at what the machine keeps: what grows without bound is seen all the same."""
+"""TimePassed events between two checks of the machine's sizes; unbounded growth is still noticed."""
 
 SECONDS = {
     ev.Load: 0.4,
@@ -54,11 +54,11 @@ SECONDS = {
     ev.FetchModel: 0.5,
     ev.StoreModel: 0.8,
 }
-"""Typical seconds of each kind of work but training; chance makes it half as much to half as much again."""
+"""Typical seconds of each kind of work except training; varied at random by up to one half."""
 
 
 class Node:
-    """One member. index: its number, which also gives its key. liar: nothing is asked of it."""
+    """One member. index: its number, which also gives its key. liar: no invariant is required of it."""
 
     def __init__(self, world: World, index: int, *, chance: random.Random, liar: bool) -> None:
         self.index = index
@@ -118,7 +118,7 @@ class Node:
     # ------------------------------------------------------------------------------------ life
 
     def boot(self, *, disk: bool = False) -> None:
-        """Start a process. disk: whether what an earlier one saved is there."""
+        """Start a process. disk: whether it has what an earlier one saved."""
         world = self._world
         self.life += 1
         self.running = True
@@ -153,7 +153,7 @@ class Node:
             self.boot(disk=True)
 
     def crash(self) -> None:
-        """The process is gone at once; nobody is told."""
+        """The process ends at once without telling anybody."""
         self.trace("crashes")
         self.running = False
         self.life += 1
@@ -161,11 +161,11 @@ class Node:
         self._world.network.changed()
 
     def pause(self) -> None:
-        """The process stands still."""
+        """The process stops running."""
         self.paused += 1
 
     def unpause(self) -> None:
-        """The process goes on and finds what has happened."""
+        """The process continues and handles what happened meanwhile."""
         self.paused -= 1
         if self.paused:
             return
@@ -184,11 +184,11 @@ class Node:
 
     @property
     def now(self) -> float:
-        """What this member's clock shows."""
+        """The time of this member's clock."""
         return self.clock_offset + self.clock_rate * self._world.clock.now
 
     def trace(self, what: str) -> None:
-        """Note something for people."""
+        """Add a line to the timeline."""
         if self._world.timeline is not None:
             self._world.note(self.name, what)
 
@@ -206,7 +206,7 @@ class Node:
     # ------------------------------------------------------------------------------------ events in, actions out
 
     def receive(self, life: int, event: ev.Event, *, lineage: int | None = None) -> None:
-        """Something happened to the process with this number; nothing, when it is gone. lineage: of a state that it sees."""
+        """Handle an event of the process with this number, unless it is gone. lineage: of a state in the event."""
         if life != self.life or self.stop is not None:
             return
 
@@ -310,7 +310,7 @@ class Node:
     # ------------------------------------------------------------------------------------ serving others
 
     def serves(self, payload_hash: bytes, target: int) -> bool | None:
-        """Whether this member answers with a payload; None when it does not answer at all."""
+        """Whether this member sends a payload; None when it does not answer at all."""
         if payload_hash not in self.payloads:
             return False
         if payload_hash in self._withheld and target not in self._withheld[payload_hash]:
@@ -320,15 +320,15 @@ class Node:
         return True
 
     def withhold(self, payload_hash: bytes, served: frozenset[int]) -> None:
-        """Give a payload to these members only."""
+        """Serve a payload to these members only."""
         self._withheld[payload_hash] = served
 
     def serve_again(self, payload_hash: bytes) -> None:
-        """Give a payload to everybody again."""
+        """Serve a payload to everybody again."""
         self._withheld.pop(payload_hash, None)
 
     def seconds_to_receive(self) -> float:
-        """How much longer than on a fast line a payload takes to come down ours."""
+        """How much longer a payload takes on our downlink than on a fast one."""
         if not self.downlinks:
             return 0.0
 
@@ -350,7 +350,7 @@ class Node:
         self._world.clock.after(seconds, self._work_done, self.life, work, self.lineage)
 
     def _work_done(self, life: int, work: Any, lineage: int) -> None:
-        """lineage: of the state that the machine had seen when it asked for the work."""
+        """lineage: of the state that the machine had seen when it requested the work."""
         if life != self.life:
             return
         if self.paused:
@@ -366,13 +366,13 @@ class Node:
 
     @property
     def holds_model(self) -> bool:
-        """Whether others may count on it for the model of the run."""
+        """Whether others may rely on it for the run's model."""
         return self.running and not self.liar and self.machine.masters_at is not None
 
     def spoil(self, *, bit: int) -> None:
-        """A bit of the masters flips; until they are replaced, nothing but that is asked of this replica.
+        """Flip a bit of the masters; until they are replaced, only their replacement is required of this replica.
 
-        bit: another one for each flip of a run, since no two such accidents are alike.
+        bit: a different one for each flip of a run, because no two such accidents are alike.
         """
         self.trace("a bit of its masters flips")
         self.spoiled = True
@@ -405,7 +405,7 @@ class Node:
         return ev.ModelReady(self.replica.digest(), self.replica.max_payload_bytes, step, held, journalled=True)
 
     def _restored(self, work: ev.Load, step: int | None, lineage: int) -> int | None:
-        """What the journal and the state add to the masters of a checkpoint; the last step in them then."""
+        """Apply the journal and the state to a checkpoint's masters; returns the last step in them."""
         state = work.state
         reached = None if work.fresh else self.disk.replayed(state, step=step, digest=self.replica.digest())
         if reached is None:
@@ -417,7 +417,7 @@ class Node:
         saved, whole = reached
         self.replica.restore(saved.masters)
         at = saved.step
-        for settled in settled_rounds(state, self.disk.pending, after=at):  # type: ignore[arg-type] # the fields it looks at
+        for settled in settled_rounds(state, self.disk.pending, after=at):  # type: ignore[arg-type] # the fields it uses
             if settled.step > masters_due(state) or not whole:
                 break
             self.counts["settled from the journal"] += 1
@@ -438,7 +438,7 @@ class Node:
         return Saved(step, generation, self.replica.snapshot(), self.replica.digest())
 
     def _base(self, step: int, generation: int) -> None:
-        """A checkpoint, from which the journal goes on."""
+        """Write a checkpoint, from which the journal continues."""
         self.disk.save(self._saved(step, generation))
 
     def _keep_results(self, action: ev.KeepResults) -> None:
@@ -455,7 +455,7 @@ class Node:
         payload_hash, content = self.replica.train(work.step, work.share, salt=salt)
         valid = "wrong-shape" not in self.lies
         empty = self.empty_results and not content and self._chance.random() < max(self.empty_results)
-        if empty and valid:  # equal bytes have one shape: nobody's empty result is of a wrong one
+        if empty and valid:  # equal bytes have one shape, so no empty result has a wrong one
             self.counts["empty-results"] += 1
             payload_hash, content = EMPTY_RESULT, b""
         payload = Payload(payload_hash, self.index, bits(work.share), valid=valid, content=content, size=len(content) or 32)
@@ -493,7 +493,7 @@ class Node:
         return ev.EpochClosed(self.replica.digest(), saved=not self.spoiled)
 
     def _store_model(self, action: ev.StoreModel) -> None:
-        """Begin to store the masters of the epoch's end, which training leaves alone: a copy on the disk goes."""
+        """Begin to store the masters of the epoch's end; uses a copy on the disk, which training does not change."""
         seconds = SECONDS[ev.StoreModel] * (0.5 + self._chance.random()) * max(self.slowed, default=1.0)
         self._world.clock.after(seconds, self._stored, self.life, action, self.disk.at_end(action.step))
 
@@ -528,7 +528,7 @@ class Node:
             self._world.replicas.fetched(self.name, lineage=lineage, step=work.step, masters=masters, held=held)
         if work.build is not None:
             if (hashlib.sha256(b"description").digest(), 64) not in work.descriptions:
-                if source.liar:  # nobody honest is left who could tell
+                if source.liar:  # no honest member is left that knows the true one
                     return ev.ModelFetchFailed(work.step, "the description does not fit")
                 raise Broken(
                     "descriptions-come-with-offers", f"{self.name} has {len(work.descriptions)} descriptions, none is true"
@@ -546,7 +546,7 @@ class Node:
 
 
 def _brief(value: Any) -> str:
-    """The numbers of a message or of work, for people."""
+    """The numbers of a message or of work, for the timeline."""
     shown = []
     for name in ("epoch", "height", "step", "share", "tag", "sources"):
         item = getattr(value, name, None)

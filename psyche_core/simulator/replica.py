@@ -1,8 +1,8 @@
-"""What a simulated member trains: a model of a few whole numbers, and its results.
+"""The model of a simulated member: a few integers, and its training results.
 
-The contract is the optimizer's: an apply depends on the masters, the step and the *set* of payloads, not on their order, and with
-none the masters stay. Everything else (a result missing, doubled, of another step, steps in another order) gives other numbers,
-so two replicas are equal exactly when the machine did its duty.
+It keeps the optimizer's contract: an apply depends on the masters, the step and the *set* of payloads, not on their order; with
+no payloads the masters stay. Any other difference (a missing or doubled result, another step, another order of steps) gives
+other numbers, so two replicas are equal exactly when the machine worked correctly.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from psyche_core.client.machine.events import Share
 from psyche_core.simulator.failure import Broken
 
 PIECES = 4
-"""Numbers in the cheap model: the pieces in which two replicas can differ."""
+"""Numbers in the cheap model; two replicas can differ in each."""
 
 _NUMBERS = struct.Struct(f"<{PIECES}Q")
-"""How a payload's hash is read: what it says to each piece."""
+"""Splits a payload's hash into one number for each piece."""
 
 _MASK = 2**64 - 1
 _SPREAD = 0x9E3779B97F4A7C15
@@ -28,9 +28,9 @@ _SPREAD = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A trainer's result. samples: the samples it was trained on, one bit each; valid: whether honest members' check takes it.
+    """A trainer's result. samples: one bit for each sample it was trained on; valid: whether honest members accept it.
 
-    content: the encoded result where there is one (torch); the cheap model needs the hash only.
+    content: the encoded result, if there is one (torch); the cheap model needs only the hash.
     """
 
     hash: bytes
@@ -46,16 +46,16 @@ class Replica(Protocol):
 
     @property
     def max_payload_bytes(self) -> int:
-        """No valid payload is longer."""
+        """Upper bound for the size of valid payloads."""
 
     def train(self, step: int, share: Share, *, salt: bytes) -> tuple[bytes, bytes]:
-        """Hash and content of a new result. salt: tells apart results that would be alike by chance."""
+        """Hash and content of a new result. salt: makes results differ that would otherwise be equal."""
 
     def check(self, payload: Payload) -> bool:
-        """Whether the payload fits."""
+        """Whether the payload is valid."""
 
     def apply(self, step: int, payloads: Sequence[Payload], *, own_accepted: bool) -> None:
-        """Put results into the masters."""
+        """Apply results to the masters."""
 
     def digest(self) -> bytes:
         """Digest of all masters."""
@@ -64,14 +64,14 @@ class Replica(Protocol):
         """The masters as an immutable value."""
 
     def restore(self, snapshot: object) -> None:
-        """Take other masters and forget everything else."""
+        """Replace the masters and forget everything else."""
 
     def spoil(self, bit: int) -> None:
-        """Flip one bit of the masters, as bad memory does. bit: from the end of the last piece, the first few exist."""
+        """Flip one bit of the masters, like bad memory. bit: counted from the end of the last piece; the first few exist."""
 
 
 class StepOrder:
-    """What optimizers may count on: no step is trained again before it is settled, none is applied after a later one.
+    """Checks what optimizers rely on: no step is trained again before it is settled, none is applied after a later one.
 
     name: of the member.
     """
@@ -82,14 +82,14 @@ class StepOrder:
         self._applied = 0
 
     def trains(self, step: int) -> None:
-        """A result of this step is made."""
+        """A result of this step was made."""
         if step in self._sent:
             raise Broken("optimizers-see-steps-in-order", f"{self._name} trained step {step} again before it was settled")
 
         self._sent.add(step)
 
     def applies(self, step: int) -> None:
-        """The results of this step are applied, which settles it and what is older."""
+        """The results of this step are applied; this settles it and all older ones."""
         if step < self._applied:
             raise Broken("optimizers-see-steps-in-order", f"{self._name} applied step {step} after step {self._applied}")
 
@@ -111,11 +111,11 @@ class HashReplica:
         return hashlib.sha256(b"%b|%d|%b" % (salt, step, seen.encode())).digest(), b""
 
     def check(self, payload: Payload) -> bool:
-        """As the payload says."""
+        """Returns the payload's own flag."""
         return payload.valid
 
     def apply(self, step: int, payloads: Sequence[Payload], *, own_accepted: bool) -> None:  # noqa: ARG002 - masters only
-        """Sum what the payloads say to each piece; mix the sum into the piece."""
+        """Add up each piece's numbers from the payloads, and mix the sum into the piece."""
         if not payloads:
             return
 
@@ -133,7 +133,7 @@ class HashReplica:
         return self._masters
 
     def restore(self, snapshot: object) -> None:
-        """Take other pieces."""
+        """Replace the pieces."""
         assert isinstance(snapshot, tuple)
         self._masters = snapshot
 

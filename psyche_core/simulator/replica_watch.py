@@ -1,6 +1,6 @@
-"""What must hold of the honest members: their replicas are one, the run goes on, nothing grows without bound.
+"""Checks the honest members' invariants: their replicas are equal, the run makes progress, and memory is bounded.
 
-Nothing here looks into a machine, except at how much it says it keeps.
+It looks into no machine, except at the sizes it reports.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ SIZE_LIMITS: Mapping[str, int] = {
     "offers": 8,
     "wanted_snapshots": 8,
 }
-"""Most that one machine may keep of each kind in its `size_report`, for each member of the run."""
+"""Most entries of each kind in a machine's `size_report`, for each member of the run."""
 
 DEFAULT_SIZE_LIMIT = 64
-"""The same for kinds not listed."""
+"""The same limit for kinds not listed."""
 
 LETTERS_LIMIT = 1_000
-"""Most live messages one simulated transport may hold, for each member: what a machine lets pile up by not expiring."""
+"""Most live messages in one simulated transport, for each member; more means that a machine does not expire them."""
 
 
 Place = tuple[int, int, int]
-"""Lineage, height and step: in which history of the coordinator, and which round of it."""
+"""Lineage, height and step: a history of the coordinator, and a round in it."""
 
 
 class ReplicaWatch:
-    """What each honest member applies, fetches and closes is compared with what the first one did.
+    """Compares what each honest member applies, fetches and closes with what the first one did.
 
-    initial: the run's first masters. applies, fetches: how many were compared. lineage: of the coordinator's state, which grows
-    when it goes back; what was done for an older one is compared with others of that one only.
+    initial: the run's first masters. applies, fetches: number of comparisons. lineage: of the coordinator's state; it grows
+    when the coordinator goes back. Work for an older lineage is compared only within that lineage.
     """
 
     def __init__(self, ledger: Callable[[], Ledger], *, initial: object) -> None:
@@ -53,7 +53,7 @@ class ReplicaWatch:
         self._doubtful: list[tuple[str, Place, int]] = []
 
     def went_back(self, lineage: int, step: int) -> None:
-        """The coordinator goes on from older masters, those after `step`: what came after them is forgotten."""
+        """The coordinator continues from older masters, those after `step`; what came after them is forgotten."""
         old, self.lineage = self.lineage, lineage
         self._masters_after |= {
             (lineage, at): known for (of, at), known in self._masters_after.items() if of == old and at <= step
@@ -67,7 +67,7 @@ class ReplicaWatch:
     def applied(self, name: str, place: Place, *, payloads: tuple[Payload, ...], before: object, masters: object) -> None:
         """A member applied these results.
 
-        before, masters: without them and with them.
+        before, masters: its masters without them and with them.
         """
         self.applies += 1
         lineage, _, step = place
@@ -100,7 +100,7 @@ class ReplicaWatch:
             self._masters_after[(lineage, step)] = masters
 
     def made(self, before: object, payloads: Callable[[], tuple[Payload, ...]], masters: object) -> None:
-        """Somebody, honest or not, made these masters of those: note which samples are in them."""
+        """A member, honest or not, turned `before` into `masters`: record which samples are in them."""
         if masters not in self._samples_in:
             samples = self._samples_in.get(before, 0)
             for payload in payloads():
@@ -108,9 +108,9 @@ class ReplicaWatch:
             self._samples_in[masters] = samples
 
     def _compare(self, name: str, place: Place, taken: int, *, final: bool) -> None:
-        """What is applied is what was accepted; only of liars' shares the coordinator may learn later that they are void.
+        """What was applied must be what was accepted; only liars' shares may turn out void later.
 
-        Where a liar has a veto among the witnesses less may be applied: all must still leave out alike.
+        If liars have a veto among the witnesses, less may be applied, but all members must omit the same.
         """
         ledger, key = self._ledger(), place[1:]
         accepted = ledger.accepted.get(key, [])
@@ -128,19 +128,20 @@ class ReplicaWatch:
         raise Broken("accepted-is-applied", sentence)
 
     def over(self) -> None:
-        """The run is over: what was in doubt must be settled.
+        """The run is over: doubtful cases must be settled now.
 
-        But for liars' shares of an epoch's last round, which a liar can reveal as void after the cooldown: all left them out
-        alike, and nobody can tell the coordinator any more (docs/explanation/simulator.md).
+        Exception: liars' shares of an epoch's last round, which a liar can reveal as void after the cooldown. All members
+        omitted them alike, and nobody can tell the coordinator any more (docs/explanation/simulator.md).
         """
         for name, place, taken in self._doubtful:
             if place[0] == self.lineage and place[1:] not in self._ledger().last:
                 self._compare(name, place, taken, final=True)
 
     def fetched(self, name: str, *, lineage: int, step: int, masters: object, held: Callable[[object], bool]) -> None:
-        """A member is about to replace its masters by others'. held: whether any honest member that runs holds these.
+        """A member will replace its masters with others'. held: whether any running honest member holds these.
 
-        Where all who had the run's masters are gone, the run begins again with its checkpoint, and that model is the run's.
+        If all members with the run's masters are gone, the run restarts from its checkpoint, whose model then becomes the
+        run's.
         """
         self.fetches += 1
         expected = self._masters_after.get((lineage, step), masters)
@@ -152,31 +153,31 @@ class ReplicaWatch:
         self._masters_after[(lineage, step)] = masters
 
     def is_after(self, masters: object, step: int) -> bool:
-        """Whether these are the run's masters after a step, as it stands now."""
+        """Whether these are the run's masters after a step, in the current lineage."""
         return step > 0 and self._masters_after.get((self.lineage, step)) == masters
 
     def has_more(self, masters: object, step: int, *, than: int) -> bool:
-        """Whether these are the run's masters after a step, and hold samples that those after an earlier step do not."""
+        """Whether these are the run's masters after `step` and contain samples that are not in those after the step `than`."""
         earlier = self._samples_in.get(self._masters_after.get((self.lineage, than)), 0)
         return self.is_after(masters, step) and bool(self._samples_in.get(masters, 0) & ~earlier)
 
     def closed(self, name: str, *, lineage: int, step: int, masters: object) -> None:
-        """A member says that its masters are those after the last step of an epoch."""
+        """A member reports that its masters are those after the last step of an epoch."""
         if self._masters_after.get((lineage, step), masters) != masters:
             sentence = f"{name} closed an epoch with masters that are not those after step {step}"
             raise Broken("every-round-is-applied-by-all", sentence)
 
     def finished(self, name: str, *, step: int, masters: object) -> None:
-        """A member ended with success after the run was finished."""
+        """A member ended with success after the end of the run."""
         if self._masters_after.get((self.lineage, step)) != masters:
             sentence = f"{name} ended the run with masters that are not those after its last step, {step}"
             raise Broken("every-round-is-applied-by-all", sentence)
 
 
 class ProgressWatch:
-    """A run with a quorum of honest, connected members goes on. bound: virtual seconds it may stand still in calm times.
+    """A run with a quorum of honest, connected members must progress. bound: longest pause in virtual seconds without faults.
 
-    calm_after: when the last fault that heals is over. longest: the longest it stood still so far.
+    calm_after: end of the last temporary fault. longest: longest pause so far.
     """
 
     def __init__(self, *, bound: float, calm_after: float) -> None:
@@ -187,7 +188,7 @@ class ProgressWatch:
         self._since = 0.0
 
     def look(self, state: CoordinatorState, now: float) -> None:
-        """Judge the time since the last step."""
+        """Check the time since the last step."""
         if state.progress.step != self._step:
             self._step, self._since = state.progress.step, now
         still = now - max(self._since, self._calm_after)
@@ -202,7 +203,7 @@ class ProgressWatch:
 
 
 def check_sizes(name: str, sizes: Mapping[str, int], *, letters: int, members: int) -> None:
-    """Memory is bounded. sizes: a machine's `size_report`; letters: live messages its transport keeps; members: of the run."""
+    """Memory must be bounded. sizes: a machine's `size_report`; letters: live messages in its transport; members: of the run."""
     for kind, size in sizes.items():
         limit = members * SIZE_LIMITS.get(kind, DEFAULT_SIZE_LIMIT)
         if size > limit:

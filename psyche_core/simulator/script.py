@@ -1,7 +1,7 @@
-"""What happens in a run besides the protocol: the shape of the run and the faults that befall it. Values, to JSON and back.
+"""Scripts: the shape of a run and the faults that hit it, as values that convert to JSON and back.
 
-A script says everything that a seed would otherwise draw about a run's shape and its faults, so a failing run can be written
-down, made smaller and played again. What it leaves to the seed is chance inside the run: delays, speeds, elections, lies.
+A script holds everything about shape and faults that would otherwise be drawn from the seed, so a failing run can be written
+down, made smaller and played again. Only randomness inside the run comes from the seed: delays, speeds, elections, lies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from psyche_core.errors import UserError
 
 SERVER = -1
-"""The coordinator's server among `Fault.nodes`."""
+"""Stands for the coordinator's server in `Fault.nodes`."""
 
 Trainer = Literal["hash", "torch"]
 
@@ -61,22 +61,22 @@ LIES = (
     *SLOWING_LIES,
 )
 NO_EXCUSE = (*LIES, "slow-downlink")
-"""What is no reason for an honest member to lose anything or to stand still: others lie, and lines at home are slow."""
+"""Faults in which honest members must still lose nothing and make progress: lies of others, and slow home connections."""
 
 KINDS = (*NODE_FAULTS, *NETWORK_FAULTS, *SERVER_FAULTS, *LIES)
-"""Every fault kind by its name on the command line."""
+"""All kinds of faults, by their name on the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault. kind: one of KINDS. start, duration: virtual seconds; lies may last for ever (duration 0).
+    """One fault. kind: one of KINDS. start, duration: virtual seconds; lies may last forever (duration 0).
 
-    nodes: who it befalls; for network faults whose links, none given meaning all; for a partition or an asymmetric cut the
-    members of one side (SERVER among them when the server is on that side). amount: how bad, by kind: probability of loss,
-    duplication, reordering, an empty result or failing work; seconds of delay, or by which a state is older; factor of slowness;
-    training times by which payloads come later on a slow downlink; rate of a skewed clock; for cuts, 1 when they are between
-    members only and everybody reaches the server. disk: whether a restart keeps what was on disk. A crash is for good; a restart
-    is back after `duration`. When all die, `nodes` are those that lose their disks as well.
+    nodes: affected members; for network faults those whose links are affected, none given means all; for a partition or an
+    asymmetric cut the members of one side (with SERVER if the server is on that side). amount: strength, by kind: probability
+    of loss, duplication, reordering, an empty result or failing work; seconds of delay, or by which a state is older; factor of
+    slowness; training times by which payloads come later on a slow downlink; rate of a skewed clock; for cuts, 1 when they are
+    between members only and everybody reaches the server. disk: whether a restart keeps the disk. A crash is permanent; a
+    restart comes back after `duration`. When all die, `nodes` are those that lose their disks too.
     """
 
     kind: str
@@ -88,16 +88,16 @@ class Fault:
 
     @property
     def end(self) -> float:
-        """When it is over."""
+        """When it ends."""
         return self.start + self.duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The run's configuration, as in `[config]`, and the speed of its members: seconds to train a share, seconds on a link.
+    """The run's configuration, as in `[config]`, and its members' speed: seconds to train a share, seconds on a link.
 
-    withdraw_after: seconds after which the server withdraws a member it has lost sight of, 0 for never. restart_from_checkpoint:
-    as in `[config]`; where it is off, the owner decides that in the end.
+    withdraw_after: seconds after which the server withdraws a disconnected member, 0 for never. restart_from_checkpoint: as in
+    `[config]`; if it is off, the owner decides that in the end.
     """
 
     min_clients: int = 2
@@ -121,7 +121,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A whole run. rounds: steps to train; sealed: whether messages and states travel as bytes."""
+    """A whole run. rounds: steps to train; sealed: whether messages and states are sent as bytes."""
 
     seed: int
     clients: int = 8
@@ -133,17 +133,17 @@ class Script:
 
     @property
     def liars(self) -> frozenset[int]:
-        """Members that lie at some time; nothing is asked of them."""
+        """Members that lie at some time; no invariant is required of them."""
         return frozenset(node for fault in self.faults if fault.kind in LIES for node in fault.nodes)
 
     @property
     def calm_after(self) -> float:
-        """When the last fault that excuses a member is over. A crash is over once it has happened."""
+        """When the last fault ends that excuses a member. A crash ends at once."""
         return max((fault.end for fault in self.faults if fault.kind not in NO_EXCUSE), default=0.0)
 
 
 def to_plain(script: Script) -> dict[str, Any]:
-    """A script as JSON values; faults without what they do not use."""
+    """A script as JSON values; faults without fields they do not use."""
     plain = asdict(script)
     defaults = {item.name: item.default for item in fields(Fault)}
     plain["faults"] = [

@@ -1,9 +1,9 @@
-"""The simulated server: the real coordinator, whole seconds, a disk that holds every state, and times when it is down.
+"""The simulated server: the real coordinator with a clock of whole seconds, a disk that keeps every state, and downtimes.
 
-What is simulated is the backend around it: commands arrive late, twice or not at all; states go out coalesced, each member
-reading the newest when its turn comes; a member that connects again has its join repeated, as the TCP backend does. A member may
-follow through a provider that lags or fails (`slow-rpc`, `failing-rpc`): it never shows an older state after a newer one, as the
-contract has it. The server may come back with an older state of its own (`older-state`).
+The backend around it is simulated: commands arrive late, twice or not at all. States are merged: each member reads the newest
+when its turn comes. When a member connects again its join is repeated, as the TCP backend does. A member may follow through a
+provider that lags or fails (`slow-rpc`, `failing-rpc`); by contract it never shows an older state after a newer one. The server
+may come back with an older state of its own (`older-state`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A state that was there at a moment (virtual seconds), and the ledger of that moment where it is needed."""
+    """A past state, its time in virtual seconds, and its ledger where that is needed."""
 
     time: float
     version: int
@@ -54,8 +54,8 @@ class Kept:
 class Server:
     """See the module. withdraw_after: seconds until a lost member is withdrawn, 0 for never.
 
-    remember: seconds for which older states are kept, 0 for none; with_ledger: to go on from one of them. lineage: a number that
-    grows with each return to an older state or to an older step: what was decided after that is forgotten.
+    remember: seconds for which older states are kept, 0 for none; with_ledger: whether the server may continue from them.
+    lineage: grows with each return to an older state or step; what was decided after it is forgotten.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class Server:
     # ------------------------------------------------------------------------------------ life
 
     def crash(self) -> None:
-        """Down; what is on disk stays, and that is every state."""
+        """Go down; every state is on disk and stays there."""
         self.up = False
         self._went_down = self._clock.now
         self._life += 1
         self._counts["server-restart"] += 1
 
     def restart(self, *, older: float = 0.0) -> None:
-        """Up again with the state on disk, or one from `older` seconds before; members connect again one by one."""
+        """Come up with the state on disk, or one from `older` seconds before; members reconnect one by one."""
         if older:
             self._take_older(older)
         self.up = True
@@ -118,7 +118,7 @@ class Server:
             self.reconnect(node)
 
     def _take_older(self, seconds: float) -> None:
-        """Go on from a state of that long before it went down, or the oldest kept; what came after it was never heard of."""
+        """Continue from a state that long before the crash, or the oldest kept; later states are lost."""
         wanted = self._went_down - seconds
         kept = next(
             (item for item in reversed(self._history) if item.time <= wanted), self._history[0] if self._history else None
@@ -136,7 +136,7 @@ class Server:
         self._keep()
 
     def _keep(self) -> None:
-        """Keep the state of now, for who is shown older ones."""
+        """Keep the current state, to show it later as an older one."""
         ledger = self._watch.ledger.copy() if self._with_ledger else None
         history = self._history
         history.append(Kept(self._clock.now, self.version, self.lineage, self._seen(), ledger))
@@ -144,7 +144,7 @@ class Server:
             history.popleft()
 
     def reconnect(self, node: Node) -> None:
-        """A member's connection is back, after a moment: it sees the newest state, and its join is repeated."""
+        """A member's connection returns after a moment: it sees the newest state, and its join is repeated."""
         self._clock.after(0.2 + self._chance.random(), self._connected, node, node.life)
 
     def _connected(self, node: Node, life: int) -> None:
@@ -203,7 +203,7 @@ class Server:
             self._clock.after(seconds, node.receive, life, CommandAnswered(command, code))
 
     def take(self, command: Command) -> str | None:
-        """Apply a command to the state; the code of a refusal."""
+        """Apply a command to the state; returns the code of a refusal."""
         before = self.state
         try:
             state, events = apply(before, command, self.now, self._chance.getrandbits(64))
@@ -232,7 +232,7 @@ class Server:
     # ------------------------------------------------------------------------------------ states
 
     def tell(self, node: Node) -> None:
-        """Let a node know that there is a newer state; it reads the newest when its turn comes."""
+        """Tell a node that there is a newer state; it reads the newest when its turn comes."""
         if node.state_due or not node.running:
             return
 
@@ -261,14 +261,14 @@ class Server:
         node.receive(life, self._seen(), lineage=self.lineage)
 
     def _fails(self, node: Node) -> bool:
-        """Whether a call of a member's provider fails."""
+        """Whether a call of the member's provider fails."""
         failing = bool(node.rpc_fails) and self._chance.random() < max(node.rpc_fails)
         if failing:
             self._counts["failing-rpc"] += 1
         return failing
 
     def _shown(self, node: Node, lag: float) -> None:
-        """A provider shows what it has: nothing, or a state that is behind, never one older than it showed before."""
+        """A provider shows nothing or a state that is behind, but never one older than it showed before."""
         if lag:
             self._counts["slow-rpc"] += 1
             wanted = self._clock.now - lag * (0.5 + self._chance.random())

@@ -1,7 +1,7 @@
-"""Making a failing script smaller: the fewest, shortest faults in the shortest run that still break the same invariant.
+"""Makes a failing script smaller: the fewest, shortest faults in the shortest run that still break the same invariant.
 
-Greedy and bounded. Streams of chance are derived by name, so taking one fault away leaves the rest of the run much as it was;
-where it does not, the smaller script simply fails to fail and is not taken.
+The search is greedy and bounded. Random streams are derived by name, so removing one fault leaves the rest of the run mostly
+unchanged. If it changes the run too much, the smaller script does not fail and is not used.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from psyche_core.simulator.script import Fault, Script, Shape
 from psyche_core.simulator.world import run_script
 
 ATTEMPTS = 120
-"""Most runs one shrinking makes."""
+"""Most runs of one search."""
 
 
 def shrunk(
     failure: SimFailure, *, attempts: int = ATTEMPTS, play: Callable[[Script], SimFailure | None] | None = None
 ) -> SimFailure:
-    """A failure of the same invariant with a script as small as was found. play: runs a script; None for the real thing."""
+    """A failure of the same invariant with the smallest script found. play: runs a script; None for the real simulator."""
     play = play or _play
     best = failure
     left = attempts
@@ -46,7 +46,7 @@ def _play(script: Script) -> SimFailure | None:
 
 
 def _smaller(script: Script) -> Iterator[Script]:
-    """Scripts a little smaller than this one, the boldest cuts first."""
+    """Scripts a little smaller than this one, the largest reductions first."""
     faults = script.faults
     if len(faults) > 3:
         half = len(faults) // 2
@@ -67,7 +67,7 @@ def _smaller(script: Script) -> Iterator[Script]:
 
 
 def _fewer_members(script: Script) -> Iterator[Script]:
-    """Without the last member, where no fault needs it and the run can still begin."""
+    """Without the last member, if no fault needs it and the run can still begin."""
     last = script.clients - 1
     gone = sum(fault.kind in ("crash", "leave") for fault in script.faults)
     honest = last - len(script.liars) - gone
@@ -85,7 +85,7 @@ def _fewer_members(script: Script) -> Iterator[Script]:
 
 
 def _plainer(script: Script) -> Iterator[Script]:
-    """With one setting of the run as usual."""
+    """With one setting of the run changed to its default."""
     usual = Shape()
     shape = script.shape
     for change in (

@@ -1,6 +1,6 @@
-"""Lies that cost the others time: who does its work and withholds what the round waits for, and keys that join for nothing.
+"""Lies that cost the others time: members that work but withhold what the round waits for, and keys that join without working.
 
-Each works from the outside as a stranger could: it drops, changes or holds back what its own machine says.
+Liars do only what an outsider can do: they drop, change or delay what their own machine sends.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from psyche_core.types import RunState
 from psyche_core.wire.messages import Finished, Message, Result
 
 JUST_IN_TIME = 0.85
-"""Share of `max_round_train_time` after which a member that delivers just in time announces its result."""
+"""Fraction of `max_round_train_time` after which a just-in-time member announces its result."""
 
 LATE = 0.95
-"""The same for who says Finished late."""
+"""The same for a late Finished."""
 
 IDLE_EVERY = 1.5
 """Seconds between two joins of an idle key."""
 
 FIRST_IDLE = 1_000
-"""Number of the first idle key: members have smaller ones."""
+"""Number of the first idle key; members have smaller numbers."""
 
 
 class Slowing:
-    """The slowing lies of one run. network: carries what liars say. members: how many members there are."""
+    """The slowing lies of one run. network: carries the liars' messages. members: number of members."""
 
     def __init__(self, clock: Clock, server: Server, *, network: Network, members: int, counts: Counter[str]) -> None:
         self._clock = clock
@@ -47,7 +47,7 @@ class Slowing:
             self._join_idly(node)
 
     def takes(self, node: Node, kind: str, message: Message, tag: int) -> bool:
-        """Whether a message is dropped, or held back to be said later."""
+        """Whether a message is dropped, or delayed and sent later."""
         match kind, message:
             case "silent-witness", Finished() if node.lying_chance.random() < 0.5:
                 pass
@@ -68,7 +68,7 @@ class Slowing:
         return True
 
     def changed(self, kind: str, command: Command) -> Command | None:
-        """What is sent instead of a command: None for nothing."""
+        """The command to send instead; None sends nothing."""
         match kind, command:
             case "silent-witness" | "never-states" | "selective-finished", Witness() | HealthCheck():
                 self._counts[kind] += 1
@@ -83,14 +83,14 @@ class Slowing:
         return command
 
     def _later(self, node: Node, message: Message, tag: int, *, share: float) -> None:
-        """Say something when so much of the round's longest time is over."""
+        """Send a message when this fraction of the round's longest time is over."""
         state = self._server.state
         waited = self._clock.now - (state.since - EPOCH_OF_TIME) if state.run_state is RunState.RoundTrain else 0.0
         wait = share * state.config.max_round_train_time - waited
         self._clock.after(max(wait, 0.0), self._say, node, node.life, message, tag)
 
     def _say_to_few(self, node: Node, message: Message, tag: int) -> None:
-        """Say something to two or three members, others each time; the rest hear of it from them."""
+        """Send a message to two or three members, different ones each time; the rest get it from them."""
         chance = node.lying_chance
         others = [index for index in range(self._members) if index != node.index]
         few = chance.sample(others, min(chance.choice((2, 3)), len(others)))
@@ -103,7 +103,7 @@ class Slowing:
             node.say(message, tag)
 
     def _join_idly(self, node: Node) -> None:
-        """Keys of a liar join again and again, and do nothing else: they never say that they are ready."""
+        """Extra keys of a liar join again and again and do nothing else: they never report that they are ready."""
         if "idle-joiners" not in node.lies or self._server.finished:
             return
 

@@ -1,4 +1,4 @@
-"""How long the steps of a run take, in virtual time: what a liar costs the others."""
+"""Measures how long the steps of a run take in virtual time, to see what a liar costs the others."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.types import RunState
 
 FIRST_STEPS = 10
-"""Steps that are not looked at: a liar may cost the others something before it is waited for no more."""
+"""Steps that are not measured: a liar may cost time until the others stop waiting for it."""
 
 
 @dataclass(slots=True)
 class Durations:
-    """How often something was done, and how long it took in all, in virtual seconds."""
+    """How often something was done, and how long it took in total, in virtual seconds."""
 
     count: int = 0
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """It was done once more."""
+        """Count one more time."""
         self.count += 1
         self.seconds += seconds
 
     @property
     def mean(self) -> float:
-        """Seconds of one time on average, 0 before the first."""
+        """Average seconds, 0 before the first time."""
         return self.seconds / self.count if self.count else 0.0
 
 
 class StepTimes:
-    """When each step of a run was first done. finished_at: virtual seconds of the run's end, 0 before."""
+    """When each step of a run was first finished. finished_at: virtual seconds of the run's end, 0 before."""
 
     def __init__(self) -> None:
         self.finished_at = 0.0
@@ -46,7 +46,7 @@ class StepTimes:
 
     @property
     def median(self) -> float:
-        """Virtual seconds of the median step after the first ten, of all steps where there are no more; 0 before the first."""
+        """Virtual seconds of the median step after the first ten, of all steps if there are no more; 0 before the first."""
         times = [self._done[step] for step in sorted(self._done)]
         took = [later - earlier for earlier, later in pairwise(times)]
         return median(took[FIRST_STEPS:] or took) if took else 0.0

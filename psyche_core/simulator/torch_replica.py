@@ -1,6 +1,7 @@
-"""What a simulated member trains with `trainer="torch"`: a tiny torch model with the built-in AdamW and the real trainer.
+"""The model of a simulated member with `trainer="torch"`: a tiny torch model with the built-in AdamW and the real trainer.
 
-The same scripts run with it, slowly: real payload bytes are encoded, checked and applied, real masters digested and handed over.
+It runs the same scripts, slowly: real payload bytes are encoded, checked and applied; real masters are digested and
+transferred.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ class TorchReplica:
 
     @property
     def max_payload_bytes(self) -> int:
-        """As the optimizer says."""
+        """The optimizer's limit."""
         return self._optimizer.max_payload_bytes
 
     def train(self, step: int, share: Share, *, salt: bytes) -> tuple[bytes, bytes]:  # noqa: ARG002 - gradients differ by themselves
-        """Train for real; hash and bytes of the payload."""
+        """Train for real; returns hash and bytes of the payload."""
         indices = [index for batch in share for index in range(batch.first, batch.last + 1)]
         tokens = b"".join(index.to_bytes(8, "little") for index in indices)
         payload = self._trainer.train(step, Samples(tokens, len(indices), 4, 2)).payload
         return hashlib.sha256(payload).digest(), payload
 
     def check(self, payload: Payload) -> bool:
-        """The optimizer's own check; what a liar made invalid is cut short."""
+        """The optimizer's own check; a liar's invalid payload is truncated first."""
         try:
             self._trainer.check(payload.content if payload.valid else payload.content[:-1])
         except PayloadRejected:

@@ -1,7 +1,7 @@
-"""One simulated run from its script: everything put together, then time passes until the run is over or something broke.
+"""One simulated run of a script: sets everything up and advances time until the run is over or an invariant breaks.
 
-Randomness comes in streams derived from the seed by name (the network, the server, each member, each liar), so that taking a
-fault out of a script leaves the other streams as they were.
+Random streams are derived from the seed by name (the network, the server, each member, each liar), so that removing a fault
+from a script leaves the other streams unchanged.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from psyche_core.simulator.times import StepTimes
 from psyche_core.types import RunState
 
 WATCH = 2.0
-"""Virtual seconds between two looks at the run's progress."""
+"""Virtual seconds between two checks of the run's progress."""
 
 PATIENCE = 60.0
-"""Virtual seconds the run may stand still beyond what its configuration explains."""
+"""Virtual seconds without progress that are allowed beyond what the configuration explains."""
 
 ENDING = 60.0
-"""Virtual seconds after the run's end in which every honest member must have stopped."""
+"""Virtual seconds after the run's end within which every honest member must have stopped."""
 
 
 OWNER = 8.0
 """Virtual seconds until the owner of a run that has lost its model decides what to do."""
 
 MUCH_SLOWER = 1.2
-"""Times as long as every other member's training takes that of one that may be left behind for it. It is late by about a sixth of
-each round then, and gets 15 % (F16)."""
+"""A member may be left behind if its training takes this many times as long as every other member's. It is then late by about a
+sixth of each round, and gets 15 % (F16)."""
 
 RECOVERY = 15.0
-"""Virtual seconds that a member may need from its start until others can have what it holds."""
+"""Virtual seconds that a member may need after its start until others can get what it holds."""
 
 REMEMBER = 300.0
-"""Virtual seconds for which the server's older states are kept, where they are needed."""
+"""Virtual seconds for which the server's older states are kept, if they are needed."""
 
 AFTERMATH = 15.0
-"""Virtual seconds a member may need to come back after a fault; a run that ends meanwhile may end without it."""
+"""Virtual seconds that a member may need to return after a fault; a run that ends meanwhile may end without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run was. failure: None when every invariant held. mark: a number that is equal for equal runs.
+    """The result of a run. failure: None when every invariant held. mark: a number that is equal for equal runs.
 
     seconds: virtual; step_seconds: virtual, median of a step after the first ten; finished_at: virtual seconds at which the
-    coordinator's run ended, 0 if it did not; events: calls of machines; counts: how often each fault struck, each refusal, each
+    coordinator's run ended, 0 if it did not; events: calls of machines; counts: of each fault that struck, each refusal, each
     repair.
     """
 
@@ -83,7 +83,7 @@ class RunResult:
 
 
 class World:
-    """A run of a script. timeline: when given, what happened is appended for people: (virtual seconds, who, what)."""
+    """A run of a script. timeline: if given, gets an entry (virtual seconds, who, what) for everything that happens."""
 
     def __init__(self, script: Script, *, timeline: list[tuple[float, str, str]] | None = None) -> None:
         self.script = script
@@ -131,7 +131,7 @@ class World:
             self.clock.after(fault.start, self._begin, fault)
 
     def _left_behind(self, signer: bytes) -> bool:
-        """Whether a member trained so much longer than every other, on average, that nobody waits for it in the end (F16)."""
+        """Whether a member's average training was so much longer than every other's that it is no longer waited for (F16)."""
         means = {identity_of(node.index).signer: node.training.mean for node in self.nodes if node.training.count}
         others = [mean for other, mean in means.items() if other != signer]
         return signer in means and bool(others) and means[signer] > MUCH_SLOWER * max(others)
@@ -156,7 +156,7 @@ class World:
             node.boot()
 
     def new_replica(self) -> Replica:
-        """A model as the run's checkpoint has it."""
+        """A model as in the run's checkpoint."""
         if self.script.trainer == "torch":
             from psyche_core.simulator.torch_replica import TorchReplica
 
@@ -171,7 +171,7 @@ class World:
     # ------------------------------------------------------------------------------------ the run
 
     def run(self) -> RunResult:
-        """Let time pass until the end. Never raises for what is simulated: the result says what broke."""
+        """Advance time until the end. Never raises for what is simulated: the result says what broke."""
         failure = None
         try:
             self._play()
@@ -228,9 +228,9 @@ class World:
         return [node for node in self.nodes if not node.liar]
 
     def _excused(self, node: Node) -> bool:
-        """Whether a member could not be expected to have the final model: the run ended while it was out of it.
+        """Whether a member could not be expected to have the final model: the run ended while it was away.
 
-        Out of it is who was not healthy in the last epoch, and whom a fault befell shortly before the end or after it.
+        It was away if it was not healthy in the last epoch, or if a fault hit it shortly before the end or later.
         """
         if not self.server.finished:
             return False
@@ -249,7 +249,7 @@ class World:
         )
 
     def stopped(self, node: Node) -> None:
-        """A member's machine said Stop."""
+        """A member's machine returned Stop."""
         stop = node.stop
         assert stop is not None
         if node.liar:
@@ -263,7 +263,7 @@ class World:
             raise Broken("honest-members-stay", f"{node.name} ended before the run did: {stop.reason}")
 
     def raised(self, node: Node, event: ev.Event, error: Exception) -> None:
-        """A machine raised: a defect, also in a liar's."""
+        """A machine raised an exception: always a bug, also with a liar."""
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.filename.rpartition('/')[2]}:{where.lineno}"
         raise Broken(
@@ -294,7 +294,7 @@ class World:
         self.clock.after(fault.duration, self._end, fault)
 
     def _all_die(self, fault: Fault) -> None:
-        """All members are gone at the same moment; each comes back within the fault's duration, with its disk or without it."""
+        """All members crash at the same moment; each returns within the fault's duration, with or without its disk."""
         self.counts["all-die"] += 1
         for node in self.nodes:
             if node.running:
@@ -357,7 +357,7 @@ class World:
             self.clock.after(OWNER, self._decide)
 
     def _decide(self) -> None:
-        """The owner of a run that has lost its model waits for who may come back, asks once more, then takes the checkpoint."""
+        """The owner of a run that has lost its model waits for members to return, resumes once more, then uses the checkpoint."""
         if not self.server.up or self.clock.now < self.script.calm_after:
             self.clock.after(1.0, self._decide)
             return
@@ -368,7 +368,7 @@ class World:
             self.server.take(Resume(from_checkpoint=self._owner_asked > 1))
 
     def _went_back(self, lineage: int, before: CoordinatorState, state: CoordinatorState) -> None:
-        """The coordinator goes on from an older state or step: what was decided since is forgotten."""
+        """The coordinator continues from an older state or step; later decisions are forgotten."""
         self.note("server", f"goes back to step {state.progress.step}")
         self.counts["went back"] += 1
         if state.generation > before.generation:
@@ -376,9 +376,10 @@ class World:
         self.replicas.went_back(lineage, masters_due(state) if state.run_state in PLAYING else state.progress.step - 1)
 
     def _nobody_has(self, before: CoordinatorState, state: CoordinatorState) -> None:
-        """The run goes back: what it leaves behind no honest member of the epoch that came back in time may hold.
+        """The run goes back: no honest member of the epoch that returned in time may hold what it leaves behind.
 
-        That is: the masters after the last step, in memory or on a disk, and on a disk those after any step that members signed.
+        That is: the masters after the last step, in memory or on a disk, and on a disk those after any step that members
+        signed.
         """
         step, target = before.progress.step - 1, state.progress.step - 1
         signed = [*attested_digests(before), *(end.step for end in before.ends)]
@@ -398,7 +399,7 @@ class World:
                     raise Broken("nothing-is-lost-that-a-disk-holds", sentence)
 
     def applied(self, node: Node, work: ev.Apply, held: Mapping[bytes, Payload], *, lineage: int, before: object) -> None:
-        """A member applied the results of a round. held: its payloads by hash; before: its masters without them."""
+        """A member applied a round's results. held: its payloads by hash; before: its masters without them."""
         place = (work.height, work.step)
 
         def payloads() -> tuple[Payload, ...]:
@@ -410,18 +411,18 @@ class World:
             self.replicas.applied(node.name, (lineage, *place), payloads=payloads(), before=before, masters=masters)
 
     def held(self, masters: object, *, asker: Node) -> bool:
-        """Whether any honest member that runs holds these masters.
+        """Whether any running honest member holds these masters.
 
-        asker: who is about to replace its own. It does not count once the coordinator was restored from an older state: it may
-        have been the only one that was back in time to see an epoch's last round decided anew.
+        asker: the member that will replace its own. It does not count once the coordinator was restored from an older state: it
+        may be the only one that returned in time to see an epoch's last round decided again.
         """
         holders = [node for node in self.nodes if node.running and not node.liar and node.replica.snapshot() == masters]
         return bool(holders) and (holders != [asker] or not self.counts["older-state"])
 
     def _may_flip(self, node: Node) -> bool:
-        """Whether most of those who say what the model is hold it and tell the truth then, of all and of the epoch's members.
+        """Whether then still most of those that report the model hold it and are honest, of all and of the epoch's members.
 
-        Without such a majority nobody could tell what is right.
+        Without such a majority nobody could tell which model is right.
         """
         heard = [other for other in self.nodes if other.running and (other.liar or other.holds_model)]
         state = self.server.state
@@ -495,7 +496,7 @@ def run_script(script: Script, *, timeline: list[tuple[float, str, str]] | None 
 
 
 def _bound(script: Script) -> float:
-    """Virtual seconds between two steps that a configuration explains, plus timeouts."""
+    """Virtual seconds between two steps that the configuration explains, plus timeouts."""
     shape = script.shape
     rounds = 4 * (shape.max_round_train_time + shape.round_witness_time)
     return rounds + 2 * (shape.warmup_time + shape.cooldown_time + shape.extra_time) + PATIENCE

@@ -1,3 +1,3 @@
-"""Version of the distribution."""
+"""Version of psyche-backend-tcp."""
 
 __version__ = "0.1.0"

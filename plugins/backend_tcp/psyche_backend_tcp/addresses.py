@@ -1,10 +1,10 @@
-"""`host:port#KEY` texts: where a server is and which public key proves that it is the right one.
+"""Parses and formats `host:port#KEY` texts: a server's address and the public key it must prove to hold.
 
-    127.0.0.1:20000                     a server on this machine; whoever can listen here is already inside, so no key is needed
+    127.0.0.1:20000                     a server on this machine; needs no key, since only local programs can listen here
     example.org:20000#8f40…(64 digits)  the server must prove that it holds this Ed25519 key
-    example.org:20000#insecure          any server will do, said in so many words: encrypted, but perhaps with an impostor
+    example.org:20000#insecure          any server is accepted: encrypted, but possibly an impostor
 
-Refuses a server elsewhere without a key: TLS with a stranger keeps eavesdroppers out, not the stranger.
+A server elsewhere needs a key or `#insecure`: TLS without a known key keeps out eavesdroppers, but not an impostor.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from psyche_core.errors import UserError
 
 INSECURE = "insecure"
 MOST_DIGITS = 20
-"""Of a port that is read as a number at all; int() refuses some thousands."""
+"""Most digits of a port that are converted to a number; int() refuses some thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """host, port; key: the 32 bytes the server must prove to hold, None for a server that need not prove anything."""
+    """host, port; key: the 32 bytes the server must prove to hold, None for no proof."""
 
     host: str
     port: int
@@ -69,7 +69,7 @@ def format_address(host: str, port: int, key: bytes | None = None) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host can only be this machine."""
+    """Whether a host is always this machine."""
     if host == "localhost":
         return True
 
@@ -92,7 +92,7 @@ def _key(text: str) -> bytes:
 
 
 def reason(error: BaseException) -> str:
-    """Why a connection failed, for people: the operating system's words without its numbers."""
+    """Why a connection failed, for users: the operating system's message without its error number."""
     if isinstance(error, BaseExceptionGroup):
         return reason(error.exceptions[0])
 

@@ -1,24 +1,24 @@
-"""Who may come in: decides about connections before and at their login, without sockets or clocks.
+"""Decides which connections are admitted before and at their login, without sockets or clocks.
 
-A connection that has not logged in is in one of three rooms:
+A connection that has not logged in is in one of three states:
 
-    silent     it has said nothing yet. Costs a socket and no more, so it is only bounded: one too many ends the oldest one of the
-               address that has the most, so that whoever comes from elsewhere is not in the way of a flood from one address.
-    waiting    it has begun TLS and holds a place until it has logged in. Places are bounded in all and for each address. While
-               some are free, everybody gets one. After that it takes a solved puzzle (`puzzle`), which ends the waiting one that
-               brought least: no proof before any, fewer bits before more, then whose address holds more, then the oldest.
-    reserved   it proved a member's key. One for each member, besides all others; the newer one of the same key ends the older.
+    silent     it has sent nothing yet. It costs only a socket, so only the total is bounded. One too many ends the oldest
+               connection of the address with the most, so a flood from one address does not affect other addresses.
+    waiting    it has begun TLS and holds a place until it has logged in. Places are bounded in total and per address. While
+               some are free, every connection gets one. After that it needs a solved puzzle (`puzzle`), and the weakest waiting
+               one is ended: first those without a proof, then with fewer bits, then whose address holds more, then the oldest.
+    reserved   it proved a member's key. One for each member, besides all others; a newer one with the same key ends the older.
 
-What an attacker can do then. From one address: nothing to others, and behind the same address newcomers still get in, since its
-silent ones end before theirs and a puzzle beats a connection without one. From many addresses, saying nothing: it must open as
-many connections as fit between a client's TCP handshake and its first bytes, which follow at once. Saying the first words of TLS
-and nothing more: it holds the places until somebody solves a puzzle. Solving puzzles as well: these get harder the more places
-are held by solvers, and most bits win, so it outbids newcomers only with more computing than all of them. Members it does not
-reach: their places ask for no work. An attacker that is a member holds its own place.
+What an attacker can do. From one address: nothing to others; newcomers behind the same address still get in, because its silent
+connections end before theirs and a puzzle beats a connection without one. From many addresses, sending nothing: it must open as
+many connections as fit between a client's TCP handshake and its first bytes, which follow at once. Starting TLS and then
+sending nothing: it holds the places until somebody solves a puzzle. Solving puzzles too: these get harder the more places are
+held by solvers, and most bits win, so it beats newcomers only with more computing power than all of them. It does not affect
+members, whose places need no work. An attacker that is a member holds only its own place.
 
-Logging in costs a key tokens that outlive the connection, so that coming again and again is no way around the limits of one
-connection. Logged-in strangers are bounded, members are let in besides. What is remembered about keys is bounded: the longest
-unseen is forgotten. An address is an IPv4 address or an IPv6 /64.
+Each login takes a token of the key's bucket. The bucket outlives the connection, so reconnecting does not avoid the limits of
+one connection. Logged-in keys that are not members are bounded; members are admitted in addition. Only a bounded number of
+keys is remembered; the one unseen for longest is forgotten first. An address is an IPv4 address or an IPv6 /64.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def origin(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """place: where it comes from; bits: of the puzzle it solved, 0 for none."""
+    """place: the address it comes from; bits: of the puzzle it solved, 0 for none."""
 
     place: str
     bits: int = 0
@@ -60,7 +60,7 @@ class _Place:
 class Admission:
     """Counts connections of one service.
 
-    allowed: whether a key may log in; None lets all in. members: the keys of the run's members, for whom there is always room.
+    allowed: whether a key may log in; None allows all. members: the keys of the run's members, who always get a place.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Admission:
 
     @property
     def silent(self) -> tuple[int, ...]:
-        """Connections that have said nothing, oldest first."""
+        """Connections that have sent nothing, oldest first."""
         return tuple(self._silent)
 
     @property
@@ -93,13 +93,13 @@ class Admission:
 
     @property
     def bits(self) -> int:
-        """How hard a puzzle is now: harder the more places are held by those who solved one."""
+        """The current difficulty of a puzzle: it grows with the number of places held by solvers."""
         limits = self._limits
         solved = sum(place.bits > 0 for place in self._waiting.values())
         return limits.puzzle_bits + (limits.puzzle_most_bits - limits.puzzle_bits) * solved // limits.max_unauthenticated
 
     def knock(self, number: int, host: str) -> int | None:
-        """A connection arrived; numbers rise. Returns the number of the silent one to end for it, perhaps itself, or None."""
+        """A connection arrived; numbers increase. Returns the number of the silent one to end for it (maybe itself), or None."""
         place = origin(host)
         self._silent[number] = place
         self._silent_at[place] += 1
@@ -110,7 +110,7 @@ class Admission:
         return next(other for other, home in self._silent.items() if self._silent_at[home] == most)
 
     def scarce(self, number: int) -> bool:
-        """Whether a silent connection that brings no proof would get no place."""
+        """Whether a silent connection without a proof would get no place."""
         place = self._silent[number]
         limits = self._limits
         full = len(self._waiting) >= limits.max_unauthenticated
@@ -119,7 +119,7 @@ class Admission:
     def grant(self, number: int, bits: int = 0) -> int | None:
         """A silent connection begins TLS and takes a place. bits: of the puzzle it solved.
 
-        Returns the number of the waiting connection that has to go for it, which may be itself, or None.
+        Returns the number of the waiting connection to end for it, which may be itself, or None.
         """
         place = self._speaks(number)
         self._waiting[number] = _Place(place, bits)
@@ -134,14 +134,14 @@ class Admission:
         return public in self._members()
 
     def reserve(self, number: int, public: bytes) -> int | None:
-        """A silent connection proved a member's key and takes its place. Returns the one to end for it, or None."""
+        """A silent connection proved a member's key and takes its place. Returns the connection to end for it, or None."""
         self._speaks(number)
         older = self._reserved.get(public)
         self._reserved[public] = number
         return older
 
     def done(self, number: int) -> None:
-        """A connection is not waiting any more, whatever became of it; idempotent."""
+        """A connection is no longer waiting, for any reason; idempotent."""
         if number in self._silent:
             self._speaks(number)
         if number in self._waiting:
@@ -168,7 +168,7 @@ class Admission:
         return min(numbers, key=worth)
 
     def enter(self, public: bytes, now: float) -> None:
-        """Let in a key that has proved itself; `leave` follows. Raises LoginRefused (NotAllowed, RateLimited, Busy)."""
+        """Admit a key that has proved itself; `leave` must follow. Raises LoginRefused (NotAllowed, RateLimited, Busy)."""
         if self._allowed is not None and not self._allowed(public):
             message = f"{public.hex()} is not on this server's list of keys that may take part; ask the run's owner to add it"
             raise LoginRefused("NotAllowed", message)
@@ -189,7 +189,7 @@ class Admission:
         self._inside[public] += 1
 
     def leave(self, public: bytes) -> None:
-        """A connection that had entered is closed."""
+        """An admitted connection was closed."""
         self._inside[public] -= 1
         if not self._inside[public]:
             del self._inside[public]

@@ -1,8 +1,8 @@
 """The list of keys that may log in: a text file, read again whenever it changes.
 
-One public key a line, 64 hex digits (`psyche client show-identity` prints a client's); empty lines and what follows a `#` are
-ignored. Decided: a file that becomes unreadable or malformed keeps the list that was good and says so, because a slip in an
-editor must not throw everybody out. Refuses to start with such a file.
+One public key per line, 64 hex digits (`psyche client show-identity` prints a client's); empty lines and text after a `#` are
+ignored. If the file becomes unreadable or malformed, the last good list stays valid and an error is logged, so that a typing
+mistake does not disconnect everybody. A server does not start with such a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_BYTES = 1024 * 1024
 
 
 class AllowList:
-    """The keys in a file. Blocking: construct it, and `refresh` it, in a worker thread."""
+    """The keys in a file. Blocking: construct and `refresh` it in a worker thread."""
 
     def __init__(self, path: Path) -> None:
         """Raises UserError when the file cannot be read or has a line that is no key."""
@@ -31,7 +31,7 @@ class AllowList:
         return public in self._keys
 
     def refresh(self) -> bool:
-        """Read the file again if it has changed; whether the keys are now others."""
+        """Read the file again if it has changed; returns whether the keys changed."""
         try:
             stamp = self._stamped()
             if stamp == self._stamp:
@@ -40,7 +40,7 @@ class AllowList:
             self._stamp = stamp
             keys = self._read()
         except UserError as error:
-            logger.error("%s; the list read before stays in force", error)  # noqa: TRY400  # the sentence says it all
+            logger.error("%s; the list read before stays in force", error)  # noqa: TRY400  # the message is enough
             return False
 
         changed, self._keys = keys != self._keys, keys

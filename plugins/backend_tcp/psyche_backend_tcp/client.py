@@ -1,13 +1,14 @@
-"""A client's connection to a coordinator server, kept up over losses.
+"""A client's connection to a coordinator server; it reconnects after losses.
 
-Decided here: one background task owns the socket and alone reads and writes it; requests wait in a table until they are
-answered and are sent again, under the same number, on a new connection (the server remembers its answers, so nothing happens
-twice); a join is repeated after a loss, and the server is told which state we still have, so that it sends only what changed.
-Between tries it waits for longer and longer, and for a random part of that, so that the members of a restarted server do not come
-all at once. A server that is not up yet, or full, is waited for as long as a lost one; what the user can mend ends it at once.
-The task is a plain asyncio task and not an anyio task group, because a group's scope would have to be left by the task and in the
-order it was entered in, while `aclose` may be called from anywhere. Refuses to fight for a key: when it logs in elsewhere, this
-connection ends.
+One background task owns the socket; only it reads and writes. Requests stay in a table until they are answered. After a
+reconnect they are sent again under the same number; the server remembers its answers, so nothing is done twice. A join is
+repeated after a loss. The server is told which state we still have, so that it sends only what changed. Pauses between tries
+grow and are partly random, so that the members of a restarted server do not return all at once. A server that is not up yet, or
+full, is tried for as long as a lost one; an error that the user can fix is raised at once. When our key logs in elsewhere, this
+connection ends and does not compete for the key.
+
+The task is a plain asyncio task, not an anyio task group: a group's scope must be left by the task that entered it and in
+reverse order, but `aclose` may be called from anywhere.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ logger = logging.getLogger("psyche.backend.tcp")
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 5.0
-"""Longest wait between two tries; a server that was restarted waits longer than this for its members."""
+"""Longest pause between two tries; a restarted server waits longer than this for its members."""
 SILENT_PINGS = 3.0
-"""A server that was not heard of for this many ping intervals is lost."""
+"""A server that sent nothing for this many ping intervals is lost."""
 
 _FINAL = frozenset(
     {"Replaced", "Finished", "WrongRun", "VersionMismatch", "WrongService", "BadSignature", "BadLogin", "NotAllowed"}
 )
-"""Good-byes after which trying again is of no use."""
+"""Codes of a bye after which retrying is useless."""
 
 _LATER = frozenset({"Busy", "RateLimited"})
-"""Refusals after which trying again is all there is to do."""
+"""Refusals after which the client can only retry."""
 
 _MENDABLE = frozenset({"WrongServer", "WrongRun", "WrongService", "VersionMismatch", "NotAllowed", "NotPsyche"})
-"""Refusals of an address, a key, a run or a release that the user chose."""
+"""Refusals because of an address, a key, a run or a release that the user chose."""
 
 _CHECK = "check that the server runs, that host and port are right, and that no firewall is in the way"
 
@@ -72,7 +73,7 @@ class _Request:
 
 
 class _Lost(Exception):
-    """This connection is over; final: so is the backend. silent: seconds since something was heard on it."""
+    """This connection ended; final: so did the backend. silent: seconds since something was received on it."""
 
     def __init__(self, sentence: str, *, final: bool = False, silent: float = 0.0) -> None:
         super().__init__(sentence)
@@ -108,7 +109,7 @@ class TcpBackend(Backend):
         return cls(context)
 
     async def __aenter__(self) -> Self:
-        """Connect, for as long as the context says.
+        """Connect; retries for as long as the context says.
 
         Raises BackendError (`cannot connect to host:port: reason`), CommandRefused (Busy, …); AccessRefused (WrongServer,
         WrongRun, …) and UnknownHost at once.
@@ -119,12 +120,12 @@ class TcpBackend(Backend):
 
     @property
     def identity(self) -> NodeIdentity:
-        """Our key, in both halves."""
+        """Our key, as both parts of the identity."""
         return self._identity
 
     @property
     def bytes_received(self) -> int:
-        """From the server over the present connection."""
+        """Bytes received from the server over the current connection."""
         return self._link.frames.bytes_received if self._link is not None else 0
 
     async def join(self, address: bytes, *, timeout: float) -> None:
@@ -140,7 +141,7 @@ class TcpBackend(Backend):
         self._joined = address
 
     async def _instance(self) -> bytes:
-        """The run's instance, known from its first state. Raises BackendClosed."""
+        """The run's instance, known after its first state. Raises BackendClosed."""
         while self._update is None:
             if self._closed is not None:
                 raise BackendClosed(self._reason)
@@ -153,7 +154,7 @@ class TcpBackend(Backend):
         return encode_client(JoinRequest(number, address, proof))
 
     async def next_state(self) -> StateUpdate:
-        """The newest state not yet returned. Raises BackendClosed once there will be none."""
+        """The newest state not yet returned. Raises BackendClosed when there will be no more."""
         while not self._unread:
             if self._closed is not None:
                 raise BackendClosed(self._reason)
@@ -226,7 +227,7 @@ class TcpBackend(Backend):
         )
 
     async def _first_dial(self) -> Link:
-        """The first connection: a server that is not up yet, or full, is waited for; what the user can mend is told at once."""
+        """The first connection: retries while the server is not up or full; raises at once what the user can fix."""
         pause, seconds, told = RETRY_SECONDS, self._context.retry_seconds, False
         deadline = anyio.current_time() + seconds
         while True:
@@ -258,7 +259,7 @@ class TcpBackend(Backend):
             pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def _not_there(self, why: BackendError) -> BackendError:
-        """What to say of a server that was waited for in vain."""
+        """The error for a server that could not be reached in time."""
         seconds = self._context.retry_seconds
         tried = f"tried for {seconds:g} s; " if seconds else ""
         if isinstance(why, CommandRefused):
@@ -283,7 +284,7 @@ class TcpBackend(Backend):
                 logger.warning("the coordinator at %s is back; it was away for %.0f s", server, max(away, 1.0))
         except BackendError as error:
             self._close(str(error))
-        except Exception as error:  # whoever waits for us must learn of a defect here instead of waiting for ever
+        except Exception as error:  # callers must get an error instead of waiting forever
             logger.exception("the connection to the coordinator failed")
             self._close(f"the connection to {server} failed: {reason(error)}")
         finally:
@@ -295,7 +296,7 @@ class TcpBackend(Backend):
         last: Exception = lost
         while anyio.current_time() < deadline:
             try:
-                return await self._dial(CONNECT_SECONDS)  # what began in time may end: half an answer would only hide why
+                return await self._dial(CONNECT_SECONDS)  # aborting a try that began in time would hide the reason
             except CommandRefused as error:
                 if error.code in _FINAL:
                     raise
@@ -311,7 +312,7 @@ class TcpBackend(Backend):
         raise BackendClosed(message)
 
     async def _converse(self, link: Link) -> _Lost:
-        """Read and write one connection until it ends; why it did."""
+        """Read and write one connection until it ends; returns why it ended."""
         self._link = link
         replies: deque[bytes] = deque()
         result = _Lost("the connection ended")
@@ -396,4 +397,4 @@ class TcpBackend(Backend):
                     await link.frames.send(*payloads)
                 continue
 
-            await anyio.sleep_forever()  # the reader finds out why, and may still find a good-bye
+            await anyio.sleep_forever()  # the reader finds the reason, maybe in a bye

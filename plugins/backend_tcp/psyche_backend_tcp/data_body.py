@@ -1,9 +1,9 @@
-"""Samples as the bytes that follow their head, and back.
+"""Encodes and decodes samples as the bytes that follow their head.
 
-The columns follow each other, little-endian, those that are absent left out: the tokens; labels, 4 bytes a token; position ids, 4
-bytes a token; for each sample the number of texts in its row and then their lengths, 4 bytes each. Decided: what a head announces
-is checked before anything is kept for it, and mere text is copied once, from the frames into the samples. Refuses to look at the
-values of tokens and labels.
+The columns follow each other, little-endian; absent ones are left out: the tokens; labels, 4 bytes a token; position ids, 4
+bytes a token; for each sample the number of texts in its row and then their lengths, 4 bytes each. A head's announced sizes are
+checked before memory is used for them. Samples with tokens only are copied once, from the frames into the samples. The values
+of tokens and labels are not checked here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _LENGTH_BYTES = 4
 
 
 def largest_sample(sequence_length: int) -> int:
-    """Most bytes a sample of so many tokens can take, with everything it may have."""
+    """Most bytes of a sample with so many tokens and all columns."""
     return sequence_length * (4 + LABEL_BYTES + POSITION_BYTES + _LENGTH_BYTES) + _LENGTH_BYTES
 
 
 def pack(number: int, samples: Samples) -> tuple[SamplesHead, bytes]:
-    """Head and bytes of the samples, to answer request `number` with."""
+    """Head and bytes of the samples, as the answer to request `number`."""
     columns = [samples.tokens]
     if samples.labels is not None:
         columns.append(samples.labels)
@@ -49,7 +49,7 @@ def pack(number: int, samples: Samples) -> tuple[SamplesHead, bytes]:
 
 
 def body_bytes(head: SamplesHead, *, sequence_length: int, count: int) -> int:
-    """How many bytes follow. count: samples asked for. Raises WireError when the head is not of `count` samples."""
+    """How many bytes follow. count: samples requested. Raises WireError when the head announces another count."""
     if head.count != count:
         message = f"{head.count} samples were announced, expected {count}"
         raise WireError(message)
@@ -85,7 +85,7 @@ def unpack(head: SamplesHead, body: bytes, *, sequence_length: int) -> Samples:
 
 
 def join(parts: Sequence[tuple[SamplesHead, Sequence[bytes | memoryview]]], *, sequence_length: int) -> Samples:
-    """The samples of at least one answer, concatenated; where answers differ in form, the richer one wins. Raises WireError.
+    """The samples of at least one answer, concatenated; where answers differ in form, the richer form is used. Raises WireError.
 
     parts: each answer's head and all chunks of its body.
     """
@@ -107,7 +107,7 @@ def _pack_lengths(rows: Sequence[Sequence[int]]) -> bytes:
 
 
 def _unpack_lengths(column: bytes, count: int) -> tuple[tuple[int, ...], ...]:
-    """Raises ValueError for another number of rows, or what is left over."""
+    """Raises ValueError for a wrong number of rows, or leftover numbers."""
     numbers = array("I", column)
     if sys.byteorder == "big":
         numbers.byteswap()

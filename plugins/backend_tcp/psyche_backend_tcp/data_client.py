@@ -1,8 +1,8 @@
 """The `Server` data location: samples from the run's data server.
 
-Decided here: a read is cut into pieces of about a MiB, and several are under way at once; reads at the same time share one
-connection; a lost connection is opened again within the caller's time-out, and only what had not come is asked for again. Refuses
-a server whose sequence length is not the run's, and one that speaks another version.
+A read is cut into pieces of about one MiB; several are requested at once. Concurrent reads share one connection. A lost
+connection is opened again within the caller's timeout, and only missing pieces are requested again. A server with another
+sequence length than the run's, or another protocol version, is rejected.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 2.0
 
 PIECE_BYTES = 1024 * 1024
-"""Bytes of samples to ask for at once: enough that the asking costs little, few enough that the server reads while it sends."""
+"""Bytes of samples per request: enough to make the overhead small, few enough that the server reads while it sends."""
 
 WINDOW_BYTES = 8 * 1024 * 1024
-"""Bytes of samples under way on a connection."""
+"""Most bytes of requested samples in flight on a connection."""
 
 
 class ServerSettings(BaseModel):
@@ -45,7 +45,7 @@ class ServerSettings(BaseModel):
 
 
 class ServerData(DataProvider):
-    """Reads samples from a data server, which gives each member the samples of its own shares. Entering connects."""
+    """Reads samples from a data server, which sends each member only the samples of its own shares. Entering connects."""
 
     def __init__(self, context: DataContext) -> None:
         """Raises DataError without a key or with a malformed location."""
@@ -88,16 +88,16 @@ class ServerData(DataProvider):
 
     @property
     def num_sequences(self) -> int:
-        """Distinct samples of the server."""
+        """Number of distinct samples on the server."""
         return self._num_sequences
 
     async def read(self, batches: Sequence[BatchId], *, timeout: float) -> Samples:
-        """The samples in order. Raises DataError (refused, or no connection until the time-out), TimeoutError."""
+        """The samples in order. Raises DataError (refused, or no connection within the timeout), TimeoutError."""
         errand = Errand(self._pieces(batches))
         lost: BaseException | None = None
         try:
             with anyio.fail_after(timeout):
-                pause = 0.0  # a connection that was idle for long may well be closed: that is no reason to wait
+                pause = 0.0  # no pause before the first retry: a long idle connection is often closed
                 while batches:
                     try:
                         link = await self._connected(timeout)
@@ -135,7 +135,7 @@ class ServerData(DataProvider):
             await link.aclose()
 
     def _pieces(self, batches: Sequence[BatchId]) -> Iterator[tuple[BatchId, ...]]:
-        """The batches cut and gathered into requests the server allows."""
+        """The batches, split and grouped into requests that the server allows."""
         room, piece = self._piece_samples, list[BatchId]()
         for batch in batches:
             first = batch.first
@@ -152,7 +152,7 @@ class ServerData(DataProvider):
             yield tuple(piece)
 
     async def _connected(self, timeout: float) -> SharedLink:
-        """The connection, a new one if there is none that can be used."""
+        """The connection; a new one if there is none that works."""
         async with self._connecting:
             if self._link is not None and self._link.lost is not None:
                 link, self._link = self._link, None
@@ -176,7 +176,7 @@ class ServerData(DataProvider):
         return SharedLink(link.frames, sequence_length=self._sequence_length, window=window)
 
     def _learn(self, facts: Mapping[str, int]) -> int:
-        """Take in what a server says of itself; the window. Raises DataError when it does not suit us."""
+        """Check and store a server's facts; returns the window, in requests. Raises DataError when they do not suit us."""
         version = facts.get("version", 1)
         if version != DATA_VERSION:
             message = (
@@ -213,7 +213,7 @@ class ServerData(DataProvider):
 
 
 def _in_words(error: BaseException) -> str:
-    """What a refusal means for a member, as the rest of a sentence."""
+    """What a refusal means for a member, as the end of a sentence."""
     if isinstance(error, RequestRefused) and error.code == NOT_IN_EPOCH:
         return (
             f"has nothing for us now ({error.code}): the coordinator does not count us among the healthy members of this epoch, "
@@ -224,5 +224,5 @@ def _in_words(error: BaseException) -> str:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether trying again is of no use."""
+    """Whether retrying is useless."""
     return isinstance(error, CommandRefused | RequestRefused) and error.code not in ("Busy", "RateLimited", "Idle")

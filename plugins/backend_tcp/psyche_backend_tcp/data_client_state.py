@@ -1,8 +1,8 @@
-"""The client's books of one data connection: what was asked and how far the answers have come. Pure.
+"""The client's state of one data connection: open requests, and how much of each answer has arrived. Pure.
 
-Decided: answers find their requests by number, whatever order their chunks come in; what still comes of a request that was given
-up is skipped. Refuses answers nobody asked for and samples of another number or size than asked for: after such a thing nothing
-on the connection can be believed.
+Answers are matched to requests by number, in whatever order their chunks come; what still arrives for a cancelled request is
+skipped. An answer that nobody requested, or samples of another count or size than requested, raise WireError: nothing on the
+connection can be trusted after that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from psyche_core.types import BatchId, total_samples
 
 
 class Arrival:
-    """The answer to one request, as far as it has come. refusal: why it never will; head and chunks: once `complete`."""
+    """The answer to one request, as far as it has arrived. refusal: why it never will; head and chunks: once `complete`."""
 
     def __init__(self, request: SamplesRequest) -> None:
         self.request = request
@@ -38,22 +38,22 @@ class Arrival:
 
     @property
     def complete(self) -> bool:
-        """Whether all bytes are there."""
+        """Whether all bytes have arrived."""
         return self._head is not None and not self._missing
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether nothing more will arrive."""
         return self.complete or self.refusal is not None
 
     @property
     def head(self) -> SamplesHead:
-        """What the bytes are. Only once `complete`."""
+        """What the bytes mean. Only once `complete`."""
         assert self._head is not None
         return self._head
 
     def begin(self, head: SamplesHead, sequence_length: int) -> None:
-        """Raises WireError for a second head, or one of other samples than asked for."""
+        """Raises WireError for a second head, or one of other samples than requested."""
         if self._head is not None:
             message = f"the answer to request {head.number} began twice"
             raise WireError(message)
@@ -62,7 +62,7 @@ class Arrival:
         self._head = head
 
     def add(self, chunk: bytes | memoryview) -> None:
-        """Raises WireError for more than was announced."""
+        """Raises WireError for more bytes than announced."""
         if len(chunk) > self._missing:
             message = f"{len(chunk)} bytes came for request {self.request.number}, still expected were {self._missing}"
             raise WireError(message)
@@ -81,25 +81,25 @@ class DataClientState:
 
     @property
     def outstanding(self) -> int:
-        """DataServerState still to come."""
+        """Number of answers still to come."""
         return len(self._open)
 
     def ask(self, batches: tuple[BatchId, ...]) -> tuple[Arrival, bytes]:
-        """A new request: its answer to be, and the frame to send."""
+        """Make a request: returns its answer, to be filled in, and the frame to send."""
         request = SamplesRequest(self._next, batches)
         self._next += 1
         arrival = self._open[request.number] = Arrival(request)
         return arrival, encode_client(request)
 
     def give_up(self, arrival: Arrival) -> list[bytes]:
-        """The answer is not wanted any more: frames to send."""
+        """The answer is no longer wanted; returns the frames to send."""
         if self._open.pop(arrival.request.number, None) is None:
             return []
 
         return [encode_client(Cancel(arrival.request.number))]
 
     def hear(self, payload: bytes) -> None:
-        """Take in a frame. Raises WireError (rules broken) and RequestRefused (the server says bye): the connection is over."""
+        """Handle a frame. Raises WireError (protocol broken) and RequestRefused (bye): the connection is then over."""
         message = decode_data(payload)
         if isinstance(message, AtWork):
             return

@@ -1,9 +1,9 @@
 """One connection to the data server, shared by all reads of a provider.
 
-Decided: nobody is employed to listen. Whoever waits for samples takes a turn at hearing one frame, for whomever it is; so a
-connection needs no task of its own, and one that nobody waits on is simply not read. Each read asks for its next pieces before
-the first has come, as far as the window allows, which reads share. A read that ends early cancels what it asked for.
-Refuses to go on after anything is amiss: `lost` says what it was, and every read on the connection hears of it.
+There is no reader task: whichever read waits for samples receives the next frame, whichever read that frame is for. So a
+connection on which nobody waits is not read. Each read requests its next pieces before the first has arrived, within a window
+that all reads share. A read that ends early cancels its requests. After any error the connection is not used again: `lost`
+holds the error, and every read on the connection gets it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from psyche_core.types import BatchId
 from psyche_core.wire.frames import FramedStream
 
 SILENCE_SECONDS = 10.0
-"""A server that owes us samples gives a sign of life every few seconds; one silent for so long is gone."""
+"""A server that owes us samples sends something every few seconds; after this long without data it is considered lost."""
 
 SEND_SECONDS = 5.0
-"""Most time for a request to leave; a cancelled read waits for it, since half a request would cost the connection."""
+"""Timeout for sending a request; a cancelled read waits for it, because half a request would make the connection unusable."""
 
-_SECOND_LOOK_SECONDS = 0.5  # when we were kept from listening ourselves, what came meanwhile lies ready
+_SECOND_LOOK_SECONDS = 0.5  # if we were blocked ourselves, data has arrived already
 
 
 class Errand:
-    """What one read wants, in pieces, and what has arrived of it, by the places of the pieces."""
+    """The pieces that one read wants, and those that have arrived, by their index."""
 
     def __init__(self, pieces: Iterable[tuple[BatchId, ...]]) -> None:
         self._fresh = enumerate(pieces)
@@ -38,16 +38,16 @@ class Errand:
         self.arrived: dict[int, Arrival] = {}
 
     def next(self) -> tuple[int, tuple[BatchId, ...]] | None:
-        """Place and batches of a piece to ask for; None when all have been given out."""
+        """Index and batches of a piece to request; None when all have been handed out."""
         return self._again.pop() if self._again else next(self._fresh, None)
 
     def put_back(self, place: int, piece: tuple[BatchId, ...]) -> None:
-        """The piece did not come."""
+        """The piece did not arrive; request it again."""
         self._again.append((place, piece))
 
 
 class SharedLink:
-    """A logged-in connection. window: most requests under way, of all reads together."""
+    """A logged-in connection. window: most requests in flight, of all reads together."""
 
     def __init__(self, frames: FramedStream, *, sequence_length: int, window: int) -> None:
         self._frames = frames
@@ -61,9 +61,9 @@ class SharedLink:
         self.lost: Exception | None = None
 
     async def fetch(self, errand: Errand) -> None:
-        """Run an errand to its end. When it fails, what has arrived stays, and the rest may be fetched on another connection.
+        """Fetch all pieces of an errand. If it fails, arrived pieces stay, and the rest may be fetched on another connection.
 
-        Raises RequestRefused when the server refuses a piece or says bye, WireError and what a lost connection raises.
+        Raises RequestRefused when the server refuses a piece or says bye, WireError, and what a lost connection raises.
         """
         asked: dict[int, Arrival] = {}
         self._reads += 1
@@ -94,7 +94,7 @@ class SharedLink:
             await self._frames.aclose()
 
     async def _ask(self, errand: Errand, asked: dict[int, Arrival]) -> None:
-        """Ask for as many pieces as the window lets us; at least one is always under way while there are any."""
+        """Request as many pieces as the window allows; at least one is always in flight while there are any."""
         if len(asked) >= self._own_window:
             return
 
@@ -113,13 +113,13 @@ class SharedLink:
         return max(1, self._window // self._reads)
 
     async def _give_up(self, arrivals: Iterable[Arrival]) -> None:
-        """Have the server forget what is not wanted any more."""
+        """Tell the server to cancel requests that are no longer wanted."""
         frames = [frame for arrival in arrivals for frame in self._dialogue.give_up(arrival)]
         if not frames or self.lost is not None:
             return
 
         if not self._any_news() and anyio.current_time() - self._heard_at > SILENCE_SECONDS / 2:
-            self.lost = ConnectionError("the data server said nothing")  # or impatient readers would never find out
+            self.lost = ConnectionError("the data server said nothing")  # or reads with short timeouts would never notice
             return
 
         with anyio.CancelScope(shield=True), contextlib.suppress(*CONNECTION_LOST):
@@ -127,7 +127,7 @@ class SharedLink:
                 await self._send(frames)
 
     async def _send(self, frames: Sequence[bytes]) -> None:
-        """Send whole frames, also when our caller is cancelled meanwhile. Raises what a lost connection raises."""
+        """Send whole frames, even if our caller is cancelled meanwhile. Raises what a lost connection raises."""
         self._check()
         with anyio.move_on_after(SEND_SECONDS, shield=True):
             try:
@@ -149,7 +149,7 @@ class SharedLink:
             raise
 
     async def _receive(self) -> bytes:
-        """The next frame. A link that was cut for a while may stay half open: silence is a lost connection, not patience."""
+        """The next frame. A connection that was cut may stay half open, so long silence counts as a lost connection."""
         again = False
         while True:
             left = self._heard_at + SILENCE_SECONDS - anyio.current_time()
@@ -165,7 +165,7 @@ class SharedLink:
             again = not news
 
     def _any_news(self) -> bool:
-        """Whether bytes came since the last look: on a slow line a frame may take longer than any silence."""
+        """Whether bytes came since the last call: on a slow connection one frame may take longer than SILENCE_SECONDS."""
         if self._frames.bytes_received == self._bytes_heard:
             return False
 

@@ -1,16 +1,16 @@
-"""Messages between a logged-in client and the data server, and who may ask for which samples.
+"""Messages between a logged-in client and the data server, and the check of who may request which samples.
 
     client -> server                       server -> client
     [3, id, [[first, last], ...]]          [1, id, count, token size, labels, position ids, bytes of sequence lengths or null]
-    [4, id]   not wanted any more          0x00, id as 8 bytes big-endian, raw bytes of the samples (not CBOR)
+    [4, id]   cancel                       0x00, id as 8 bytes big-endian, raw bytes of the samples (not CBOR)
                                            [3, id, code, sentence]   refused, or the data cannot be read
                                            [4, code, sentence]       bye, the connection is closed; the same in every version
-                                           [5]                       still at work on what was asked, nothing to send yet
+                                           [5]                       still working on requests, nothing to send yet
 
-Decided: many requests may be under way; their numbers grow, and chunks of several answers may come in turns. The hello's facts
-say the version, what the samples look like, and how much may be asked for at once. A member of the epoch may read the intervals
-of its own shares in the rounds the coordinator stores, and nothing else. Refuses everything else with a code and a sentence, and
-whatever it would not have written itself: decode, then encode, gives the same bytes.
+Many requests may be in flight; their numbers increase, and chunks of several answers may be interleaved. The hello's facts
+contain the version, the form of the samples, and the limits of a request. A member of the epoch may read only the intervals of
+its own shares in the rounds that the coordinator stores. Everything else is refused with a code and a message. Only canonical
+frames are accepted: decode, then encode, gives the same bytes.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from psyche_core.types import MAX_SAMPLES, BatchId, ClientState, NodeIdentity
 from psyche_core.wire.codec import decode, encode
 
 DATA_VERSION = 2
-"""Of these messages. Version 1 had one request at a time, and requests that began with 1."""
+"""Of these messages. Version 1 had one request at a time, and its requests began with 1."""
 
 MAX_INTERVALS = 1024
 """Most intervals of one request."""
 
 CONTROL_BYTES = 4 * 1024
-"""Most bytes of a server's message that carries no samples."""
+"""Most bytes of a server's message without samples."""
 
 NOT_IN_EPOCH = "NotInEpoch"
-"""The refusal of who is no healthy member just now: it passes by itself."""
+"""The refusal of a client that is not a healthy member now; this is temporary."""
 
 _CHUNK = b"\x00"  # no CBOR array begins with it
 _CHUNK_HEAD = 9
 
 
 class RequestRefused(Exception):
-    """Why a request for samples is not answered with samples. code: for programs; message: one sentence."""
+    """Why a request for samples is refused. code: for programs; message: one sentence."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -53,7 +53,7 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SamplesRequest:
-    """number: comes back with the answer, larger than those before. batches: what is wanted, in order."""
+    """number: identifies the answer, larger than all before. batches: the samples wanted, in order."""
 
     number: int
     batches: tuple[BatchId, ...]
@@ -61,7 +61,7 @@ class SamplesRequest:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A request's answer is not wanted any more. An answer may have been on its way already."""
+    """A request's answer is no longer wanted; it may have been sent already."""
 
     number: int
 
@@ -73,8 +73,8 @@ ClientMessage = SamplesRequest | Cancel
 class SamplesHead:
     """The samples of a request follow: their columns one after the other (`data_body`).
 
-    count: sequences. token_size: bytes per token. labels, position_ids: whether they come along. lengths_bytes: of the column of
-    sequence lengths, None when there is none.
+    count: sequences. token_size: bytes per token. labels, position_ids: whether they are included. lengths_bytes: of the column
+    of sequence lengths, None when there is none.
     """
 
     number: int
@@ -87,7 +87,7 @@ class SamplesHead:
 
 @dataclass(frozen=True, slots=True)
 class SamplesChunk:
-    """A stretch of the raw samples."""
+    """A part of the raw samples."""
 
     number: int
     chunk: bytes | memoryview
@@ -104,7 +104,7 @@ class SamplesRefusal:
 
 @dataclass(frozen=True, slots=True)
 class AtWork:
-    """A sign of life while answers take their time."""
+    """A keepalive while answers take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ def _batch(plain: Any) -> BatchId:
 
 
 def _are(kind: type, *values: Any) -> bool:
-    """Whether the values are of exactly this type: True is an int to Python, not on the wire."""
+    """Whether all values are of exactly this type: for Python True is an int, on the wire it is not."""
     return all(type(value) is kind for value in values)
 
 

@@ -1,9 +1,9 @@
-"""The run's data server: gives each member of the epoch the samples of its own shares.
+"""The run's data server: sends each member of the epoch the samples of its own shares.
 
-Decided here: of a connection many requests may be under way, while one is read another is sent; reads of the provider never
-overlap, which is all a provider promises, and connections take turns at it; what is sent is bounded by what the reader takes in.
-Who waits long is given signs of life. Samples go out with all they have: labels, positions and lengths too. A provider's error is
-an answer, never an end of the server.
+A connection may have many requests in flight; one is read while another is sent. Reads of the provider never overlap, because a
+provider need not support that; connections take turns. Sending is limited by how fast the receiver reads. A client that waits
+long gets keepalives. Samples are sent with all their columns: labels, positions and lengths too. An error of the provider
+becomes a refusal and never stops the server.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from psyche_core.wire.signing import SecretKey
 logger = logging.getLogger("psyche.backend.tcp")
 
 READ_SECONDS = 60.0
-"""Most time one read of the provider may take."""
+"""Timeout of one read of the provider."""
 
 
 class DataServer:
-    """Serves a provider's samples. Made by `bind`; the provider is entered already and stays its owner's."""
+    """Serves a provider's samples. Made by `bind`; its owner has entered the provider and closes it."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class DataServer:
     ) -> DataServer:
         """Start listening. Reads one sample to learn the token size. Raises UserError (host, port), DataError, TimeoutError.
 
-        key: proves to clients who we are, the coordinator's. allowed: whether a key may log in; None lets all in. members: the
-        keys for which there is always a place.
+        key: proves our identity to clients; the coordinator's key. allowed: whether a key may log in; None allows all. members:
+        the keys that always get a place.
         """
         first = await provider.read([BatchId(0, 0)], timeout=READ_SECONDS)
         listener = await Listener.bind(
@@ -102,7 +102,7 @@ class DataServer:
         await self._listener.serve(lambda visitor: _Visit(visitor, self._limits, self._read).run())
 
     def expel(self, may: Callable[[bytes], bool]) -> None:
-        """Close the connections of keys that may not be here any more."""
+        """Close the connections of keys that are no longer allowed."""
         self._listener.expel(may)
 
     async def aclose(self) -> None:
@@ -131,7 +131,7 @@ class DataServer:
 
 
 class _Visit:
-    """One connection: hears requests, has them read one after the other, and sends what is ready, all at the same time."""
+    """One connection: receives requests, has them read one after the other, and sends what is ready, all concurrently."""
 
     def __init__(
         self, visitor: Visitor, limits: Limits, read: Callable[[NodeIdentity, SamplesRequest], Awaitable[Samples]]
@@ -147,7 +147,7 @@ class _Visit:
         self._stirred = anyio.Event()
 
     async def run(self) -> None:
-        """Until the peer is gone, idle for long, or broke the rules."""
+        """Run until the peer is gone, idle for long, or broke the protocol."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._supply)
             group.start_soon(self._hear)
@@ -159,7 +159,7 @@ class _Visit:
         requests = TokenBucket(rate=limits.data_requests_per_second, burst=limits.data_burst, now=now)
         sizes = TokenBucket(rate=limits.bytes_per_second, burst=limits.burst_bytes, now=now)
         while True:
-            if self._answers.full:  # a peer that asks too much is simply not read
+            if self._answers.full:  # stop reading from a peer with too many requests
                 await self._stirred.wait()
                 continue
 
@@ -201,7 +201,7 @@ class _Visit:
         self._stir()
 
     async def _supply(self) -> None:
-        """Have the provider read what was asked, one after the other."""
+        """Have the provider read the requests, one after the other."""
         answers = self._answers
         while True:
             request = answers.next_to_read()
@@ -221,7 +221,7 @@ class _Visit:
             self._stir()
 
     async def _send(self) -> None:
-        """Send what is ready, or a sign of life; returns when the connection is to be closed."""
+        """Send what is ready, or a keepalive; returns when the connection should be closed."""
         sent_at = anyio.current_time()
         while not self._answers.parted:
             stirred, frames = self._stirred, self._answers.outgoing()

@@ -1,8 +1,8 @@
-"""The server's books of one data connection: what was asked, what is being read, what is still to be sent. Pure.
+"""The server's state of one data connection: what was requested, what is being read, and what is still to be sent. Pure.
 
-Decided: requests are read in the order they came, and only while the answers in memory leave room; answers that are ready take
-turns, a chunk each, so that a small one need not wait for a large one. What was cancelled is forgotten at once, whatever stage it
-had reached. Refuses numbers that do not grow.
+Requests are read in the order they came, and only while the answers in memory are below a limit. Answers that are ready are
+sent in turns, one chunk each, so that a small one need not wait for a large one. A cancelled request is dropped at once, at any
+stage. Request numbers must increase.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Outgoing:
 class DataServerState:
     """Requests of one peer and their answers.
 
-    requests: most that may be under way. room: bytes of answers in memory at which no more is read. chunk: bytes of
-    a frame of samples. write: bytes of frames to send at once.
+    requests: most in flight. room: bytes of answers in memory at which no more is read. chunk: bytes of a frame of samples.
+    write: bytes of frames to send at once.
     """
 
     def __init__(self, *, requests: int, room: int, chunk: int, write: int) -> None:
@@ -52,16 +52,16 @@ class DataServerState:
 
     @property
     def under_way(self) -> int:
-        """Requests not yet answered in full."""
+        """Requests not yet answered completely."""
         return len(self._waiting) + (self._reading is not None) + len(self._outgoing) + len(self._short)
 
     @property
     def full(self) -> bool:
-        """Whether the peer has asked for so much that it is not listened to."""
+        """Whether the peer has so many requests that it should not be read now."""
         return self.under_way >= self._requests
 
     def ask(self, request: SamplesRequest) -> None:
-        """Take in a request. Raises WireError when its number does not grow."""
+        """Add a request. Raises WireError when its number does not increase."""
         if request.number <= self._last:
             message = f"request {request.number} came after request {self._last}; numbers grow"
             raise WireError(message)
@@ -70,7 +70,7 @@ class DataServerState:
         self._waiting[request.number] = request
 
     def cancel(self, number: int) -> bool:
-        """Forget a request. True when it is being read: that read is in vain, and its end is to be told by `give_up`."""
+        """Drop a request. True when it is being read: stop that read and then call `give_up`."""
         self._waiting.pop(number, None)
         for one in self._outgoing:
             if one.head.number == number:
@@ -80,7 +80,7 @@ class DataServerState:
         return self._reading == number
 
     def next_to_read(self) -> SamplesRequest | None:
-        """The request to read now, None while there is none, no room, or another being read. One of the three below follows."""
+        """The request to read now, or None. Then call `answer`, `refuse` or `give_up`."""
         if not self._waiting or self._reading is not None or self.held >= self._room:
             return None
 
@@ -89,26 +89,26 @@ class DataServerState:
         return request
 
     def answer(self, head: SamplesHead, body: bytes) -> None:
-        """What was read."""
+        """The request was read."""
         self._reading = None
         self._outgoing.append(_Outgoing(head, memoryview(body)))
         self.held += len(body)
 
     def refuse(self, number: int, code: str, sentence: str) -> None:
-        """What was to be read cannot or must not be."""
+        """The request cannot be read, or is not allowed."""
         self._reading = None
         self._short.append(encode_data(SamplesRefusal(number, code, sentence)))
 
     def give_up(self) -> None:
-        """What was being read is not wanted any more."""
+        """The request being read was cancelled."""
         self._reading = None
 
     def part(self, code: str, sentence: str) -> None:
-        """Say good-bye, before anything else that is to be sent, and then nothing."""
+        """Send a bye before everything else, and then nothing more."""
         self._bye = encode_data(DataBye(code, sentence))
 
     def outgoing(self) -> list[bytes]:
-        """The next frames to send, as one write; empty when there is nothing now, or `parted`."""
+        """The next frames to send, as one write; empty when there is nothing now, or when `parted`."""
         if self._bye is not None:
             frames = [] if self.parted else [self._bye]
             self.parted = True
@@ -132,5 +132,5 @@ class DataServerState:
         return frames
 
     def sign_of_life(self) -> list[bytes]:
-        """What to send after a while without frames: something if the peer waits for us."""
+        """The keepalive to send after a while without frames, if the peer waits for us."""
         return [encode_data(AtWork())] if self.under_way else []

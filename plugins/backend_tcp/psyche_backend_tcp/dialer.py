@@ -1,7 +1,7 @@
-"""The client's side of a connection's beginning: connect, TLS, compare the server's key, log in, see the server prove itself.
+"""The client's side of connecting: TCP, TLS, the check of the server's key, login, and the check of the server's welcome.
 
-A server that has few places left answers with a challenge instead of TLS: the client then works out the proof, in a thread, and
-comes back with it, a few times at most. A connection that ends before the login is tried again likewise.
+A server with few free places answers with a challenge instead of TLS. The client then computes the proof in a thread and
+connects again with it, a few times at most. It also retries when a connection ends before the login.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from psyche_core.wire.frames import FramedStream
 from psyche_core.wire.signing import SecretKey
 
 MOST_TRIES = 4
-"""Connections made before we give up; a server whose puzzles get harder meanwhile asks again, and our place may go to others."""
+"""Connections per dial. A server whose puzzles have become harder may send another challenge, or give our place to another
+client."""
 
 PAUSE_SECONDS = 0.2
-"""Longest wait after a connection that ended before its login."""
+"""Longest pause after a connection that ended before its login."""
 
 _NO_SUCH_HOST = frozenset(
     getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY") if hasattr(socket, name)
 )
-"""What a look-up says of a name that does not exist. EAI_AGAIN is not among them: nobody could be asked just now."""
+"""Look-up errors for a name that does not exist. EAI_AGAIN is not one of them: the name server could not be reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A connection that is logged in. ping_seconds: a silent server is heard of at least this often. server_key: it proved."""
+    """A logged-in connection. ping_seconds: the server sends something at least this often. server_key: the key it proved."""
 
     frames: FramedStream
     hello: Hello
@@ -56,9 +57,9 @@ async def dial(
 ) -> Link:
     """Connect and log in.
 
-    run_id: the run we take part in; None takes the one the server names. known: hash of the document we still have.
-    Raises BackendError (`cannot connect to …`; UnknownHost where there is no such host), CommandRefused when the server, or we,
-    refuse (WrongServer, WrongRun, WrongService, VersionMismatch, NotAllowed, RateLimited, NotPsyche, Busy, …).
+    run_id: the run we take part in; None takes the one that the server names. known: hash of the document we still have. Raises
+    BackendError (`cannot connect to …`; UnknownHost if there is no such host), and CommandRefused when the server or this
+    client refuses (WrongServer, WrongRun, WrongService, VersionMismatch, NotAllowed, RateLimited, NotPsyche, Busy, …).
     """
     jitter = random.SystemRandom()
     proof, lost = b"", Exception()
@@ -75,7 +76,7 @@ async def dial(
                     cookie, lost = challenged.cookie, challenged
                 except ssl.SSLError:
                     raise
-                except CONNECTION_LOST as error:  # perhaps it had to go for others
+                except CONNECTION_LOST as error:  # the server may have ended it for another client
                     cookie, lost = None, error
                 finally:
                     if link is None:
@@ -112,9 +113,9 @@ async def shake_hands(
     known: bytes = b"",
     proof: bytes = b"",
 ) -> Link:
-    """TLS and login over a stream that is connected. proof: an encoded proof to begin with, see `puzzle`.
+    """TLS and login over a connected stream. proof: an encoded proof to send first, see `puzzle`.
 
-    Raises WrongServer, Challenged, LoginRefused, WireError, what a lost stream raises.
+    Raises WrongServer, Challenged, LoginRefused, WireError, and what a lost stream raises.
     """
     if proof:
         await stream.send(proof)

@@ -1,9 +1,9 @@
-"""The documents everybody follows: made once per version, remembered for a while, encoded once for all that need the same.
+"""The documents that all clients follow: built once per version, kept for a while, encoded once for clients that need the same.
 
-Decided here: a new document shares what did not change with the one before it, so remembering many costs little and comparing
-them is cheap; a document is named by the SHA-256 of its encoding; the last 64 are remembered, so that a client that was away can
-be sent what changed, and who knows an older one (or one of another life of the server) gets the whole. A document is first
-drafted, and is published only when its owner says so, because between the two it is written to disk.
+A new document shares unchanged parts with the previous one, so keeping many is cheap and so is comparing them. A document is
+identified by the SHA-256 of its encoding. The last 64 are kept, so that a client that was away gets only the changes; a client
+with an older one (or one from before a restart of the server) gets the whole document. A document is first drafted and later
+published by its owner, because it is written to disk in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REMEMBERED = 64
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A version. digest: its name; tree: the plain tree, shared in parts with other versions and never modified."""
+    """A version. digest: its hash; tree: the plain tree, which shares parts with other versions and is never modified."""
 
     digest: bytes
     tree: dict[str, Any]
@@ -32,14 +32,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A version that is not published yet. encoded: its canonical bytes, what a store keeps."""
+    """A version that is not published yet. encoded: its canonical bytes, which a store keeps."""
 
     document: Document
     encoded: bytes
 
 
 class Documents:
-    """The versions a server publishes. Starts with one published."""
+    """The versions a server publishes. The first one is published on construction."""
 
     def __init__(self, state: CoordinatorState, addresses: Mapping[bytes, bytes]) -> None:
         first = _draft(make_document(state, addresses))
@@ -50,11 +50,11 @@ class Documents:
 
     @property
     def newest(self) -> Document:
-        """The newest published one."""
+        """The newest published version."""
         return self._newest
 
     def draft(self, state: CoordinatorState, addresses: Mapping[bytes, bytes]) -> Draft | None:
-        """A new version of what is to be published, None when that is what was drafted last."""
+        """A new version, None when nothing changed since the last draft."""
         patch = diff(self._drafted.tree, make_document(state, addresses))
         if patch is None:
             return None
@@ -64,7 +64,7 @@ class Documents:
         return draft
 
     def publish(self, draft: Draft) -> None:
-        """Make a draft the newest. Drafts are published in the order they were made; some may be left out."""
+        """Make a draft the newest version. Drafts must be published in their order; some may be skipped."""
         document = draft.document
         if document.digest == self._newest.digest:
             return
@@ -78,11 +78,11 @@ class Documents:
         self.versions += 1
 
     def named(self, digest: bytes) -> Document | None:
-        """A published version that is still remembered."""
+        """A published version that is still kept."""
         return self._known.get(digest)
 
     def frame(self, known: Document | None) -> bytes:
-        """What leads from a version (None: from nothing) to the newest; made once for all that know the same."""
+        """The frame that turns a version (None: nothing) into the newest; built once for all clients with the same version."""
         key = None if known is None else known.digest
         if key not in self._frames:
             self._frames[key] = self._make_frame(known)

@@ -1,4 +1,4 @@
-"""What this distribution registers: the `tcp` backend and the `Server` data location. Imports nothing heavy."""
+"""Registers the `tcp` backend and the `Server` data location. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The server's decisions, without sockets, clocks or disks: logged-in connections and their frames in, frames for each out.
+"""The coordinator server's logic, without sockets, clocks or disks: takes frames of connections, returns the frames to send.
 
-Decided here: one connection for each key, the newer one wins and the end of the older withdraws nobody; a lost member may come
-back for a while; states are not queued: what a connection is missing is computed when it can be sent, so a slow reader gets
-fewer, merged changes and nothing is kept for it; nothing is sent when nothing changed.
+Each key has one connection: the newer one wins, and the end of the older withdraws nobody. A lost member may return for a
+while. States are not queued: a connection's changes are computed when they can be sent, so a slow reader gets fewer, merged
+changes and needs no memory. Nothing is sent when nothing changed.
 
-Write-ahead: nothing that follows from a change, neither the state nor the answer to the request that made it, leaves before the
-shell says with `saved` that the change is on disk. While one is being written, the next ones gather and are written together.
-After a restart the coordinator's clock stands until the members are back, so that a phase whose time ran out meanwhile does not
-end in front of an empty house. Refuses the owner's commands from connections: those are `submit`ted.
+Write-ahead: neither a changed state nor the answer to the request that changed it is sent before the caller reports with
+`saved` that the change is on disk. Changes during a write are collected and written together. After a restart the coordinator's
+clock stands still until the members are back, so that a phase whose time is over does not end before they can take part. The
+owner's commands are not accepted from connections; use `submit`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from psyche_core.types import ClientState, NodeIdentity, RunState
 logger = logging.getLogger("psyche.backend.tcp")
 
 WHOLE_COST = 20.0
-"""Requests that one request for the whole document counts as."""
+"""A request for the whole document counts as this many requests."""
 
 
 _REPLACED = (
@@ -53,7 +53,7 @@ _REPLACED = (
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """monotonic: seconds for time-outs; unix: whole seconds since 1970 for the coordinator."""
+    """monotonic: seconds, for timeouts; unix: whole seconds since 1970, for the coordinator."""
 
     monotonic: float
     unix: int
@@ -61,7 +61,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Unsaved:
-    """What is to be on disk before anybody hears of it. version counts changes; draft is None where they cancelled out.
+    """What must be on disk before anybody is told. version counts changes; draft is None when they cancelled each other out.
 
     opening: the run's own configuration, while the state has another one for its first epoch.
     """
@@ -84,12 +84,12 @@ class _Connection:
 
 
 class Hub:
-    """The coordinator's state and everybody connected to it.
+    """The coordinator's state and all connections to it.
 
-    draw_seed: called for each command, a u64 from a source nobody can predict. opening: the configuration that takes the place of
-    the state's at the first round. addresses: of the members of a state that is taken up again, with `began`, the moment of that.
-    After any call the shell collects `take_unsaved` (to be written and confirmed with `saved`), then `take_stirred` (connections
-    whose `outgoing` is worth asking) and `take_changes`.
+    draw_seed: called for each command, returns an unpredictable u64. opening: the configuration that replaces the state's at
+    the first round. addresses: of the members of a resumed state; began: when it was resumed. After any call the caller
+    collects `take_unsaved` (to be written and confirmed with `saved`), then `take_stirred` (connections whose `outgoing` may
+    have frames) and `take_changes`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Hub:
 
     @property
     def state(self) -> CoordinatorState:
-        """The state now; it may be ahead of what members were told."""
+        """The current state; members may not have been told of it yet."""
         return self._state
 
     @property
@@ -143,11 +143,11 @@ class Hub:
 
     @property
     def reopening(self) -> bool:
-        """Whether the coordinator's clock stands, after a restart."""
+        """Whether the coordinator's clock stands still after a restart."""
         return self._reopening_until is not None
 
     def take_unsaved(self) -> Unsaved | None:
-        """What changed since the last call, None when nothing did. Nobody hears of it before `saved`."""
+        """What changed since the last call, None when nothing did. Nobody is told of it before `saved`."""
         if self._taken == self._version:
             return None
 
@@ -156,7 +156,7 @@ class Hub:
         return Unsaved(self._version, draft, self._opening)
 
     def saved(self, unsaved: Unsaved) -> None:
-        """A change is on disk: its answers and its document may go out."""
+        """A change is on disk: its answers and its document may be sent."""
         self._saved = unsaved.version
         if unsaved.draft is not None:
             self._documents.publish(unsaved.draft)
@@ -164,12 +164,12 @@ class Hub:
         self._stirred.update(number for number, connection in self._connections.items() if connection.held)
 
     def take_stirred(self) -> set[int]:
-        """Connections with something to send or to be closed since the last call."""
+        """Connections that since the last call have something to send or must be closed."""
         stirred, self._stirred = self._stirred & self._connections.keys(), set()
         return stirred
 
     def take_changes(self) -> list[tuple[CoordinatorState, tuple[Event, ...]]]:
-        """Saved states that differ from the one before, with their events, since the last call."""
+        """Saved states that differ from their predecessor, with their events, since the last call."""
         changes = []
         while self._changes and self._changes[0][0] <= self._saved:
             _, state, events = self._changes.popleft()
@@ -177,16 +177,16 @@ class Hub:
         return changes
 
     def take_withdrawn(self) -> list[tuple[bytes, str]]:
-        """Healthy members that we withdrew, and why (`lost`, `not allowed`), since the last call; ask before `take_changes`."""
+        """Healthy members withdrawn since the last call, and why (`lost`, `not allowed`); call it before `take_changes`."""
         taken, self._withdrawn = self._withdrawn, []
         return taken
 
     # ------------------------------------------------------------ connections
 
     def connect(self, identity: NodeIdentity, moment: Moment, *, known: bytes = b"") -> int:
-        """A key has logged in; the number of its connection. An older connection of the key is told and closed.
+        """A key has logged in; returns the number of its connection. An older connection of the key gets a bye and is closed.
 
-        known: hash of the document the client still has.
+        known: hash of the document that the client still has.
         """
         number = self._next_number
         self._next_number += 1
@@ -205,7 +205,7 @@ class Hub:
         return number
 
     def disconnect(self, number: int, moment: Moment) -> None:
-        """A connection is gone. Its member is withdrawn when it does not come back in time; a replaced one is no loss."""
+        """A connection ended. Its member is withdrawn unless it returns in time; the end of a replaced one does not count."""
         connection = self._connections.pop(number, None)
         if connection is None:
             return
@@ -219,7 +219,7 @@ class Hub:
         self._settle_lost(moment)
 
     def expel(self, may: Callable[[bytes], bool], moment: Moment) -> None:
-        """Close the connections of keys that may not take part any more, and withdraw those members."""
+        """Close the connections of keys that are no longer allowed, and withdraw those members."""
         for number, connection in self._connections.items():
             if not may(connection.identity.signer):
                 self._say_bye(number, "NotAllowed", "the run's owner took your key off the list of those who may take part")
@@ -228,7 +228,7 @@ class Hub:
                 self._withdraw_member(signer, moment, why="not allowed")
 
     def receive(self, number: int, payload: bytes, moment: Moment) -> float:
-        """A frame of a connection; returns seconds to wait before reading the next. A bad one closes only this connection."""
+        """Handle a frame; returns seconds to wait before reading the next. A bad frame closes only this connection."""
         connection = self._connections.get(number)
         if connection is None or connection.closing:
             return 0.0
@@ -252,12 +252,12 @@ class Hub:
         return max(requests.take(moment.monotonic, cost), connection.sizes.take(moment.monotonic, len(payload)))
 
     def refuse(self, number: int, sentence: str) -> None:
-        """A connection broke the rules below the messages."""
+        """A connection broke the protocol below the level of messages."""
         if number in self._connections:
             self._say_bye(number, "BadMessage", sentence)
 
     def outgoing(self, number: int) -> list[bytes]:
-        """Frames to send now, in order; asking hands them over. Ask again only when they are sent: that is what merges states."""
+        """Remove and return the frames to send now, in order. Call again only after sending them, so that states are merged."""
         connection = self._connections.get(number)
         if connection is None:
             return []
@@ -281,20 +281,20 @@ class Hub:
         return frames
 
     def is_closing(self, number: int) -> bool:
-        """Whether the connection is to be closed once its outgoing frames are sent."""
+        """Whether the connection should be closed once its outgoing frames are sent."""
         connection = self._connections.get(number)
         return connection is None or connection.closing
 
     @property
     def told(self) -> bool:
-        """Whether everything is saved and every connection was given the newest document."""
+        """Whether everything is saved and every connection was sent the newest document."""
         newest = self._documents.newest
         return self._saved == self._version and all(
             connection.known is not None and connection.known.digest == newest.digest for connection in self._connections.values()
         )
 
     def close_all(self, code: str, sentence: str) -> None:
-        """Say good-bye to every connection."""
+        """Send every connection a bye."""
         for number in self._connections:
             self._say_bye(number, code, sentence)
 
@@ -311,7 +311,7 @@ class Hub:
         self._tick(moment)
 
     def tick(self, moment: Moment) -> None:
-        """Let time pass: the coordinator's, and the connections' pings and time-outs."""
+        """Advance time: the coordinator's, and that of the connections' pings and timeouts."""
         self._settle_lost(moment)
         self._tick(moment)
         for number, connection in self._connections.items():
@@ -353,7 +353,7 @@ class Hub:
         self._changes.append((self._version, state, events))
 
     def _settle_lost(self, moment: Moment) -> None:
-        """Withdraw members that did not come back in time."""
+        """Withdraw members that did not return in time."""
         overdue = list(self._key_records.overdue(self._members(), moment.monotonic))
         if self._withdraw and not self._clock_stands(moment):
             for signer in overdue:
@@ -362,7 +362,7 @@ class Hub:
     def _withdraw_member(self, signer: bytes, moment: Moment, *, why: str) -> None:
         identity = NodeIdentity(signer, signer)
         healthy = any(client.id.signer == signer and client.state is ClientState.Healthy for client in self._state.epoch.clients)
-        self._version += 1  # its address goes, too
+        self._version += 1  # its address is removed too
         self._key_records.forget(signer)
         try:
             self._apply(Withdraw(identity), moment)
@@ -376,7 +376,7 @@ class Hub:
         self._tick(moment)
 
     def _members(self) -> set[bytes]:
-        """Signers of all who wait for an epoch or are in the running one."""
+        """Signers of all clients that wait for an epoch or take part in the current one."""
         pending = {identity.signer for identity in self._state.pending}
         return pending | {client.id.signer for client in self._state.epoch.clients}
 

@@ -1,8 +1,8 @@
-"""The state a server begins with: the one it is given, or the saved one of the same run, and what clients must know of our key.
+"""The state that a server starts with: the given one, or the saved one of the same run.
 
-Decided: a saved state goes on only under the configuration it was made with, apart from the checkpoint reference, which a run
-moves by itself; the first epoch's own settings (`opening`) may differ as long as that epoch has not begun. The location of data
-that this very server serves is published with the server's key, so that clients who know the coordinator also know the data
+A saved state is resumed only with the configuration it was made with. The checkpoint reference may differ, because the run
+changes it itself, and so may the first epoch's own settings (`opening`) until that epoch has begun. If this server also serves
+the data, the data's location is published with the server's key, so that clients that know the coordinator can verify the data
 server.
 """
 
@@ -24,7 +24,7 @@ _MOVES_BY_ITSELF = ("model.LLM.checkpoint",)
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """state; opening: the configuration that follows at the first round; addresses: of its members; resumed: it was saved."""
+    """opening: the configuration from the first round on; addresses: of the state's members; resumed: whether it was saved."""
 
     state: CoordinatorState
     opening: CoordinatorConfig | None = None
@@ -35,9 +35,9 @@ class InitialState:
 def begin(
     given: CoordinatorState, opening: CoordinatorConfig | None, saved: Saved | None, *, path: Path | None, data_key: bytes | None
 ) -> InitialState:
-    """What to begin with.
+    """The state to start with.
 
-    given, opening: of the run's file; saved: the state on disk, in `path`; data_key: our key if we serve the run's data.
+    given, opening: from the run's file; saved: the state on disk, in `path`; data_key: our key if we serve the run's data.
     Raises ConfigError when the saved state has another configuration.
     """
     given = _pinned(given, data_key)

@@ -1,8 +1,8 @@
-"""What the server keeps about a key beyond its connection: its connection's number, its address, its answers, its patience.
+"""What the server keeps about a key: its connection's number, address, recent answers, and when it was lost.
 
-Decided here: a lost member is kept until its grace is over; a key that is no member is forgotten with its connection, so what is
-kept is bounded by connections and members. An answer is remembered for a while, so that a request repeated after a lost
-connection is not carried out twice. Knows no coordinator: who is a member it is told.
+A lost member is kept until its grace period is over. A key that is not a member is forgotten with its connection, so memory is
+bounded by connections and members. Answers are kept for a while, so that a request repeated after a lost connection is not
+executed twice. The caller says who is a member.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REMEMBERED_ANSWERS = 32
 
 @dataclass(slots=True)
 class KeyRecord:
-    """One key. connection: number of its newest one, None when lost; lost_at: monotonic seconds at which it was."""
+    """One key. connection: number of its newest one, None when lost; lost_at: when, in monotonic seconds."""
 
     requests: TokenBucket
     connection: int | None = None
@@ -28,7 +28,7 @@ class KeyRecord:
     _answers: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
 
     def answered(self, number: int) -> Answer | None:
-        """What a request with this number was answered, while that is remembered."""
+        """The answer to the request with this number, while it is kept."""
         return self._answers.get(number)
 
     def remember(self, answer: Answer) -> None:
@@ -39,18 +39,18 @@ class KeyRecord:
 
 
 class KeyRecords:
-    """The keys that are connected, or members, or lately were."""
+    """The keys that are connected, are members, or recently were."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._entries: dict[bytes, KeyRecord] = {}
 
     def __getitem__(self, signer: bytes) -> KeyRecord:
-        """The entry of a key that is known."""
+        """The record of a known key."""
         return self._entries[signer]
 
     def known(self, signer: bytes, now: float) -> KeyRecord:
-        """The entry of a key, made if need be."""
+        """The record of a key; made if there is none."""
         entry = self._entries.get(signer)
         if entry is None:
             bucket = TokenBucket(rate=self._limits.requests_per_second, burst=self._limits.burst, now=now)
@@ -58,7 +58,7 @@ class KeyRecords:
         return entry
 
     def restore(self, addresses: Mapping[bytes, bytes], members: Collection[bytes], now: float) -> None:
-        """After a restart: all members are lost since `now`, at the addresses they had published."""
+        """After a restart: all members count as lost since `now`, with the addresses they had published."""
         for signer in members:
             entry = self.known(signer, now)
             entry.lost_at = now
@@ -75,7 +75,7 @@ class KeyRecords:
         return {signer: entry.address for signer, entry in known if entry is not None and entry.address is not None}
 
     def overdue(self, members: Collection[bytes], now: float) -> Iterator[bytes]:
-        """Members that were lost and did not come back in time. Keys that are neither connected nor members are forgotten."""
+        """Members that were lost and did not return in time. Also forgets keys that are neither connected nor members."""
         for signer, entry in list(self._entries.items()):
             if entry.connection is not None:
                 continue
@@ -86,7 +86,7 @@ class KeyRecords:
                 yield signer
 
     def forget(self, signer: bytes) -> None:
-        """Drop the entry of a key that is not connected; idempotent."""
+        """Drop the record of a key that is not connected, otherwise only its address; idempotent."""
         entry = self._entries.get(signer)
         if entry is not None and entry.connection is None:
             del self._entries[signer]

@@ -1,4 +1,4 @@
-"""Every time-out and limit of the server in one frozen value, with the reasons for the defaults."""
+"""All timeouts and limits of the server in one frozen value, with the reasons for the defaults."""
 
 from __future__ import annotations
 
@@ -19,29 +19,34 @@ MAX_ADDRESS_BYTES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a server grants. Times in seconds.
+    """What a server allows. Times in seconds.
 
-    Before the login, see `admission`. silent_seconds: until a connection's first bytes, sent at once by a client; two seconds
-    leave time to send lost ones again. max_silent: connections that have said nothing; cheap, so many. handshake_seconds: for all
-    until the login is done. max_unauthenticated: connections in TLS or login without a member's proof; one more needs a solved
-    puzzle. max_unauthenticated_per_address: the same for one address. puzzle_bits, puzzle_most_bits: of a puzzle, when none of
-    the places is held by who solved one, and when all are; 2**bits hashes, some 50 ms and 1 s of one core in Python.
-    At the login. max_connections: logged-in ones besides the members'. max_connections_per_key: of one key; two, because a client
-    that comes back may be here before we know that its old connection is dead. logins_per_second, login_burst: of one key.
-    Members. reconnect_seconds: a lost one may come back within this time before it is withdrawn; 0 withdraws at once.
-    reopening_seconds: after a restart the coordinator's clock stands until all members are back, at most so long.
-    Connections. ping_seconds: a connection silent for so long is pinged; silence_seconds: and closed when no whole frame came for
-    so long, which also ends peers that send a frame drop by drop. send_seconds: to take in one write.
-    finish_seconds: after the run is finished, to leave.
-    requests_per_second, burst: token bucket of each key; bytes_per_second, burst_bytes: of each connection. Who sends faster is
-    read more slowly. max_outbox: answers not yet sent; who lets more pile up is closed.
-    Data. data_requests: most requests of one data connection under way. data_bytes: most bytes of one answer, unless one sample
-    is larger, and of a connection's answers in memory before no more is read for it. data_chunk: bytes of a frame of samples,
-    small ones being kind to memory and to other answers; data_write: bytes of frames to send at once, many being kind to the
-    system. data_requests_per_second, data_burst: token bucket of each data connection; far more than of commands, because what a
-    member takes in is bounded by its own line. data_alive_seconds: who waits for samples is given a sign of life at least so
-    often. data_idle_seconds: a data connection nobody uses is closed; the client opens another when it needs one, and those whose
-    other end is gone do not keep their place.
+    Before the login, see `admission`. silent_seconds: until a connection's first bytes, which a client sends at once; two
+    seconds allow for a retransmission. max_silent: connections that have sent nothing; they are cheap, so many.
+    handshake_seconds: for everything until the login is done. max_unauthenticated: connections in TLS or login without a
+    member's proof; one more needs a solved puzzle. max_unauthenticated_per_address: the same for one address. puzzle_bits,
+    puzzle_most_bits: difficulty when none of the places is held by a solver, and when all are; 2**bits hashes, some 50 ms and 1
+    s of one core in Python.
+
+    At the login. max_connections: logged-in ones besides the members'. max_connections_per_key: two, because a client may
+    reconnect before we know that its old connection is dead. logins_per_second, login_burst: of one key.
+
+    Members. reconnect_seconds: a lost member may return within this time before it is withdrawn; 0 withdraws at once.
+    reopening_seconds: after a restart the coordinator's clock stands still until all members are back, at most this long.
+
+    Connections. ping_seconds: a connection silent for this long is pinged. silence_seconds: it is closed when no whole frame
+    came for this long, even if single bytes did. send_seconds: timeout of one write. finish_seconds: time to disconnect after
+    the run is finished. requests_per_second, burst: token bucket of each key; bytes_per_second, burst_bytes: of each
+    connection; a client over these limits is read more slowly. max_outbox: answers not yet sent; a connection with more is
+    closed.
+
+    Data. data_requests: most requests of one data connection in flight. data_bytes: most bytes of one answer, unless one sample
+    is larger; also of a connection's answers in memory before reading for it stops. data_chunk: bytes of a frame of samples;
+    small chunks save memory and let other answers through. data_write: bytes of frames to send at once; large writes need fewer
+    system calls. data_requests_per_second, data_burst: token bucket of each data connection; far more than for commands,
+    because a member's own connection limits what it receives. data_alive_seconds: a client that waits for samples gets a
+    keepalive at least this often. data_idle_seconds: an unused data connection is closed, so that dead ones do not hold a
+    place; the client opens another when needed.
     """
 
     silent_seconds: float = 2.0
@@ -77,7 +82,7 @@ class Limits:
 
 
 class TokenBucket:
-    """Lets `burst` tokens through at once and `rate` per second in the long run."""
+    """Allows `burst` tokens at once and `rate` per second in the long run."""
 
     def __init__(self, *, rate: float, burst: float, now: float) -> None:
         self._rate = rate
@@ -86,13 +91,13 @@ class TokenBucket:
         self._filled = now
 
     def take(self, now: float, cost: float = 1.0) -> float:
-        """Take `cost` tokens in any case; the seconds to wait before more is read, 0 while there are tokens left."""
+        """Take `cost` tokens in any case; returns the seconds to wait before reading more, 0 while there are tokens left."""
         self._fill(now)
         self._tokens -= cost
         return max(0.0, -self._tokens / self._rate)
 
     def try_take(self, now: float) -> float:
-        """Take one token if there is one and return 0; else take nothing and return the seconds until there is one."""
+        """Take one token if there is one and return 0; else take none and return the seconds until there is one."""
         self._fill(now)
         if self._tokens < 1.0:
             return (1.0 - self._tokens) / self._rate

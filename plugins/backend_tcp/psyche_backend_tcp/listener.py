@@ -1,9 +1,10 @@
-"""The listener of both servers: it accepts connections, speaks TLS, lets clients log in, and hands over those that did.
+"""The listener of both servers: accepts connections, does TLS and login, and passes on those that logged in.
 
-The first bytes, TLS and login have a deadline. TLS begins only after the first bytes have come and `Admission` has given a place.
-While places are scarce, a place needs a proof (`puzzle`); a client without one is told so in plain text, and closed. Frames are
-small until the login is done; a client that `Admission` refuses then is told why inside TLS. Nothing a peer does ends the accept
-loop. When file handles run out, connections that have said nothing are closed. What is said after the login is not known here.
+The first bytes, TLS and login have a timeout. TLS begins only after the first bytes have come and `Admission` has given a
+place. While places are scarce, a place needs a proof (`puzzle`); a client without one is told so in plain text and closed.
+Frames are small until the login is done; a client that `Admission` refuses then is told why inside TLS. Nothing a peer does
+ends the accept loop. When file handles run out, silent connections are closed. What is sent after the login is up to `server`
+and `data_server`.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from psyche_core.wire.signing import SecretKey
 logger = logging.getLogger("psyche.backend.tcp")
 
 _BACKLOG = 65_536
-"""Connections that may wait to be accepted: as many as the system lets, as anyio has it."""
+"""Connections that may wait to be accepted: as many as the system allows, as in anyio."""
 
 _DRAINED = 4
-"""Reads from a connection that was challenged before it is closed."""
+"""Reads from a challenged connection before it is closed."""
 
 CONNECTION_LOST = (EndOfStream, BrokenResourceError, ClosedResourceError, BusyResourceError, OSError)
 """What a stream raises when the other side is gone or broke TLS (ssl.SSLError is an OSError)."""
@@ -50,7 +51,7 @@ CONNECTION_LOST = (EndOfStream, BrokenResourceError, ClosedResourceError, BusyRe
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A connection that has logged in. public: its key, 32 bytes; known: hash of the document it still has, or empty."""
+    """A logged-in connection. public: its key, 32 bytes; known: hash of the document that it still has, or empty."""
 
     public: bytes
     frames: FramedStream
@@ -58,7 +59,7 @@ class Visitor:
 
 
 class Listener:
-    """Listens for one service. Made by `bind`. facts: what the hello tells about the service."""
+    """Listens for one service. Made by `bind`. facts: what the hello says about the service."""
 
     def __init__(
         self,
@@ -102,8 +103,8 @@ class Listener:
     ) -> Listener:
         """Start listening; port 0 picks a free one. Raises UserError when host or port cannot be used.
 
-        key: proves to clients who we are. allowed: whether a key may log in, asked at each login; None lets all in. members: the
-        keys for which there is always a place.
+        key: proves our identity to clients. allowed: whether a key may log in, called at each login; None allows all. members:
+        the keys that always get a place.
         """
         context = await anyio.to_thread.run_sync(server_context, key)
         try:
@@ -132,7 +133,7 @@ class Listener:
         return self._admission.waiting
 
     async def serve(self, handle: Callable[[Visitor], Awaitable[None]]) -> None:
-        """Accept until cancelled or closed; `handle` runs in a task of its own for each connection, which is closed after it."""
+        """Accept until cancelled or closed; `handle` runs in a separate task for each connection, which is closed afterwards."""
         async with create_task_group() as group:
 
             async def accept(sock: SocketListener) -> None:
@@ -146,7 +147,7 @@ class Listener:
                         if error.errno in (errno.EMFILE, errno.ENFILE):
                             for number in self._admission.silent:
                                 self._end(number)
-                        await anyio.sleep(0.1)  # others must close first
+                        await anyio.sleep(0.1)  # wait until others have closed
                         continue
 
                     group.start_soon(self._attend, stream, handle)
@@ -155,7 +156,7 @@ class Listener:
                 group.start_soon(accept, sock)
 
     def expel(self, may: Callable[[bytes], bool]) -> None:
-        """Close the connections of keys that may not be here any more."""
+        """Close the connections of keys that are no longer allowed."""
         for public, scope in list(self._inside.values()):
             if not may(public):
                 scope.cancel()
@@ -189,7 +190,7 @@ class Listener:
                 await stream.aclose()
 
     async def _admit(self, number: int, stream: SocketStream) -> Visitor | None:
-        """First bytes, TLS and login; None when it failed or its time is over."""
+        """First bytes, TLS and login; None when it failed or timed out."""
         with anyio.move_on_after(self._limits.handshake_seconds) as scope:
             self._waiting[number] = scope
             try:
@@ -209,7 +210,7 @@ class Listener:
         return None
 
     async def _open(self, number: int, stream: SocketStream) -> ByteStream | None:
-        """Wait for the first bytes and find a place; the stream for TLS, or None when there is no place."""
+        """Wait for the first bytes and take a place; returns the stream for TLS, or None without a place."""
         with anyio.move_on_after(self._limits.silent_seconds):
             try:
                 proof, begun = await receive_opening(stream)
@@ -221,13 +222,13 @@ class Listener:
 
             await stream.send(encode_challenge(self._cookies.issue(self._admission.bits, anyio.current_time())))
             await stream.send_eof()
-            for _ in range(_DRAINED):  # closed with bytes unread, the system would take the challenge back
+            for _ in range(_DRAINED):  # closing with unread bytes would discard the challenge
                 await stream.receive()
 
         return None
 
     def _placed(self, number: int, proof: Proof | None) -> bool:
-        """Give a connection a place if its proof, or none, is enough."""
+        """Give a connection a place if its proof suffices, or none is needed."""
         if proof is not None and self._cookies.use(proof.cookie, anyio.current_time()):
             if self._admission.is_member(proof.public) and proof.signed:
                 self._end(self._admission.reserve(number, proof.public))
@@ -279,9 +280,9 @@ def _host(stream: SocketStream) -> str:
 
 
 async def _listen(host: str, port: int) -> list[SocketListener]:
-    """Sockets for what a host name stands for, or for an address as it is.
+    """Sockets for a host name or an address.
 
-    Looked up as a name, 127.0.0.1 is refused by a machine that has no other IPv4 address but an IPv6 one.
+    An address is not looked up as a name: that fails for 127.0.0.1 on a machine whose only other address is IPv6.
     """
     try:
         version = ipaddress.ip_address(host).version

@@ -1,14 +1,14 @@
-"""The login inside TLS: what proves both sides to each other, as pure functions over frames.
+"""The login inside TLS: proves both sides to each other. Pure functions over frames.
 
     server  -> hello    ["psyche", 2, service, run id, nonce, facts]
     client  -> login    ["psyche", 2, run id, public key, nonce, known, signature]
     server  -> welcome  [5, ping seconds, signature]   or   bye [4, code, sentence]
 
-Nonces are 32 random bytes, `known` is the hash of the document the client still has (or empty). Both sign, under the domain
-`tcp-login` and the run id, the same facts: their role, the service, the key the server has proved in TLS, both nonces, the
-client's key and `known`. So a signature is worth nothing for another run, service, role or connection, and nothing to somebody in
-between: the client signs the key of whoever it talks TLS with, and the real server finds that this is not its own.
-Decided: the login names the client's run, so that a wrong run is told apart from a wrong key.
+Nonces are 32 random bytes; `known` is the hash of the document that the client still has (or empty). Under the domain
+`tcp-login` and the run id, both sign: their role, the service, the key that the server has proved in TLS, both nonces, the
+client's key and `known`. So a signature is useless for another run, service, role or connection. It is useless for a man in the
+middle too: the client signs the key of its TLS peer, and the real server sees that this is not its own. The login names the
+client's run, so that a wrong run can be told from a wrong key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CLIENT, _SERVER = "client", "server"
 
 
 class LoginRefused(Exception):
-    """The other side cannot be accepted. code: for programs; message: one sentence."""
+    """The other side is not accepted. code: for programs; message: one sentence."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -43,7 +43,7 @@ class LoginRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a server says first. facts: what a client of the service needs to know before it decides to log in."""
+    """The server's first frame. facts: what a client of the service needs to know before it logs in."""
 
     service: str
     run_id: str
@@ -53,7 +53,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who logs in, and the facts both sides sign. known: hash of the document the client still has, or empty."""
+    """The client that logs in, and the values both sides sign. known: hash of the document it still has, or empty."""
 
     public: bytes
     nonce: bytes
@@ -66,7 +66,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(payload: bytes, *, service: str) -> Hello:
-    """Read the server's first frame. Raises LoginRefused when it is no server of `service` that we can talk to."""
+    """Read the server's first frame. Raises LoginRefused unless it is a server of `service` with our version."""
     match _decode(payload, "server"):
         case ["psyche", version, *_] if version != VERSION:
             message = f"the server speaks version {version!r:.20} of the protocol, we speak {VERSION}; install matching releases"
@@ -90,13 +90,13 @@ def decode_hello(payload: bytes, *, service: str) -> Hello:
 
 
 def encode_login(hello: Hello, login: Login, key: SecretKey, *, run_id: str, server_key: bytes) -> bytes:
-    """The answer of a client that takes part in `run_id`. server_key: what the server proved in TLS."""
+    """The login of a client that takes part in `run_id`. server_key: what the server proved in TLS."""
     signature = key.sign(_DOMAIN, run_id.encode(), _body(_CLIENT, hello, login, server_key))
     return encode([MAGIC, VERSION, run_id, login.public, login.nonce, login.known, signature])
 
 
 def check_login(payload: bytes, hello: Hello, *, server_key: bytes) -> Login:
-    """Who has proved itself. Raises LoginRefused: VersionMismatch, BadLogin, WrongRun, BadSignature. server_key: our own."""
+    """The verified login. Raises LoginRefused: VersionMismatch, BadLogin, WrongRun, BadSignature. server_key: our own."""
     match _decode(payload, "client"):
         case ["psyche", version, *_] if version != VERSION:
             message = f"the client speaks version {version!r:.20} of the protocol, we {VERSION}; install matching releases"
@@ -126,7 +126,7 @@ def check_login(payload: bytes, hello: Hello, *, server_key: bytes) -> Login:
 
 
 def sign_welcome(hello: Hello, login: Login, key: SecretKey) -> bytes:
-    """The server's own signature, 64 bytes; it goes into the welcome."""
+    """The server's signature for the welcome, 64 bytes."""
     return key.sign(_DOMAIN, hello.run_id.encode(), _body(_SERVER, hello, login, key.public))
 
 

@@ -1,7 +1,7 @@
-"""The first bytes of a connection, before TLS: what a client says first, and what a server may answer instead of TLS.
+"""The first bytes of a connection, before TLS: a client's proof, and a challenge that a server may send instead of TLS.
 
-Decided: a client that is not asked for a proof says nothing but TLS, so nothing changes while places are not scarce. A server
-looks at the first bytes before it begins TLS, which costs it a handshake, and hands them on to TLS afterwards.
+A client that needs no proof begins with TLS directly, so nothing changes while places are not scarce. A server reads the first
+bytes before it begins TLS, because the handshake is expensive, and then passes them on to TLS.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TLS_HANDSHAKE = 0x16
 
 
 class Challenged(Exception):
-    """The server wants a proof first. cookie: see `puzzle`."""
+    """The server requires a proof first. cookie: see `puzzle`."""
 
     def __init__(self, cookie: bytes) -> None:
         super().__init__("the server has few places left and asks for a proof")
@@ -34,31 +34,31 @@ class Challenged(Exception):
 
 
 class _Wrapped(ByteStream):
-    """A byte stream around another."""
+    """A byte stream around another one."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        """Those of the stream inside."""
+        """Those of the inner stream."""
         return self._stream.extra_attributes
 
     async def send(self, item: bytes) -> None:
-        """Send through the stream inside."""
+        """Send through the inner stream."""
         await self._stream.send(item)
 
     async def send_eof(self) -> None:
-        """End the sending direction of the stream inside."""
+        """End the sending direction of the inner stream."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """Close the stream inside."""
+        """Close the inner stream."""
         await self._stream.aclose()
 
 
 class _Begun(_Wrapped):
-    """A stream whose first bytes were read already and are given again."""
+    """A stream whose first bytes were already read and are returned again."""
 
     def __init__(self, stream: ByteStream, first: bytes) -> None:
         super().__init__(stream)
@@ -74,7 +74,7 @@ class _Begun(_Wrapped):
 
 
 class Watched(_Wrapped):
-    """The client's stream: TLS reads it. Its first bytes may be a challenge; `receive` then raises Challenged, or WireError."""
+    """The client's stream for TLS. If its first bytes are a challenge, `receive` raises Challenged, or WireError."""
 
     def __init__(self, stream: ByteStream) -> None:
         super().__init__(stream)
@@ -93,8 +93,9 @@ class Watched(_Wrapped):
 
 
 async def receive_opening(stream: ByteStream) -> tuple[Proof | None, ByteStream]:
-    """The proof a client begins with, if any, and the stream for TLS. Raises WireError when it begins with something else, and
-    what a lost connection raises.
+    """The proof a client begins with, if any, and the stream for TLS.
+
+    Raises WireError when it begins with something else, and what a lost connection raises.
     """
     data = await stream.receive()
     if data[0] == _TLS_HANDSHAKE:

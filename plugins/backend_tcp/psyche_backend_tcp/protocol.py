@@ -1,17 +1,17 @@
-"""Messages between a logged-in client and the coordinator server, as canonical CBOR lists; the first element is the kind.
+"""Messages between a logged-in client and the coordinator server: canonical CBOR lists; the first element is the kind.
 
     client -> server                          server -> client
     [0]                 pong                  [0]                            ping
     [1, id, address, proof]  join             [1, id, code, sentence]        answer; code "" means done
     [2, id, command]    command               [2, hash, document]            whole document
-    [3]                 send it whole         [3, base, hash, patch]         what changed since the document with the hash `base`
+    [3]                 request the whole     [3, base, hash, patch]         changes since the document with the hash `base`
                                               [4, code, sentence]            bye, the connection is closed
                                               [5, ping seconds, signature]   welcome, after the login
 
 The document is {"state": plain state, "addresses": [[signer, address], ...]} sorted by signer; hash is the SHA-256 of its
-encoding. Documents are named by their hash and not by a number, so that a name means the same after a restart of the server.
-Commands carry no sender: the server fills in who logged in. The owner's commands have no encoding here on purpose.
-Refuses wrong types, lengths and ranges with WireError; never builds a value from them.
+encoding. Documents are identified by hash instead of a number, so that an identifier stays valid after a restart of the server.
+Commands carry no sender: the server fills in the key that logged in. The owner's commands have no encoding here on purpose.
+Wrong types, lengths and ranges raise WireError before a value is built.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from psyche_core.wire.codec import decode, encode
 
 VERSION = 3
 MAX_PATCH_DEPTH = 64
-"""Nesting of a server frame: a patch nests up to three lists for each level of the document."""
+"""Nesting of a server frame: a patch has up to three nested lists for each level of the document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A ping from the server, the pong of a client."""
+    """A ping of the server, or the pong of a client."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """Join with this transport address. number: chosen by the client, comes back with the answer. proof: see commands.Join."""
+    """Join with this transport address. number: chosen by the client, repeated in the answer. proof: see commands.Join."""
 
     number: int
     address: bytes
@@ -70,12 +70,12 @@ class CommandRequest:
 
 @dataclass(frozen=True, slots=True)
 class WholeRequest:
-    """The client cannot follow the patches and asks for the whole document."""
+    """The client cannot apply a patch and requests the whole document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """code: empty when the request was done, else the coordinator's error name or a server code."""
+    """code: empty on success, else the coordinator's error name or a server code."""
 
     number: int
     code: str
@@ -92,7 +92,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What turns the document with the hash `base` into the one with the hash `digest`."""
+    """The changes from the document with the hash `base` to the one with the hash `digest`."""
 
     base: bytes
     digest: bytes
@@ -109,7 +109,7 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The login was accepted. ping_seconds: a silent server sends a ping at least this often. signature: see `login`."""
+    """The login was accepted. ping_seconds: the server sends something at least this often. signature: see `login`."""
 
     ping_seconds: float
     signature: bytes
@@ -189,7 +189,7 @@ def decode_server(payload: bytes) -> ServerMessage:
 
 
 def make_document(state: CoordinatorState, addresses: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """The plain tree all clients keep a copy of."""
+    """The plain tree that all clients keep a copy of."""
     return {"state": to_plain(state), "addresses": [[signer, addresses[signer]] for signer in sorted(addresses)]}
 
 
@@ -224,7 +224,7 @@ def read_document(document: Any) -> StateUpdate:
 
 
 def encode_command(command: ClientCommand) -> list[Any]:
-    """A client's command as a plain list, without its sender. Raises ValueError for a checkpoint that is no location."""
+    """A client's command as a plain list, without its sender. Raises ValueError for an invalid checkpoint location."""
     match command:
         case Withdraw():
             return [1]
@@ -248,7 +248,7 @@ def encode_command(command: ClientCommand) -> list[Any]:
 
 
 def decode_command(plain: list[Any], sender: NodeIdentity) -> ClientCommand:
-    """A client's command with its authenticated sender. Raises WireError, also for a number that is no command."""
+    """A client's command with its authenticated sender. Raises WireError, also for an unknown kind."""
     match plain:
         case [1]:
             return Withdraw(sender)

@@ -1,20 +1,21 @@
-"""What a connection brings to be let in while places before the login are scarce: a solved puzzle, or a member's signature.
+"""What a connection must prove while places before the login are scarce: a solved puzzle, or a member's signature.
 
     server  -> challenge   b"psyche?" version(1) cookie(33)        in the clear, instead of TLS; then it closes
     client  -> proof       b"psyche!" version(1) cookie(33) counter(8) key(32) signature(64)
                                                                    on a new connection; TLS follows at once
 
-The cookie is made so that the server keeps nothing for it: bits(1), time at which it lapses in milliseconds of the server's own
-clock (8), 8 random bytes, and the first 16 bytes of an HMAC-SHA-256 of those under a secret of this listener. It is solved when
-SHA-256(cookie || counter) begins with that many zero bits. The signature is one of the cookie, under the domain `tcp-entry`.
+The cookie needs no memory on the server: bits(1), expiry in milliseconds of the server's own clock (8), 8 random bytes, and the
+first 16 bytes of an HMAC-SHA-256 of those under a secret of this listener. It is solved when SHA-256(cookie || counter) begins
+with that many zero bits. The signature is of the cookie, under the domain `tcp-entry`.
 
-Decided: TCP has proved the address already, so a cookie alone would cost a flood nothing; work does. The puzzle is a plain hash
-and no memory-hard one, since those cost the server as much to check as the client to solve; whoever has graphics cards solves it
-a thousand times faster, which is why more bits win over fewer (`admission`) and why members need not compete at all. A cookie
-lets one connection in: what was used is remembered, up to a bound, until it lapses. The client signs and solves without knowing
-whether it counts as a member. Its key travels in the clear then, and only then. A signature relayed by somebody in between takes
-a member's place for one connection, until the member's own takes it back; the login itself is bound to TLS. Refuses, as a client,
-puzzles of more than `MOST_BITS` bits: whoever answers at a port could keep us busy.
+TCP has already proved the address, so a cookie alone would cost a flood nothing; work does. The puzzle is a plain hash, because
+a memory-hard one costs the server as much to check as the client to solve. Graphics cards solve it a thousand times faster;
+therefore more bits win over fewer (`admission`), and members need not compete at all. A cookie admits one connection: used ones
+are remembered until they expire, up to a limit.
+
+The client signs and solves without knowing whether it counts as a member. Only then does its key travel in the clear. A
+signature relayed by a man in the middle takes a member's place for one connection, until the member itself takes it back; the
+login is bound to TLS. A client does not solve puzzles of more than `MOST_BITS` bits, because any server could keep it busy.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ CHALLENGE_BYTES = len(CHALLENGE_MAGIC) + COOKIE_BYTES
 PROOF_BYTES = len(PROOF_MAGIC) + COOKIE_BYTES + 8 + 32 + 64
 
 MOST_BITS = 22
-"""Hardest puzzle a client solves: four million hashes on average, some three seconds of one core in Python."""
+"""Hardest puzzle a client solves: four million hashes on average, about three seconds of one core in Python."""
 
 COOKIE_SECONDS = 60.0
-"""Long enough to solve it and come back."""
+"""Time to solve a cookie and connect again."""
 
 REMEMBERED_COOKIES = 65_536
 _DOMAIN = "tcp-entry"
@@ -47,7 +48,7 @@ _DOMAIN = "tcp-entry"
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a client brings. cookie: 33 bytes; counter: below 2**64; public: the client's key, 32 bytes; signature: 64 bytes."""
+    """What a client sends. cookie: 33 bytes; counter: below 2**64; public: the client's key, 32 bytes; signature: 64 bytes."""
 
     cookie: bytes
     counter: int
@@ -61,17 +62,17 @@ class Proof:
 
     @property
     def signed(self) -> bool:
-        """Whether the holder of the key made it."""
+        """Whether the holder of the key signed it."""
         return verify(self.public, self.signature, domain=_DOMAIN, run=b"", body=self.cookie)
 
 
 def encode_challenge(cookie: bytes) -> bytes:
-    """What the server answers."""
+    """The server's challenge."""
     return CHALLENGE_MAGIC + cookie
 
 
 def decode_challenge(data: bytes) -> bytes:
-    """The cookie. Raises WireError when it is no challenge of this version, or one too hard."""
+    """The cookie. Raises WireError for anything but a challenge of this version, or if it is too hard."""
     if len(data) != CHALLENGE_BYTES or not data.startswith(CHALLENGE_MAGIC):
         message = "the server speaks neither TLS nor asks for a proof we know; check host and port, or install matching releases"
         raise WireError(message)
@@ -101,7 +102,7 @@ def decode_proof(data: bytes) -> Proof:
 
 
 def prove(cookie: bytes, key: SecretKey) -> Proof:
-    """Sign and solve a cookie. Takes 2**bits hashes on average: not for an event loop."""
+    """Sign and solve a cookie. Takes 2**bits hashes on average, so do not call it in an event loop."""
     counter = 0
     while not solves(cookie, counter):
         counter += 1
@@ -115,7 +116,7 @@ def solves(cookie: bytes, counter: int) -> bool:
 
 
 class Cookies:
-    """The server's cookies. Times are seconds of any clock that does not go back."""
+    """The server's cookies. Times are seconds of any monotonic clock."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
@@ -128,7 +129,7 @@ class Cookies:
         return head + self._mac(head)
 
     def use(self, cookie: bytes, now: float) -> bool:
-        """Whether the cookie is ours, has not lapsed and was not used before; it is used now."""
+        """Whether the cookie is ours, has not expired and was not used before; marks it as used."""
         head, mac = cookie[:-16], cookie[-16:]
         if not hmac.compare_digest(mac, self._mac(head)) or 1000 * now > int.from_bytes(head[1:9], "big") or mac in self._used:
             return False

@@ -1,4 +1,4 @@
-"""The coordinator server: sockets, clock, randomness and disk around the `Hub`, which decides everything."""
+"""The coordinator server: sockets, clock, randomness and disk around the `Hub`, which makes the decisions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ALLOW_LIST_SECONDS = 1.0
 class TcpServer(BackendServer):
     """Hosts a run. Entering reads the saved state and binds the ports; `serve` runs it.
 
-    limits: time-outs and bounds. clock: unix seconds, for tests and simulations; the time-outs of connections keep to real time.
+    limits: timeouts and bounds. clock: unix seconds, for tests and simulations; the timeouts of connections use real time.
     """
 
     def __init__(self, context: ServerContext, *, limits: Limits | None = None, clock: Callable[[], float] = time.time) -> None:
@@ -62,7 +62,7 @@ class TcpServer(BackendServer):
         self._serving: anyio.CancelScope | None = None
 
     async def __aenter__(self) -> Self:
-        """Read what is saved, and bind.
+        """Read the saved state, and bind.
 
         Raises UserError when a port cannot be used or the saved state or the allow-list cannot be read, ConfigError when the
         saved state has another configuration, DataError when the data cannot be read.
@@ -116,7 +116,7 @@ class TcpServer(BackendServer):
 
     @property
     def state(self) -> CoordinatorState:
-        """The state now."""
+        """The current state."""
         return self._hub.state
 
     @property
@@ -126,7 +126,7 @@ class TcpServer(BackendServer):
 
     @property
     def resumed(self) -> bool:
-        """Whether the run goes on from a saved state."""
+        """Whether the run continues from a saved state."""
         return self._resumed
 
     def submit(self, command: Command) -> None:
@@ -137,12 +137,12 @@ class TcpServer(BackendServer):
             self._stir()
 
     def tick(self) -> None:
-        """Let the coordinator look at the clock now; `serve` does so by itself."""
+        """Let the coordinator check the clock now; `serve` does so regularly."""
         self._hub.tick(self._now())
         self._stir()
 
     async def serve(self) -> None:
-        """Run until the run is finished and everybody was told, or until cancelled."""
+        """Run until the run is finished and all clients were told, or until cancelled."""
         listener = self._bound()
         async with anyio.create_task_group() as group:
             self._serving = group.cancel_scope
@@ -163,10 +163,10 @@ class TcpServer(BackendServer):
             group.cancel_scope.cancel()
 
     async def aclose(self) -> None:
-        """Stop listening, close all connections, save what nobody was told yet; idempotent."""
+        """Stop listening, close all connections, save changes that nobody was told of yet; idempotent."""
         if self._serving is not None:
             self._serving.cancel()
-        with anyio.CancelScope(shield=True):  # stopping a server cancels it, and a cancelled close leaves sockets open
+        with anyio.CancelScope(shield=True):  # stopping cancels the server, and a cancelled close leaves sockets open
             if self._listener is not None:
                 await self._listener.aclose()
             if self._data is not None:
@@ -174,7 +174,7 @@ class TcpServer(BackendServer):
             try:
                 await self._save()
             except UserError as error:
-                logger.error("%s", error)  # noqa: TRY400  # the sentence says it all
+                logger.error("%s", error)  # noqa: TRY400  # the message is enough
 
     # ------------------------------------------------------------ beginning
 
@@ -204,7 +204,7 @@ class TcpServer(BackendServer):
         return self._allow_list is None or public in self._allow_list
 
     def _members(self) -> frozenset[bytes]:
-        """Keys of all who wait for an epoch or are in the running one."""
+        """Keys of all clients that wait for an epoch or take part in the current one."""
         state = self._hub.state
         clients = (client.id.signer for client in state.epoch.clients)
         return frozenset(itertools.chain((identity.signer for identity in state.pending), clients))
@@ -229,7 +229,7 @@ class TcpServer(BackendServer):
         while True:
             try:
                 self.tick()
-            except Exception:  # a defect in the rules must show in the log, not end the run
+            except Exception:  # a bug in the coordinator is logged and must not end the run
                 logger.exception("a tick failed")
             await anyio.sleep(self._context.tick_seconds)
 
@@ -243,7 +243,7 @@ class TcpServer(BackendServer):
                 self._stir()
 
     async def _keep_saved(self) -> None:
-        """Put every change on disk, then let everybody hear of it. What changes meanwhile goes together into the next write."""
+        """Save every change to disk, then tell the members. Changes during a write go together into the next write."""
         disk = RepeatedProblem()
         while True:
             self._unsaved = changed = anyio.Event()
@@ -281,12 +281,12 @@ class TcpServer(BackendServer):
             await stirred.wait()
 
     def _stir(self) -> None:
-        """Something may have changed: have it saved, and pass on what needs no saving."""
+        """Something may have changed: save it, and send what needs no saving."""
         self._unsaved.set()
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Wake who has something to send, tell the owner what was saved."""
+        """Wake connections with something to send, and report saved changes to the owner."""
         for number in self._hub.take_stirred():
             if number in self._wakes:
                 self._wakes[number].set()
@@ -299,7 +299,7 @@ class TcpServer(BackendServer):
             if self._context.on_event is not None:
                 try:
                     self._context.on_event(state, events)
-                except Exception:  # whoever watches must not stop the run
+                except Exception:  # an observer must not stop the run
                     logger.exception("on_event failed")
 
         self._stirred.set()
@@ -334,7 +334,7 @@ class TcpServer(BackendServer):
             except WireError as error:
                 self._hub.refuse(number, str(error))
                 self._stir()
-                await anyio.sleep_forever()  # the writer says good-bye and ends us
+                await anyio.sleep_forever()  # the writer sends a bye and cancels us
 
             pause = self._hub.receive(number, payload, self._now())
             self._stir()

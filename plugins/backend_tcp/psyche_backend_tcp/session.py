@@ -1,8 +1,8 @@
-"""The client's side of the conversation, without sockets: the server's frames in, what they mean out.
+"""The client's side of the protocol, without sockets: takes the server's frames, returns what they mean.
 
-It outlives connections: what is known is told at the next login, and the server goes on from there. Decided here: a document is
-believed only when its SHA-256 is the announced one; a patch that does not fit or does not lead there is answered by asking for
-the whole document, once until it comes. Refuses whole documents that lie about their own hash.
+A session outlives connections: at the next login the client sends which document it has, and the server continues from there. A
+document is accepted only if its SHA-256 is the announced one. If a patch does not apply or gives another hash, the whole
+document is requested, once until it comes. A whole document with a wrong hash raises WireError.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from psyche_core.wire.diff import patched
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a frame meant. reply: a frame to send; the others are None where the frame was something else."""
+    """The meaning of a frame. reply: a frame to send; the other fields are None unless the frame was of that kind."""
 
     reply: bytes | None = None
     answer: Answer | None = None
@@ -48,16 +48,16 @@ class Session:
 
     @property
     def digest(self) -> bytes:
-        """Hash of the document we have, empty before the first."""
+        """Hash of our document, empty before the first."""
         return self._digest
 
     def begin(self) -> bytes:
-        """A new connection begins; what to say at its login about what we know."""
+        """A new connection begins; returns the hash to send at its login."""
         self._asked = False
         return self._digest
 
     def receive(self, payload: bytes) -> Received:
-        """Take in a frame. Raises WireError when the server breaks the rules; the connection is then worth nothing."""
+        """Handle a frame. Raises WireError when the server breaks the protocol; the connection is then useless."""
         match decode_server(payload):
             case Heartbeat():
                 return Received(reply=encode_client(Heartbeat()))
@@ -87,7 +87,7 @@ class Session:
                 if document_digest(document) == digest:
                     return self._accept(digest, document)
             except (WireError, ValueError):
-                pass  # as bad as another hash
+                pass  # the same as a wrong hash
 
         self._asked = True
         return Received(reply=encode_client(WholeRequest()))

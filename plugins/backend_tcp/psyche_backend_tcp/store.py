@@ -1,14 +1,14 @@
-"""The run's state on disk: written before anybody is told of a change, read at the next start.
+"""Keeps the run's state on disk: written before anybody is told of a change, read at the next start.
 
-What is guaranteed, to the process being killed at any moment and to the machine losing power, as far as the file system keeps its
-promises about fsync and rename: whatever a member was told (a state, or that its request was done) is in the file or in a newer
-one. That holds for every single statement, not only for transitions: changes that arrive while one is being written are written
-together, so it costs at most one more write of waiting. What nobody was told may be lost.
+Guarantee: whatever a member was told (a state, or that its request was done) is in the file or in a newer one. It holds when
+the process is killed at any moment and when the machine loses power, if the file system keeps its promises about fsync and
+rename. It holds for every single statement, not only for transitions: changes that arrive during a write are written together,
+so a change waits for at most one more write. What nobody was told may be lost.
 
 A file is a line `psyche state 1`, the SHA-256 of the rest, and the rest: canonical CBOR. It is written beside the old one,
-synced, and renamed; the one before is kept as `.previous`. Decided: the name is the run's id with everything but letters, digits,
-`_`, `.`, `~` and `-` written as %XX, and eight digits of its hash for file systems that take `A` for `a`. Refuses to go on from a
-damaged file; never falls back to an older state by itself, because members may know a newer one.
+synced and renamed; the previous one is kept as `.previous`. The name is the run's id with everything but letters, digits, `_`,
+`.`, `~` and `-` written as %XX, plus eight digits of its hash for case-insensitive file systems. A damaged file raises
+UserError; an older state is never used automatically, because members may know a newer one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_BYTES = SERVER_FRAME + 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a file holds. opening: the run's own configuration, where the state still has that of its first epoch."""
+    """The content of a file. opening: the run's own configuration, while the state still has that of its first epoch."""
 
     update: StateUpdate
     opening: CoordinatorConfig | None
@@ -50,7 +50,7 @@ def state_file(folder: Path, run_id: str) -> Path:
 
 
 class Store:
-    """One run's file. Blocking: use it in a worker thread, from one at a time."""
+    """One run's file. Blocking: use it in a worker thread, one call at a time."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         """Raises UserError when the folder cannot be made."""
@@ -63,8 +63,8 @@ class Store:
             raise UserError(message) from error
 
     def load(self) -> Saved | None:
-        """The state to go on from, None at a first start. Raises UserError for a file that cannot be used."""
-        # between the two renames of `save` only the previous one exists; nobody was told of the newer one then
+        """The state to resume, None at a first start. Raises UserError for a file that cannot be used."""
+        # between the two renames of `save` only the previous file exists; nobody has been told of the newer one
         path = self.path if self.path.exists() or not self._previous.exists() else self._previous
         try:
             with open(path, "rb", opener=regular) as file:
@@ -82,7 +82,7 @@ class Store:
             raise UserError(message) from error
 
     def save(self, unsaved: Unsaved) -> None:
-        """Write what changed, durably. Raises UserError (disk full, no rights): nobody must be told then."""
+        """Write a change durably. Raises UserError (disk full, no rights); then nobody may be told of the change."""
         assert unsaved.draft is not None, "changes that cancelled out are on disk already"
         opening = to_plain(unsaved.opening) if unsaved.opening is not None else None
         body = encode([unsaved.draft.encoded, opening])
@@ -101,7 +101,7 @@ class Store:
             raise UserError(message) from error
 
     def _sync_folder(self) -> None:
-        """Make the renames durable; Windows has no such call and needs none."""
+        """Make the renames durable; Windows has no such call and does not need it."""
         if os.name == "nt":
             return
 

@@ -1,9 +1,9 @@
 """TLS 1.3 with a certificate that the server makes from its Ed25519 identity key.
 
-Decided here: the certificate is only a wrapper for the key. There is no authority, no name and no date that anybody checks: TLS
-itself proves that the server holds the private half, and the client compares the public half with the one it was given. Python's
-ssl cannot verify a bare key, so its own checks are off and `open_tls` makes that comparison before a byte of ours is sent.
-Refuses TLS below 1.3, session tickets, and every certificate that does not hold an Ed25519 key.
+The certificate is only a container for the key; nobody checks its authority, name or dates. TLS proves that the server holds
+the private key, and the client compares the public key with the one it was given. Python's ssl cannot verify a bare key, so its
+own checks are off, and `open_tls` makes that comparison before any of our bytes is sent. TLS below 1.3, session tickets, and
+certificates without an Ed25519 key are not allowed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _ALWAYS = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC), datetime.datetime(
 
 
 class WrongServer(Exception):
-    """The server did not prove the key it was expected to hold; the message is one sentence."""
+    """The server did not prove the expected key; the message is one sentence."""
 
 
 def server_context(key: SecretKey) -> ssl.SSLContext:
-    """The server's side, with a fresh self-signed certificate of `key`. Blocking: writes a small file for a moment.
+    """The server's context, with a new self-signed certificate of `key`. Blocking: writes a small temporary file.
 
-    ssl reads keys only from files, so the key lies encrypted under a random password in a folder of our own until it is read.
+    ssl reads keys only from files, so the key is stored in a private folder until it is read, encrypted with a random password.
     """
     private = Ed25519PrivateKey.from_private_bytes(key.seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"psyche {key.public.hex()[:16]}")])
@@ -52,7 +52,7 @@ def server_context(key: SecretKey) -> ssl.SSLContext:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # nobody resumes: a ticket would only cost memory and a record
+    context.num_tickets = 0  # sessions are never resumed, so a ticket would only cost memory and a record
     with tempfile.TemporaryDirectory(prefix="psyche-tls-") as folder:
         path = Path(folder) / "server.pem"
         path.touch(mode=0o600)
@@ -62,7 +62,7 @@ def server_context(key: SecretKey) -> ssl.SSLContext:
 
 
 def client_context() -> ssl.SSLContext:
-    """The client's side. Its checks of names and authorities are off: see the module's own words."""
+    """The client's context. Its checks of names and authorities are off, see the module's docstring."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -76,10 +76,10 @@ async def accept_tls(stream: ByteStream, context: ssl.SSLContext) -> TLSStream:
 
 
 async def open_tls(stream: ByteStream, *, expected: bytes | None) -> tuple[TLSStream, bytes]:
-    """The client's handshake: the encrypted stream and the key (32 bytes) the server has proved to hold.
+    """The client's handshake: returns the encrypted stream and the key (32 bytes) that the server has proved.
 
-    expected: the key it must be, None for any. Raises WrongServer before anything is sent through TLS, and what a lost connection
-    raises.
+    expected: the key it must be, None for any. Raises WrongServer before anything is sent through TLS, and what a lost
+    connection raises.
     """
     secure = await TLSStream.wrap(stream, server_side=False, ssl_context=client_context(), standard_compatible=False)
     key = _certified_key(secure.extra(TLSAttribute.peer_certificate_binary))  # noqa: S610  # a stream, not a query
@@ -96,7 +96,7 @@ async def open_tls(stream: ByteStream, *, expected: bytes | None) -> tuple[TLSSt
 def _certified_key(certificate: bytes | None) -> bytes:
     try:
         key = x509.load_der_x509_certificate(certificate or b"").public_key()
-    except Exception as error:  # a stranger's certificate: whatever is wrong with it, it is not ours
+    except Exception as error:  # an unknown certificate may fail in any way; it is not ours
         message = "the server's certificate cannot be read; it is no Psyche server"
         raise WrongServer(message) from error
 

@@ -1,4 +1,4 @@
-"""Training data from web servers, as the data location `Http`."""
+"""Reads training data from web servers; registers the data locations `Http` and `WeightedHttp`."""
 
 from psyche_data_http.__about__ import __version__
 

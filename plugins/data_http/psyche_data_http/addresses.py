@@ -1,8 +1,8 @@
-"""Addresses as messages may show them, and which of them are accepted.
+"""Checks web addresses, and shortens them for messages.
 
-Decided: user names, passwords, queries and fragments are never shown, for any of them may be a secret. The HTTP library logs
-whole addresses at INFO and whole headers at DEBUG; while one of our clients is open, `Redaction` cuts the ones down and drops the
-others.
+User names, passwords, queries and fragments are never shown, because any of them may be a secret. The HTTP library logs whole
+addresses at INFO and whole headers at DEBUG. While one of our clients is open, `Redaction` shortens the former and drops the
+latter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def shown(url: str) -> str:
 
 
 def web_address(url: str) -> str:
-    """The address itself. Raises ValueError unless it is one of http or https with a host."""
+    """The address itself. Raises ValueError unless it is an http or https address with a host."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -39,16 +39,16 @@ def web_address(url: str) -> str:
 
 
 def is_private_line(url: str) -> bool:
-    """Whether nobody on the way can change what is read: https, or this machine."""
+    """Whether nobody between us and the server can change the data: https, or this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or parts.hostname in LOOPBACK_HOSTS
 
 
 class Redaction(logging.Filter):
-    """Keeps what may be a secret out of log records of HTTP libraries."""
+    """Removes possible secrets from log records of the HTTP library."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Cut addresses in the record down; False, which drops it, for one that lists headers."""
+        """Shorten addresses in the record; False, which drops it, if it lists headers."""
         text = record.getMessage()
         if _HEADERS in text:
             return False
@@ -57,11 +57,11 @@ class Redaction(logging.Filter):
         return True
 
     def begin(self) -> None:
-        """Watch the libraries' loggers."""
+        """Filter the library's loggers."""
         for name in _LOGGERS:
             logging.getLogger(name).addFilter(self)
 
     def end(self) -> None:
-        """Leave them alone again; idempotent."""
+        """Stop filtering; idempotent."""
         for name in _LOGGERS:
             logging.getLogger(name).removeFilter(self)

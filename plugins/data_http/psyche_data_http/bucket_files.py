@@ -1,8 +1,8 @@
-"""Which objects of a bucket are token files, and in which order they count.
+"""Decides which objects of a bucket are token files, and their order.
 
-Decided: what counts are objects with a token file's extension, anywhere below `filter_directory`, which is a folder (the
-reference took it as the beginning of a name, so that `train` also meant `training-old`). The order is the reference's, which
-sorted media links: by the percent-encoded name followed by a question mark.
+Token files are the objects with a token file's extension, at any depth below the folder `filter_directory`. (The reference used
+it as a name prefix, so `train` also matched `training-old`.) The order is the reference's, which sorted media links: by the
+percent-encoded name followed by a question mark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_OBJECTS = 100_000
 
 
 def folder_prefix(directory: str) -> str:
-    """What names of objects below a folder begin with; nothing for the whole bucket."""
+    """The name prefix of objects below a folder; empty for the whole bucket."""
     folder = directory.strip("/")
     return f"{folder}/" if folder else ""
 
@@ -28,12 +28,12 @@ def is_token_file(name: str) -> bool:
 
 
 def place_in_order(name: str) -> str:
-    """What objects are sorted by."""
+    """The sort key of an object."""
     return quote(name, safe="") + "?"
 
 
 def refuse_none(names: Iterable[str], *, where: str) -> None:
-    """Raise DataError when a bucket has no token files, or too many."""
+    """Raise InputError when a bucket has no token files, DataError when it has too many."""
     count = sum(1 for _ in names)
     if count == 0:
         message = f"{where} has no token files; expected objects named *{', *'.join(EXTENSIONS)}"

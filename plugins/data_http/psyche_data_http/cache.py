@@ -1,16 +1,18 @@
-"""Sequences kept on disk, so that a client that starts again, or another one on this machine, need not fetch them again.
+"""Disk cache of sequences, so that a restarted client, or another one on this machine, need not fetch them again.
 
-Decided: one file per sequence, for a client's share is scattered and no more than the share should be fetched:
+There is one file per sequence, because a client's share is scattered and nothing beyond the share should be fetched:
 
     <folder>/http-blocks/<digest of the remote file>/<number of the sequence>      16 bytes BLAKE2b | tokens
 
-The remote file's digest is over address, size, validators and the way it is cut into sequences; a file whose server gives no
-validator is not kept, because other content could not be told from it. The checksum also covers the name, and is checked each
-time: a damaged, cut or misplaced file is taken away and fetched again. Files appear by renaming, so several processes may share
-a folder. The least recently used go when there is more than `limit`; each process looks after every sixteenth of it that it
-wrote, so N processes may go over it by N sixteenths. Writing happens in a thread of its own, and is left out when it does not
-keep up. No fault of the disk is a fault of reading: it is logged once, and the cache does without. Nothing is synced: what a
-power cut damages is noticed by its checksum.
+The remote file's digest covers its address, its size, its validators and how it is cut into sequences. A file without
+validators is not cached, because changed content could not be noticed. The checksum also covers the name and is checked on each
+read; a damaged, truncated or misplaced file is deleted and fetched again. Files appear by renaming, so several processes may
+share a folder.
+
+When there is more than `limit`, the least recently used files are deleted. Each process checks after it has written a sixteenth
+of the limit, so N processes may exceed it by N sixteenths. A separate thread writes; blocks are not cached when it cannot keep
+up. A disk error never makes reading fail: it is logged once, and reading goes on without the cache. Nothing is synced, because
+the checksum reveals damage from a power cut.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ FOLDER = "http-blocks"
 CHECKSUM_BYTES = 16
 DEFAULT_LIMIT = 1 << 30
 MAX_WAITING = 64 << 20
-"""Bytes that may wait to be written; what comes beyond is not kept."""
+"""Most bytes in the write queue; further blocks are not cached."""
 
 KEPT_SHARE = 0.9
-"""What remains of the limit when something has to go."""
+"""Fraction of the limit that remains after files were deleted."""
 
 STALE_SECONDS = 3600.0
-"""A temporary file this old was left by a process that died."""
+"""A temporary file older than this was left by a process that died."""
 
 _TEMPORARY = "."
 
@@ -55,9 +57,9 @@ class Block:
 
 
 class BlockCache:
-    """Blocks in a folder. Blocking, but for `keep`; may be used by several threads.
+    """Blocks in a folder. Blocking except for `keep`; thread-safe.
 
-    folder: the cache's own folder is made in it. limit: bytes on disk, 0 keeps nothing.
+    folder: the cache makes its own folder in it. limit: bytes on disk, 0 caches nothing.
     """
 
     def __init__(self, folder: Path, *, limit: int = DEFAULT_LIMIT) -> None:
@@ -66,12 +68,12 @@ class BlockCache:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data-cache")
         self._lock = threading.Lock()
         self._waiting = 0
-        self._unchecked = limit  # look once before anything else is added
+        self._unchecked = limit  # so the first write checks the folder
         self._said = False
         self._closed = False
 
     def find(self, blocks: Iterable[Block], *, size: int) -> dict[Block, bytes]:
-        """Those of the blocks that are here and whole. size: bytes of a block."""
+        """Those of the blocks that are cached and undamaged. size: bytes of a block."""
         found = {}
         for block in blocks:
             content = self._read(block, size)
@@ -81,7 +83,7 @@ class BlockCache:
         return found
 
     def keep(self, blocks: Sequence[tuple[Block, Buffer]]) -> None:
-        """Write blocks soon; returns at once."""
+        """Queue blocks to be written; returns at once."""
         size = sum(len(content) for _, content in blocks)
         with self._lock:
             if self._closed or self._limit <= 0 or self._waiting + size > MAX_WAITING:
@@ -90,7 +92,7 @@ class BlockCache:
             self._writer.submit(self._write_all, blocks, size)
 
     def close(self) -> None:
-        """Write what waits, then stop; idempotent."""
+        """Write what is queued, then stop; idempotent."""
         with self._lock:
             self._closed = True
         self._writer.shutdown(wait=True)
@@ -115,7 +117,7 @@ class BlockCache:
             logger.warning("the cached block %s is damaged; it is fetched again", path)
             return None
 
-        with contextlib.suppress(OSError):  # another process threw it out just now
+        with contextlib.suppress(OSError):  # another process has just deleted it
             os.utime(path)
         return content
 
@@ -150,7 +152,7 @@ class BlockCache:
         return taken
 
     def _trim(self) -> None:
-        """Throw out the least recently used until the rest is well below the limit."""
+        """Delete the least recently used files until the rest is well below the limit."""
         found: list[tuple[int, int, str]] = []  # when used, bytes, path
         for folder in [entry for entry in os.scandir(self._folder) if entry.is_dir()]:
             for entry in os.scandir(folder):
@@ -186,5 +188,5 @@ def _checksum(block: Block, content: Buffer) -> bytes:
 
 
 def _taken(status: os.stat_result) -> int:
-    """Bytes that a file takes on disk, where the system says so."""
+    """Bytes that a file takes on disk, where the system reports that."""
     return max(status.st_size, getattr(status, "st_blocks", 0) * 512)

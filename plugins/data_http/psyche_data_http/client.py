@@ -1,9 +1,9 @@
-"""One HTTP client: sizes, ranges and small documents, each in one attempt. The only module that knows httpx.
+"""HTTP client for sizes, ranges and small documents; each call makes one attempt. The only module that uses httpx.
 
-Decided: connections are kept and reused, at most `connections` at once; silence for `stall_seconds` counts as a cut connection,
-and there is no other limit on how long an answer takes. Bodies are never decompressed. Redirects are followed, but not from
-https to http. Proxies come from the usual environment variables. Attempts fail with PassingError where another may succeed;
-`psyche_data_http.retries` tries again.
+Connections are kept and reused, at most `connections` at once. A connection that is silent for `stall_seconds` counts as lost;
+there is no other timeout for an answer. Bodies are never decompressed. Redirects are followed, but not from https to http.
+Proxies come from the usual environment variables. An attempt fails with PassingError if another may succeed; retries are made
+in `retries`.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _IDENTITY = {"Accept-Encoding": "identity"}
 
 
 class RangeClient:
-    """Connections to web servers. connections: at most so many at once; stall_seconds: silence that counts as cut.
+    """Connections to web servers. connections: most at once; stall_seconds: silence after which one counts as lost.
 
-    Its methods make one attempt and have no time limit of their own; they raise PassingError and DataError.
+    Its methods make one attempt each and have no total timeout; they raise PassingError and DataError.
     """
 
     def __init__(self, *, connections: int = CONNECTIONS, stall_seconds: float = STALL_SECONDS) -> None:
         self._connections = connections
         self._timeout = httpx.Timeout(stall_seconds, connect=min(CONNECT_SECONDS, stall_seconds), pool=None)
-        self._slots = anyio.Semaphore(connections)  # thousands waiting in the HTTP library's own queue are slow
+        self._slots = anyio.Semaphore(connections)  # the HTTP library's own queue is slow with thousands waiting
         self._rangeless: set[str] = set()
         self._redaction = Redaction()
         self._http: httpx.AsyncClient | None = None
 
     async def open(self) -> None:
-        """Get ready; in a thread, because certificates are read from disk."""
+        """Get ready. Uses a thread, because certificates are read from disk."""
         self._redaction.begin()
         self._http = await anyio.to_thread.run_sync(self._connected)
 
@@ -78,7 +78,7 @@ class RangeClient:
             return await self._find_by_range(url)
 
     async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
-        """Append up to `wanted` bytes from `start` to `received`; whatever was appended stays valid when this fails."""
+        """Append up to `wanted` bytes from `start` to `received`; bytes appended before a failure are valid."""
         headers = _IDENTITY | {"Range": f"bytes={start}-{start + wanted - 1}"}
         if file.condition is not None:
             headers["If-Range"] = file.condition
@@ -107,7 +107,7 @@ class RangeClient:
                 raise PassingError(message)
 
     async def document(self, url: str, *, at_most: int) -> bytes:
-        """A whole small file of at most so many bytes."""
+        """A whole small file. Raises DataError if it is longer than `at_most` bytes."""
         async with self._attempt(url), self._client.stream("GET", url, headers=_IDENTITY) as answer:
             refuse_failure(url, answer.status_code, answer.headers)
             refuse_encoding(url, answer.headers)
@@ -121,7 +121,7 @@ class RangeClient:
             return bytes(content)
 
     def serves_ranges(self, file: RemoteFile) -> bool:
-        """False once a server was seen to send the whole file whatever is asked for."""
+        """False once the server has ignored a range and sent the whole file."""
         return file.url not in self._rangeless
 
     def _connected(self) -> httpx.AsyncClient:
@@ -139,7 +139,7 @@ class RangeClient:
 
     @asynccontextmanager
     async def _attempt(self, url: str) -> AsyncIterator[None]:
-        """A connection of our own number, and httpx's errors as ours."""
+        """Take one of our connection slots, and convert httpx's errors to ours."""
         async with self._slots:
             try:
                 yield
@@ -154,7 +154,7 @@ class RangeClient:
                 raise DataError(message) from error
 
     async def _find_by_range(self, url: str) -> RemoteFile:
-        """For servers that refuse HEAD or say no size there: the first byte's answer tells the size of the whole."""
+        """For servers that refuse HEAD or give no size there: an answer for the first byte tells the file's size."""
         async with self._client.stream("GET", url, headers=_IDENTITY | {"Range": "bytes=0-0"}) as answer:
             if answer.status_code == 416 and answer.headers.get("Content-Range") == "bytes */0":
                 return self._found(url, 0, answer)
@@ -177,7 +177,7 @@ class RangeClient:
 
 
 async def _take(answer: httpx.Response, skip: int, sent: int, received: bytearray) -> int:
-    """Append `sent` bytes of the body after the first `skip`; returns how many of them came, or one more if more came."""
+    """Append `sent` bytes of the body after the first `skip`; returns how many came, or one more if there were more."""
     taken = 0
     async for chunk in answer.aiter_raw():
         fresh = chunk[skip:] if skip else chunk
@@ -186,13 +186,13 @@ async def _take(answer: httpx.Response, skip: int, sent: int, received: bytearra
         received += fresh if len(fresh) <= room else fresh[:room]
         taken += min(len(fresh), room + 1)
         if taken > sent or (taken == sent and answer.status_code == 200):
-            break  # the rest is not ours; a range is read to its end instead, so that its connection is kept
+            break  # skip the rest; a range is read to its end instead, so that its connection can be reused
 
     return taken
 
 
 async def _refuse_downgrade(answer: httpx.Response) -> None:
-    """A redirect from https to http would let anybody on the way choose the tokens."""
+    """A redirect from https to http would let anybody on the network choose the tokens."""
     if answer.url.scheme == "https" and answer.has_redirect_location:
         target = answer.url.join(answer.headers["Location"])
         if target.scheme == "http":

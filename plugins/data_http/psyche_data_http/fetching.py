@@ -1,7 +1,7 @@
-"""Sequences by file and number: from the disk cache, from a read that is fetching them already, or by ranges.
+"""Fetches sequences by file and number: from the disk cache, from another read's request in progress, or by range requests.
 
-Decided: two reads that overlap fetch what they share once; each keeps to its own time limit, and takes over what the other
-gives up or fails at. What is fetched is handed to the cache, which writes it later.
+Two overlapping reads fetch their common sequences once. Each has its own timeout, and takes over what the other gives up or
+fails at. Fetched sequences are passed to the cache, which writes them later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TokenFile:
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """A run that somebody fetches. done: it ended, well if `contents` has its places."""
+    """A run that is being fetched. done: it ended, with success if `contents` has its places."""
 
     run: Run
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -38,9 +38,9 @@ class _Flight:
 
 
 class SequenceFetcher:
-    """Fetches sequences of `size` bytes from the files of a store. May be asked several times at once.
+    """Fetches sequences of `size` bytes from the files of a store. Concurrent calls are allowed.
 
-    cache: None keeps nothing.
+    cache: None caches nothing.
     """
 
     def __init__(self, store: Store, files: Sequence[TokenFile], *, size: int, cache: BlockCache | None) -> None:
@@ -52,11 +52,11 @@ class SequenceFetcher:
         self._block_files = [self._block_file(file) if cache is not None else None for file in files]
 
     async def fetch(self, places: Iterable[Place], trouble: Trouble) -> dict[Place, Buffer]:
-        """The content of every place. Raises DataError; endless without a deadline around it."""
+        """The content of every place. Raises DataError; may retry forever, so call it with a deadline."""
         missing = sorted(set(places))
         found = await self._cached(missing)
         while missing := [place for place in missing if place not in found] if found else missing:
-            # No await before the flights are listed: nobody else may list the same places.
+            # No await until the flights are listed, so that no other call lists the same places.
             flying = self._flights
             theirs = list({id(flight): flight for place in missing if (flight := flying.get(place))}.values()) if flying else []
             ours = self._listed([place for place in missing if place not in flying] if theirs else missing)

@@ -1,7 +1,7 @@
-"""What every place that files come from is to the provider: it knows its files, and brings bytes of them.
+"""Interface of a store: a source of remote files that lists its files and reads bytes of them.
 
-Decided: a file is known by its size and by what its server says of its content (a version, an ETag, a date), and is refused when
-any of these changes while it is in use. Reading goes on from the last byte received, whatever ended the attempt before.
+A file is identified by its size and its validators (a version, an ETag, a date). Reading fails if any of these changes while
+the file is in use. After a failed attempt, reading continues from the last byte received.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from psyche_data_http.retries import Backoff, PassingError, Trouble
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file as it was found.
+    """A file as it was when it was found.
 
-    url: where, with secrets if it has any. size in bytes. etag and modified: as the server said them, None where it did not.
-    version: of one whose address names it, so that other content has another address.
+    url: where it is, with secrets if it has any. size in bytes. etag and modified: as the server sent them, None if it did not.
+    version: set if the address names a version, so that other content has another address.
     """
 
     url: str
@@ -41,7 +41,7 @@ class RemoteFile:
 
     @property
     def identity(self) -> str | None:
-        """A digest equal for equal content only; None where the server says too little to tell."""
+        """A digest that is equal only for equal content; None if the server gives no validator."""
         known = (self.etag, self.modified, self.version)
         if known == (None, None, None):
             return None
@@ -50,30 +50,30 @@ class RemoteFile:
 
 
 class AccessRefused(DataError):
-    """Whoever we are to the server, it does not let us read."""
+    """The server refuses us access, with or without credentials."""
 
 
 class Store(ABC):
-    """A place that files come from. Messages of its errors hold no secrets."""
+    """A source of files. Its error messages contain no secrets."""
 
     @abstractmethod
     async def files(self, trouble: Trouble) -> list[RemoteFile]:
-        """The files as they are now, in the order they count. Tries again what may pass. Raises DataError."""
+        """The files as they are now, in their order. Retries temporary failures. Raises DataError."""
 
     @abstractmethod
     async def receive(self, file: RemoteFile, start: int, wanted: int, received: bytearray) -> None:
-        """Append up to `wanted` bytes from `start` to `received`, in one attempt; what was appended stays valid if this fails.
+        """Append up to `wanted` bytes from `start` to `received`, in one attempt; bytes appended before a failure are valid.
 
-        Raises PassingError for what may pass, DataError for the rest, also when the file is no longer the one found.
+        Raises PassingError for temporary failures, else DataError, also when the file is no longer the one that was found.
         """
 
     def serves_ranges(self, file: RemoteFile) -> bool:  # noqa: ARG002  # a place that knows better asks by file
-        """False for a file whose server sends all of it whatever is asked for."""
+        """False for a file whose server ignores ranges and sends the whole file."""
         return True
 
 
 async def read_range(store: Store, file: RemoteFile, start: int, length: int, trouble: Trouble) -> bytearray:
-    """Bytes start .. start + length - 1 of a file. Raises DataError; endless without a deadline around it."""
+    """Bytes start .. start + length - 1 of a file. Raises DataError; may retry forever, so call it with a deadline."""
     received = bytearray()
     pauses = Backoff(trouble)
     while len(received) < length:
@@ -89,7 +89,7 @@ async def read_range(store: Store, file: RemoteFile, start: int, length: int, tr
 
 
 def changed(file: RemoteFile, how: str) -> DataError:
-    """The error for a file that is not what it was when it was found."""
+    """The error for a file that has changed since it was found."""
     return DataError(
         f"{file.name} changed while it was in use ({how}); restore it or start again, so that everybody reads the same tokens"
     )

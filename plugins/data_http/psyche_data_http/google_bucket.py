@@ -1,7 +1,7 @@
-"""Public buckets of Google Cloud Storage, by their JSON interface over plain HTTPS; no account, no library.
+"""Reads public buckets of Google Cloud Storage through their JSON API over HTTPS, without an account or a Google library.
 
-Decided: each object is read at the generation that was listed, so that what is read is what was found. Addresses of objects are
-made from the endpoint, not taken from the listing: whoever answers the listing cannot send us elsewhere.
+Each object is read at the generation that was listed, so what is read is what was found. Addresses of objects are built from
+the endpoint, not taken from the listing, so that whoever answers the listing cannot redirect us.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Page(BaseModel):
 
 
 class GoogleBucket(WebStore):
-    """The token files of a public bucket. endpoint: where the interface is, for emulators."""
+    """The token files of a public bucket. endpoint: of the API, for emulators."""
 
     def __init__(self, bucket: str, directory: str, client: RangeClient, *, endpoint: str | None = None) -> None:
         super().__init__(client)
@@ -46,7 +46,7 @@ class GoogleBucket(WebStore):
         self._endpoint = (endpoint or ENDPOINT).rstrip("/")
 
     async def files(self, trouble: Trouble) -> list[RemoteFile]:
-        """List the bucket, page by page. Raises AccessRefused where a bucket is not public."""
+        """List the bucket, page by page. Raises AccessRefused if the bucket is not public."""
         found: dict[str, _Object] = {}
         token: str | None = None
         for _ in range(MAX_PAGES):

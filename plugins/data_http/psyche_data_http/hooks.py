@@ -1,4 +1,4 @@
-"""What this plugin registers: the data locations `Http` and `WeightedHttp`. The HTTP library is imported when one is made."""
+"""Registers the data locations `Http` and `WeightedHttp`. The HTTP library is imported when one is made."""
 
 from __future__ import annotations
 

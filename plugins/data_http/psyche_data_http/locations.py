@@ -1,6 +1,6 @@
 """The key `location` of `data_location.Http`: where the files are. Names are the reference's; `Urls` and `S3` are additions.
 
-Refuses addresses that are not http or https, and names that are no bucket's, before anything is fetched.
+Addresses that are not http or https, and invalid bucket names, are rejected before anything is fetched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from psyche_data_http.addresses import web_address
 MAX_FILES = 100_000
 
 Access = Literal["auto", "anonymous", "credentials"]
-"""auto: without credentials first, then with those the machine has. The others: that way only."""
+"""auto: first without credentials, then with those of this machine. The others: only that way."""
 
 WebAddress = Annotated[str, AfterValidator(web_address)]
 BucketName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$")]
@@ -39,7 +39,7 @@ class FileNumbers(Table):
     """Files whose addresses differ in a number.
 
     url_template: the address with `{}` for the number. start_index: first number. num_files: how many. n_left_pad_zeros: width
-    the number is filled up to with zeros (the reference's name says zeros, but it is the whole width; 0 = no filling).
+    to which the number is padded with zeros, 0 for none (the name is the reference's, but it means the whole width).
     """
 
     url_template: Annotated[str, AfterValidator(_numbered_address)]
@@ -49,7 +49,7 @@ class FileNumbers(Table):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses, by number."""
+        """The addresses, in order of the numbers."""
         numbers = range(self.start_index, self.start_index + self.num_files)
         return tuple(self.url_template.replace("{}", str(number).zfill(self.n_left_pad_zeros)) for number in numbers)
 
@@ -57,8 +57,8 @@ class FileNumbers(Table):
 class GoogleBucketTable(Table):
     """A bucket of Google Cloud Storage.
 
-    filter_directory: only what is below this folder. endpoint: where its public interface is, for emulators. credentials_file:
-    a key file on each client's machine, in place of GOOGLE_APPLICATION_CREDENTIALS.
+    filter_directory: use only this folder. endpoint: of the public API, for emulators. credentials_file: a key file on each
+    client's machine, instead of GOOGLE_APPLICATION_CREDENTIALS.
     """
 
     bucket_name: BucketName
@@ -69,7 +69,7 @@ class GoogleBucketTable(Table):
 
 
 class S3BucketTable(Table):
-    """A bucket of S3, or of what speaks like it. endpoint and region: where; Amazon's us-east-1 when nothing says otherwise."""
+    """A bucket of S3 or a compatible service. endpoint and region: where; Amazon's us-east-1 if nothing else is set."""
 
     bucket_name: BucketName
     filter_directory: Folder = ""
@@ -79,7 +79,7 @@ class S3BucketTable(Table):
 
 
 class HttpLocation(Table):
-    """Where the files are: exactly one of the keys. Files count in the order given, those of a bucket by name."""
+    """Where the files are: exactly one of the keys. Files are used in the order given, those of a bucket sorted by name."""
 
     SingleUrl: WebAddress | None = None
     NumberedFiles: FileNumbers | None = None
@@ -103,7 +103,7 @@ class HttpLocation(Table):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """All addresses, in order; none for a bucket, which has to be listed."""
+        """All addresses, in order; none for a bucket, which must be listed."""
         if self.SingleUrl is not None:
             return (self.SingleUrl,)
 

@@ -1,9 +1,9 @@
-"""Buckets read through the library obstore: S3, and Google Cloud Storage with credentials. The only module that knows obstore.
+"""Reads buckets through the library obstore: S3, and Google Cloud Storage with credentials. The only module that uses obstore.
 
-Decided: obstore's own retries are switched off, ours go on from the last byte received. Each answer says size and ETag of the
-object, and any other than was listed is "changed". Credentials never come from a run's configuration but for the name of a file:
-a run is written by somebody else. For the same reason Google's come with their own endpoint, not with the run's: a bearer token
-sent to an address that a run names would be given away.
+obstore's own retries are disabled; ours continue from the last byte received. Each answer carries size and ETag of the object;
+values that differ from the listing mean that it has changed. A run is written by somebody else, so its configuration never
+contains credentials, at most the name of a key file. For the same reason Google's endpoint comes from the key file, not from
+the run: otherwise a run could have a bearer token sent to an address of its choice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MISSING_EXTRA = "reading this bucket needs obstore; get it with: pip install 'ps
 MAX_CREDENTIALS_BYTES = 64 << 10
 
 _LASTING = re.compile(r"status code: (4(?!08|16|25|29)\d\d)\b")
-"""What obstore's errors without a class of their own say of an answer that will not pass; 416 is looked into."""
+"""Matches permanent failures among obstore's errors that have no class of their own; 416 is checked separately."""
 
 _AWS_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
@@ -42,7 +42,7 @@ _AWS_CREDENTIALS = (
 
 
 class ObjectStore(Store):
-    """The token files of a bucket. connect: makes obstore's store. name: the bucket as messages show it, like s3://bucket."""
+    """The token files of a bucket. connect: makes obstore's store. name: the bucket as shown in messages, such as s3://bucket."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ObjectStore(Store):
         self._store: Any = None
 
     async def files(self, trouble: Trouble) -> list[RemoteFile]:
-        """List the bucket, and look whether its objects may be read."""
+        """List the bucket, and check that its objects may be read."""
         self._store = self._connect()
         found = await persist(self._list, trouble)
         where = f"{self._name}/{folder_prefix(self._directory)}"
@@ -86,7 +86,7 @@ class ObjectStore(Store):
 
                 await self._take(answer.stream(min_chunk_size=0).__aiter__(), wanted, received)
         except PassingError:
-            await self._look(file)  # an object that changed or shrank fails in ways that look like passing ones
+            await self._look(file)  # failures of a changed or shortened object look temporary
             raise
 
     async def _take(self, chunks: AsyncIterator[Any], wanted: int, received: bytearray) -> None:
@@ -117,7 +117,7 @@ class ObjectStore(Store):
         return [found[name] for name in sorted(found, key=place_in_order)]
 
     async def _look(self, file: RemoteFile) -> None:
-        """Raises DataError when the object is another one, or may not be read."""
+        """Raise DataError when the object has changed or may not be read."""
         import obstore
 
         async with self._attempt(file.name):
@@ -139,7 +139,7 @@ class ObjectStore(Store):
 
     @asynccontextmanager
     async def _attempt(self, name: str) -> AsyncIterator[None]:
-        """A connection of our own number, and obstore's errors as ours."""
+        """Take one of our connection slots, and convert obstore's errors to ours."""
         from obstore import exceptions
 
         async with self._slots:
@@ -167,7 +167,7 @@ def s3_bucket(
     anonymous: bool,
     stall_seconds: float = STALL_SECONDS,
 ) -> ObjectStore:
-    """A bucket of S3 or of what speaks like it. Without `anonymous`, with the credentials of the environment."""
+    """A bucket of S3 or a compatible service. Without `anonymous`, uses the credentials of the environment."""
 
     def connect() -> S3Store:
         store = _obstore_module().S3Store
@@ -185,7 +185,7 @@ def s3_bucket(
 def private_google_bucket(
     bucket: str, directory: str, credentials: Path | None, *, stall_seconds: float = STALL_SECONDS
 ) -> ObjectStore:
-    """A bucket of Google Cloud Storage, read with a key file (service account or user); None: with the machine's own account."""
+    """A bucket of Google Cloud Storage, read with a key file (service account or user); None uses the machine's own account."""
 
     def connect() -> GCSStore:
         config: dict[str, Any] = {}
@@ -203,7 +203,7 @@ def private_google_bucket(
 
 
 def google_credentials(base: Path, name: str | None) -> Path | None:
-    """The key file that a run or GOOGLE_APPLICATION_CREDENTIALS names; None where neither does."""
+    """The key file that the run or GOOGLE_APPLICATION_CREDENTIALS names; None if neither does."""
     name = name or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     return base / name if name else None
 
@@ -228,13 +228,13 @@ def _options(stall_seconds: float, *, plain: bool) -> dict[str, Any]:
     client = {
         "allow_http": plain,
         "connect_timeout": timedelta(seconds=min(CONNECT_SECONDS, stall_seconds)),
-        "timeout": timedelta(hours=24),  # of a whole answer; silence is what counts
+        "timeout": timedelta(hours=24),  # for a whole answer; only silence has a short timeout
     }
     return {"client_options": client, "retry_config": {"max_retries": 0}}
 
 
 def _key_file(path: Path) -> dict[str, Any]:
-    """What a key file says. Its content never gets into a message."""
+    """The content of a key file. It never appears in a message."""
     try:
         with path.open("rb") as stream:
             key = json.loads(stream.read(MAX_CREDENTIALS_BYTES))
@@ -251,7 +251,7 @@ def _key_file(path: Path) -> dict[str, Any]:
 
 
 def _passing_or_not(name: str, error: Exception) -> Exception:
-    """An error of obstore as one of ours; its first line says what happened, the rest is for its authors."""
+    """Convert an error of obstore to ours. Its first line says what happened, the rest is for obstore's developers."""
     first = str(error).partition("\n")[0]
     lasting = _LASTING.search(first)
     if lasting:
@@ -263,5 +263,5 @@ def _passing_or_not(name: str, error: Exception) -> Exception:
 
 
 def _bare(etag: str) -> str:
-    """The tag without its quotes, which listings leave out."""
+    """The tag without its quotes, which listings omit."""
     return etag.strip('"')

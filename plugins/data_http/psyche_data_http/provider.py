@@ -1,7 +1,7 @@
 """The `Http` data location: numbered sequences from flat token files on web servers and in buckets.
 
-Decided: files and sizes are asked for once, on entering; of a file every whole sequence counts; samples past the last wrap
-around. Two reads may run at once. A share is read ahead by calling `read` early: what overlaps is fetched once.
+The list of files and their sizes is fetched once, on entering. Every whole sequence of a file is used; samples after the last
+one start again at the first. Two reads may run at once. To read ahead, call `read` early: what overlaps is fetched only once.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ OPEN_SECONDS = 120.0
 
 
 class HttpData(DataProvider):
-    """Samples from the files of a store; files and sizes are asked for on entering.
+    """Samples from the files of a store; files and sizes are fetched on entering.
 
-    resources: entered and left by the provider, may be shared. sequence_length: tokens per sample. token_size: bytes per token, 2
-    or 4. seed: 32 bytes to shuffle with, None for the files' order. open_seconds: limit for entering.
-    Entering raises DataError and TimeoutError.
+    resources: entered and left by the provider, may be shared. sequence_length: tokens per sample. token_size: bytes per token,
+    2 or 4. seed: 32 bytes for shuffling, None keeps the files' order. open_seconds: timeout for entering. Entering raises
+    DataError and TimeoutError.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class HttpData(DataProvider):
     def of_urls(
         cls, urls: Sequence[str], resources: SharedResources | None = None, *, sequence_length: int, token_size: int
     ) -> Self:
-        """Samples from the files at `urls`, in their order. resources: one of its own that keeps nothing, unless given."""
+        """Samples from the files at `urls`, in their order. resources: None makes its own, without a cache."""
         resources = resources or SharedResources(RangeClient())
         return cls(WebFiles(urls, resources.client), resources, sequence_length=sequence_length, token_size=token_size)
 
@@ -117,7 +117,7 @@ class HttpData(DataProvider):
         return Samples(tokens, len(places), self._sequence_length, self._token_size)
 
     async def aclose(self) -> None:
-        """Close connections and write what the cache still has to write; idempotent."""
+        """Close connections and write what the cache has queued; idempotent."""
         self._index = self._fetcher = None
         if self._holds_toolbox:
             self._holds_toolbox = False

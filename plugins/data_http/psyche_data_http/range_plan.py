@@ -1,8 +1,8 @@
-"""Which ranges to ask for: sequences wanted, joined to runs. Pure arithmetic.
+"""Plans range requests: joins the wanted sequences to runs. Pure.
 
-Decided: sequences that lie closer than GAP_BYTES are one request, for a request costs about what so many bytes do (a round trip
-of 20 ms at 25 Mbit/s); what lies between is received and thrown away. Runs longer than RUN_BYTES are cut, so that they load in
-parallel. Where the server sends whole files anyway, all that is wanted of a file is one run.
+Sequences with a gap of less than GAP_BYTES are read by one request, because a request costs about as much time as that many
+bytes (a round trip of 20 ms at 25 Mbit/s); the bytes in the gap are discarded. Runs longer than RUN_BYTES are split, so that
+they load in parallel. If the server sends whole files anyway, all wanted sequences of a file are one run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Sequences of one file that are read by one request. places: those wanted, ascending; others may lie between."""
+    """Sequences of one file read by one request. places: the wanted ones, ascending; others may lie between them."""
 
     places: tuple[Place, ...]
 
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def count(self) -> int:
-        """Sequences from the first to the last, with those between."""
+        """Sequences from the first to the last, including those between."""
         return self.places[-1][1] - self.first + 1
 
 
@@ -44,7 +44,8 @@ def joined(
 ) -> list[Run]:
     """The runs to read for places that are ascending and distinct.
 
-    size: bytes of a sequence. serves_ranges: asked by number of the file. gap, longest: bytes; a run has at least one sequence.
+    size: bytes of a sequence. serves_ranges: called with the number of a file. gap, longest: bytes; a run has at least one
+    sequence.
     """
     nearest = gap // size + 1  # from one wanted sequence to the next
     most = max(1, longest // size)

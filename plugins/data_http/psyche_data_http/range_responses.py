@@ -1,6 +1,6 @@
-"""What a web server's answer to a range request means. Pure: status and headers in, a number or an error out.
+"""Interprets a web server's answer to a range request. Pure: takes status and headers, returns a number or raises an error.
 
-The table of troubles and answers is in the plugin's README; each row of it has a test against a real server.
+The plugin's README lists all failures and how they are handled; a test against a real server covers each of them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from psyche_data_http.file_source import AccessRefused, RemoteFile, changed
 from psyche_data_http.retries import PassingError
 
 MAX_WHOLE_BYTES = 64 << 20
-"""A server that ignores ranges sends the whole file each time; files up to this size are read from it all the same."""
+"""A server that ignores ranges sends the whole file each time; only files up to this size are read from it."""
 
 LONGEST_ASKED_PAUSE = 24 * 3600.0
-"""What a larger Retry-After counts as; the caller's time limit comes first."""
+"""Limit for Retry-After in seconds; the caller's timeout ends earlier."""
 
 _PASSING = frozenset({408, 425, 429})
 _NUMBER = re.compile(r"[0-9]{1,19}")
-"""A size or a place; longer ones are nobody's, and from 4301 digits on Python refuses to read them."""
+"""A size or offset; no file needs more digits, and Python refuses to convert more than 4300."""
 
 _CONTENT_RANGE = re.compile(rf"bytes ({_NUMBER.pattern})-({_NUMBER.pattern})/({_NUMBER.pattern}|\*)")
 
 Headers = Mapping[str, str]
-"""Header fields by name, whatever its case."""
+"""Header fields by name; names are case-insensitive."""
 
 
 def refuse_failure(url: str, status: int, headers: Headers) -> None:
-    """Raise for every status but 200 and 206: PassingError for what may pass, DataError for the rest."""
+    """Raise for every status but 200 and 206: PassingError for temporary failures, else DataError."""
     if status in (200, 206):
         return
 
@@ -58,7 +58,7 @@ def refuse_failure(url: str, status: int, headers: Headers) -> None:
 
 
 def refuse_encoding(url: str, headers: Headers) -> None:
-    """Raise when the body is compressed: ranges count stored bytes."""
+    """Raise when the body is compressed, because ranges count stored bytes."""
     if is_encoded(headers):
         encoding = headers["Content-Encoding"]
         message = f"{shown(url)} is sent as {encoding} although plain bytes were asked for; switch compression off for it"
@@ -66,13 +66,13 @@ def refuse_encoding(url: str, headers: Headers) -> None:
 
 
 def refuse_change(file: RemoteFile, headers: Headers) -> None:
-    """Raise when the answer carries another validator than the file was found with."""
+    """Raise when a validator in the answer differs from the one the file was found with."""
     for name, before in (("ETag", file.etag), ("Last-Modified", file.modified)):
         now = headers.get(name)
         if before is not None and now is not None:
             if now != before:
                 raise changed(file, f"its {name} was {before}, now {now}")
-            return  # an equal ETag says more than a date
+            return  # with an equal ETag the date does not matter
 
 
 def is_encoded(headers: Headers) -> bool:
@@ -81,19 +81,19 @@ def is_encoded(headers: Headers) -> bool:
 
 
 def stated_length(headers: Headers) -> int | None:
-    """Content-Length, None where it is missing or no number of bytes."""
+    """Content-Length, None if it is missing or no number."""
     length = headers.get("Content-Length", "")
     return int(length) if _NUMBER.fullmatch(length) else None
 
 
 def stated_whole(headers: Headers) -> int | None:
-    """The size of the whole file as a 206 tells it, None where it does not."""
+    """The size of the whole file according to a 206, None if it does not say."""
     match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
     return int(match.group(3)) if match and match.group(3) != "*" else None
 
 
 def piece_length(file: RemoteFile, headers: Headers, start: int, wanted: int) -> int:
-    """How many bytes a 206 brings; it may be fewer than wanted. Raises DataError unless they are the right ones."""
+    """How many bytes a 206 sends, maybe fewer than wanted. Raises DataError unless they are the requested ones."""
     content_range = headers.get("Content-Range", "")
     match = _CONTENT_RANGE.fullmatch(content_range)
     if match is None:
@@ -142,7 +142,7 @@ def refuse_large_whole(file: RemoteFile) -> None:
 
 
 def _asked_pause(retry_after: str) -> float:
-    """Seconds of a Retry-After header: a number or a date; 0 for none or nonsense."""
+    """Seconds of a Retry-After header (a number or a date); 0 if it is missing or invalid."""
     if _NUMBER.fullmatch(retry_after):
         return min(float(retry_after), LONGEST_ASKED_PAUSE)
 
@@ -151,6 +151,6 @@ def _asked_pause(retry_after: str) -> float:
     except ValueError:
         return 0.0
 
-    if until.tzinfo is None:  # "-0000": the sender knows no zone; it is UTC
+    if until.tzinfo is None:  # "-0000" means UTC of an unknown zone
         until = until.replace(tzinfo=UTC)
     return min(max(0.0, (until - datetime.now(UTC)).total_seconds()), LONGEST_ASKED_PAUSE)

@@ -1,8 +1,8 @@
-"""Trying again, and doing things side by side, within a caller's time limit.
+"""Retries and concurrent jobs, within a caller's timeout.
 
-Decided: what may pass is tried again until the caller's deadline, after pauses that double up to LONGEST_PAUSE and are shortened
-at random, so that clients which failed together do not come back together; a server that asks for a longer pause gets it. The
-reason of the last failure goes with the TimeoutError. Whatever will not pass is a DataError at once.
+Temporary failures are retried until the caller's deadline. The pauses double up to LONGEST_PAUSE and are shortened at random,
+so that clients that failed together do not return together; a longer pause that the server asks for is respected. The
+TimeoutError names the last failure. Permanent failures raise DataError at once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import anyio
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 AT_ONCE = 64
-"""Jobs of one `together` that run at the same time; the rest need no task of their own yet."""
+"""Jobs of one `together` that run at the same time; the others wait without a task."""
 
 _Result = TypeVar("_Result")
 
 
 class PassingError(Exception):
-    """Worth trying again. pause: seconds the server asked us to wait, 0 if it did not."""
+    """A temporary failure. pause: seconds the server asked us to wait, 0 if it did not."""
 
     def __init__(self, message: str, *, pause: float = 0.0) -> None:
         super().__init__(message)
@@ -33,20 +33,20 @@ class PassingError(Exception):
 
 @dataclass(slots=True)
 class Trouble:
-    """What went wrong last during one call of ours; tells why it took so long."""
+    """The last failure during one of our calls; explains a timeout."""
 
     last: str = ""
 
 
 class Backoff:
-    """The pauses between attempts at one thing, growing until `begin_again`."""
+    """The pauses between attempts, growing until `begin_again`."""
 
     def __init__(self, trouble: Trouble) -> None:
         self._trouble = trouble
         self._next = FIRST_PAUSE
 
     def begin_again(self) -> None:
-        """There was progress: the next pause is a short one."""
+        """There was progress: make the next pause short."""
         self._next = FIRST_PAUSE
 
     async def after(self, error: PassingError) -> None:
@@ -58,7 +58,7 @@ class Backoff:
 
 
 async def persist(attempt: Callable[[], Awaitable[_Result]], trouble: Trouble) -> _Result:
-    """The result of the first attempt that raises no PassingError; endless without a deadline around it."""
+    """The result of the first attempt that raises no PassingError; may retry forever, so call it with a deadline."""
     pauses = Backoff(trouble)
     while True:
         try:
@@ -69,7 +69,7 @@ async def persist(attempt: Callable[[], Awaitable[_Result]], trouble: Trouble) -
 
 @asynccontextmanager
 async def deadline(seconds: float) -> AsyncIterator[Trouble]:
-    """Raise TimeoutError after `seconds`, with the last trouble as its reason."""
+    """Raise TimeoutError after `seconds`; its message names the last failure."""
     trouble = Trouble()
     try:
         with anyio.fail_after(seconds):
@@ -80,7 +80,7 @@ async def deadline(seconds: float) -> AsyncIterator[Trouble]:
 
 
 async def together(jobs: Sequence[Callable[[], Awaitable[_Result]]]) -> list[_Result]:
-    """Results in the order of the jobs; the first failure stops the others and is raised as it is."""
+    """Results in the order of the jobs; the first failure stops the other jobs and is raised unchanged."""
     results: dict[int, _Result] = {}
     failures: list[Exception] = []
 

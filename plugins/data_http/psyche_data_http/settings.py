@@ -14,11 +14,11 @@ from psyche_data_http.locations import HttpLocation, Table
 MAX_SOURCES = 1000
 
 CacheBytes = Annotated[int, Field(ge=0, le=1 << 50)]
-"""Most bytes kept on disk, where the client has a folder for it; 0 keeps nothing."""
+"""Most bytes cached on disk, if the client has a folder for it; 0 caches nothing."""
 
 
 class TokenSource(Table):
-    """Token files and how to read them. location: see HttpLocation; an address alone is a SingleUrl."""
+    """Token files and how to read them. location: see HttpLocation; a plain address is a SingleUrl."""
 
     location: HttpLocation
     token_size_in_bytes: TokenSizeName = "TwoBytes"  # noqa: S105  # a token of text, not a secret
@@ -32,10 +32,10 @@ class HttpSettings(TokenSource):
 
 
 class WeightedHttpSettings(Table):
-    """`data_location.WeightedHttp`; a string alone is the location.
+    """`data_location.WeightedHttp`; a plain string is the location.
 
-    location: https address of the mixture's JSON, or a path. sha256: of its bytes, in hexadecimal digits, so that nobody who can
-    change the file can make members read different mixtures.
+    location: https address of the mixture's JSON, or a path. sha256: of its bytes, in hexadecimal digits. With it, nobody who
+    can change the file can make members read different mixtures.
     """
 
     location: Annotated[str, Field(min_length=1, max_length=8192)]
@@ -44,7 +44,7 @@ class WeightedHttpSettings(Table):
 
 
 class OtherSource(Table):
-    """Any other data location as a source: `{"Local": {"location": "tokens"}}`, as a run file says it."""
+    """Any other data location as a source: `{"Local": {"location": "tokens"}}`, as in a run file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
     settings: Any = None
@@ -63,12 +63,12 @@ class OtherSource(Table):
 
 
 def _kind(value: Any) -> str:
-    """Which of the two a source is; those with a location are ours, the reference knows no others."""
+    """The kind of a source: with a location it is ours, the only kind that the reference knows."""
     return "other" if isinstance(value, str | OtherSource) or (isinstance(value, dict) and "location" not in value) else "http"
 
 
 class MixtureEntry(Table):
-    """A source of a mixture; in JSON the source alone, or a pair of it and its weight."""
+    """A source of a mixture; in JSON the source alone, or a pair [source, weight]."""
 
     source: Annotated[Annotated[TokenSource, Tag("http")] | Annotated[OtherSource, Tag("other")], Discriminator(_kind)]
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -83,7 +83,7 @@ class MixtureEntry(Table):
 
 
 class MixtureTable(Table):
-    """The mixture's JSON. providers: with a weight each, or without weights, which makes the lengths the weights."""
+    """The mixture's JSON. providers: all with weights, or all without; without, the lengths are the weights."""
 
     shuffle: Shuffle = "DontShuffle"
     providers: Annotated[tuple[MixtureEntry, ...], Field(min_length=1, max_length=MAX_SOURCES)]
@@ -99,5 +99,5 @@ class MixtureTable(Table):
 
     @property
     def weights(self) -> tuple[float, ...] | None:
-        """The weights, None where there are none."""
+        """The weights, None if there are none."""
         return tuple(entry.weight for entry in self.providers if entry.weight is not None) or None

@@ -1,4 +1,4 @@
-"""What the sources of one data location share: connections and the disk cache."""
+"""Shares connections and the disk cache among the sources of one data location."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from psyche_data_http.client import RangeClient
 
 
 class SharedResources:
-    """Opened by the first who enters it, closed by the last who leaves.
+    """Opened when first entered, closed when the last user leaves.
 
-    client: not yet open. cache: folder for files worth keeping, None keeps nothing. cache_bytes: most bytes kept there.
+    client: not yet open. cache: folder for the disk cache, None caches nothing. cache_bytes: most bytes there.
     """
 
     def __init__(self, client: RangeClient, *, cache: Path | None = None, cache_bytes: int = DEFAULT_LIMIT) -> None:

@@ -1,6 +1,6 @@
-"""From a location in a run configuration to the store that reads it.
+"""Makes the store for a location in a run configuration.
 
-Decided: buckets are tried without credentials first, then with those this machine has; `access` names one way only.
+Buckets are tried first without credentials, then with those of this machine; `access` may require one of the two ways.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AWS_HINT = "make the bucket public, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCE
 
 
 class FirstThatLetsIn(Store):
-    """The first of several stores that does not refuse us. hint: how to be let in, for the message when none does."""
+    """The first of several stores that grants access. hint: how to get access, for the message when none does."""
 
     def __init__(self, stores: Sequence[Store], *, hint: str) -> None:
         self._stores = stores
@@ -53,7 +53,7 @@ class FirstThatLetsIn(Store):
 
 
 def make_store(location: HttpLocation, client: RangeClient, *, base: Path) -> Store:
-    """The store a location names. client: the caller's to open and close. base: folder that relative paths start from."""
+    """The store that a location names. client: the caller opens and closes it. base: folder that relative paths start from."""
     if location.Gcp is not None:
         return FirstThatLetsIn(_google_stores(location.Gcp, client, base), hint=GOOGLE_HINT)
 

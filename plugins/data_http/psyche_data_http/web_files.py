@@ -1,4 +1,4 @@
-"""Files by their addresses on web servers."""
+"""Stores of files by their addresses on web servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psyche_data_http.retries import Trouble, persist, together
 
 
 class WebStore(Store):
-    """What stores have in common that read through a client. The client is the caller's to open and close."""
+    """Base of the stores that read through a client, which the caller opens and closes."""
 
     def __init__(self, client: RangeClient) -> None:
         self._client = client
@@ -33,5 +33,5 @@ class WebFiles(WebStore):
         self._urls = tuple(urls)
 
     async def files(self, trouble: Trouble) -> list[RemoteFile]:
-        """Sizes and validators, asked for side by side."""
+        """Sizes and validators, requested concurrently."""
         return await together([partial(persist, partial(self._client.find, url), trouble) for url in self._urls])

@@ -1,9 +1,9 @@
-"""The `WeightedHttp` data location: several sources of token files, mixed by weight as a JSON file says.
+"""The `WeightedHttp` data location: several sources of token files, mixed by weights from a JSON file.
 
-Decided: the JSON comes from a local path, or from the web over https; plain http only where its sha256 is in the run's
-configuration (or from this machine), because whoever changes the file changes what everybody trains on. It is read once, on
-entering. The order is that of `psyche_core.data.mixture`. Sources over HTTP share connections and cache; any other data
-location may be a source as well, but for mixtures and a run's server.
+The JSON comes from a local path or from the web over https. Plain http is allowed only from this machine or with its sha256 in
+the run's configuration, because whoever changes the file changes what everybody trains on. It is read once, on entering. The
+order of samples is decided in `psyche_core.data.mixture`. Sources over HTTP share connections and cache. Any other data
+location may be a source too, except mixtures and a run's server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from psyche_data_http.shared_resources import SharedResources
 from psyche_data_http.stores import make_store
 
 NO_SOURCES = ("WeightedHttp", "Server")
-"""A mixture in a mixture might hold itself, and a run's server gives a member its own samples only, by the run's numbers."""
+"""A mixture in a mixture might contain itself. A run's server gives a member only its own samples, by the run's numbers."""
 
 MAX_JSON_BYTES = 1 << 20
 
@@ -43,9 +43,9 @@ MAX_JSON_BYTES = 1 << 20
 class WeightedHttpData(DataProvider):
     """The mixture that a JSON file describes. Entering raises DataError and TimeoutError.
 
-    location: address or path of the file. digest: SHA-256 its bytes must have, in hexadecimal digits. base: folder that relative
-    paths start from. resources: entered and left by the provider, may be shared. other: makes the provider of another data
-    location, None where there are none.
+    location: address or path of the file. digest: SHA-256 of its bytes, in hexadecimal digits. base: folder that relative paths
+    start from. resources: entered and left by the provider, may be shared. other: makes the provider of another data location,
+    None where there are none.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class WeightedHttpData(DataProvider):
 
 
 def mixture_table(content: bytes, *, name: str) -> MixtureTable:
-    """The mixture in a JSON file. Raises DataError, which repeats none of the content: addresses in it may hold secrets."""
+    """The mixture in a JSON file. Raises DataError, whose message omits the content: addresses in it may hold secrets."""
     try:
         return MixtureTable.model_validate_json(content)
     except ValidationError as error:

@@ -1,3 +1,3 @@
-"""The one place that says the version."""
+"""The version of psyche-p2p-quic, defined only here."""
 
 __version__ = "0.1.0"

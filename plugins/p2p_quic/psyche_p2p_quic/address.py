@@ -1,8 +1,9 @@
-"""Where a peer can be dialled: canonical CBOR [version, [[ip, port], …], relay URL or null].
+"""A peer's published address: canonical CBOR [version, [[ip, port], …], relay URL or null].
 
-Decided here: addresses from the coordinator are strangers' words, so numbers, kinds and ranges are checked before anything is
-dialled, and multicast and unspecified addresses are refused. The relay is part of the format and null for now. Refuses names:
-nobody makes us resolve what they please.
+Addresses come from strangers through the coordinator, so decoding checks every number, type and range before anything is
+dialled. Multicast and unspecified addresses are refused, and so are host names: nobody may make us resolve a name of their
+choice. The relay is part of the format, but always null for now. Which of these addresses may be dialled is decided in
+`ranges`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ class PeerAddress:
     relay: str | None = None
 
     def encode(self) -> bytes:
-        """The bytes that the coordinator stores. Raises WireError when a part breaks the rules."""
+        """The bytes that the coordinator stores. Raises WireError when a field is invalid."""
         data = codec.encode([VERSION, [[ip, port] for ip, port in self.sockets], self.relay])
         PeerAddress.decode(data)
         return data
 
     @classmethod
     def decode(cls, data: bytes) -> PeerAddress:
-        """Read such bytes. Raises WireError and nothing else."""
+        """Read such bytes. Raises only WireError."""
         match codec.decode(data, max_bytes=MAX_ADDRESS_BYTES, max_depth=3, max_items=4 * MAX_SOCKETS):
             case [int() as version, list() as sockets, None as relay] if (
                 type(version) is int and version == VERSION and len(sockets) <= MAX_SOCKETS

@@ -1,11 +1,12 @@
-"""Blobs over streams: one request per stream, served from the store or an offer, fetched by asking one source after another.
+"""Blob exchange: serves blobs from the store or from offers, and fetches blobs from one source after another.
 
-Request and answer are in `control_frames`; the body follows the head and nothing follows the body. Slow sources are raced by
-others (`racing`); the first right answer wins. While no source is left that has it, members that did not have the blob are asked
-again: who keeps it from us may have given it to them. A body is compared with its hash before anybody gets it, in a worker thread
-when it is large; a wrong one counts against its sender, who comes last from then on. What is offered from elsewhere is read,
-compared with its hash and only then announced, so its memory is held for the time of sending. Only what is in the store or
-offered is served.
+Each request has its own stream. `control_frames` defines request and answer; the body follows the head, and nothing follows the
+body. When a source is slow, another one is asked at the same time (`racing`), and the first correct answer wins. When no source
+is left that has the blob, members that did not have it are asked again, because they may have got it since.
+
+Every body is compared with its hash before anybody gets it, in a worker thread when it is large. A wrong body counts against
+its sender, who is asked last from then on. An offered blob is read when it is asked for, compared with its hash and only then
+announced, so it is in memory only while it is sent. Only what is in the store or offered is served.
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ from psyche_p2p_quic.settings import QuicSettings
 LARGE_BLOB_BYTES = 64 * 1024
 READ_BYTES = 512 * 1024
 READ_SECONDS = 0.1
-"""A body is read in parts that take about this long, at most READ_BYTES: each costs a call into the library, and progress is
-seen between them."""
+"""A body is read in parts that take about this long, at most READ_BYTES each. Every part costs a call into the library, and
+progress is noticed only between parts."""
 
 FIRST_BYTES = 64 * 1024
-"""Of a body that are sent with the head."""
+"""Bytes of a body that are sent together with the head."""
 
 FAST_PARTS = 2
-"""So many in a row are read fast before the next one is larger: what lay in buffers comes at once and says little of the line."""
+"""So many parts in a row must be fast before the next one is larger: data that was already buffered comes at once and says
+little about the speed of the connection."""
 
 _TRUSTED = 8
-"""As many times as much as has come there is room made for what has yet to come."""
+"""Memory for the whole body is reserved once 1/8 of it has come."""
 
 SLOWEST_LINE = 16 * 1024
-"""Bytes a second at which what was handed to the library may leave for a slow asker: home lines are faster."""
+"""Bytes a second that the slowest accepted receiver takes of what was given to the library; home connections are faster."""
 
 _WORTH_WAITING_BYTES = 32 * 1024
 _MOST = 2**64 - 1
@@ -55,13 +57,13 @@ _MOST = 2**64 - 1
 
 @dataclass(slots=True)
 class _Parts:
-    """How much of a body is read at once: more after fast parts, less after a slow one, so that slow progress is seen."""
+    """How much of a body is read at once: more after fast parts, less after a slow one, so that slow progress is noticed."""
 
     size: int = _WORTH_WAITING_BYTES // 2
     _fast: int = 0
 
     def took(self, seconds: float) -> None:
-        """The last part took so long."""
+        """Note how long the last part took."""
         if seconds > READ_SECONDS:
             self._fast, self.size = 0, max(self.size // 2, _WORTH_WAITING_BYTES // 2)
             return
@@ -73,7 +75,7 @@ class _Parts:
 
 @dataclass(slots=True)
 class _Transfer:
-    """A fetch shared by all who want the blob. waiters: how many still do."""
+    """A fetch that all callers for the same blob share. waiters: how many still wait."""
 
     plan: FetchPlan
     max_bytes: int
@@ -128,7 +130,7 @@ class BlobExchange:
             return await self._send(stream, await self._read(offer), most=request.max_bytes)
 
     async def _read(self, offer: Offer) -> bytes | memoryview | None:
-        """An offered blob, None when it is void; then it is offered no more."""
+        """An offered blob. None when it is no longer valid; the offer is then withdrawn."""
         blob = await anyio.to_thread.run_sync(offer.checked, limiter=self._readers)
         if blob is None:
             self._offers.withdraw(offer)
@@ -145,7 +147,7 @@ class BlobExchange:
                 patience.deadline = self._now() + self._settings.stall_seconds + chunk / SLOWEST_LINE
                 await stream.write(body[at : at + chunk])
 
-            # The library took all of it at once, and the line has yet to carry it.
+            # The library took all of it at once, but has not sent it yet.
             patience.deadline = self._now() + self._settings.stall_seconds + len(body) / SLOWEST_LINE
             await stream.finish()
             await stream.delivered()
@@ -199,7 +201,7 @@ class BlobExchange:
         return blob
 
     async def aclose(self) -> None:
-        """Stop all transfers; who waits for one gets BlobNotFound."""
+        """Stop all transfers; callers that wait for one get BlobNotFound."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -230,7 +232,7 @@ class BlobExchange:
                         races[asyncio.create_task(self._ask(source, blob_hash, transfer.max_bytes, race))] = race
                         continue
 
-                    open_still = plan.outcome(mesh.members) is Outcome.OPEN  # by a slow source, or a member out of reach
+                    open_still = plan.outcome(mesh.members) is Outcome.OPEN  # a slow source, or a member out of reach
                     if open_still and racing.again_due(now()) and plan.ask_again():
                         continue
 
@@ -250,7 +252,7 @@ class BlobExchange:
             await asyncio.gather(*races, return_exceptions=True)
 
     async def _release(self, races: dict[asyncio.Task[bytes | Answer], Race], race: Race, plan: FetchPlan) -> None:
-        """Ask a source no longer, by our own choice: it may be asked again later."""
+        """Stop asking a source by our own choice; it may be asked again later."""
         task = next(task for task, known in races.items() if known is race)
         del races[task]
         plan.release(race.peer)
@@ -260,7 +262,7 @@ class BlobExchange:
     async def _first_done(
         self, tasks: set[asyncio.Task[bytes | Answer]], changed: anyio.Event
     ) -> set[asyncio.Task[bytes | Answer]]:
-        """Wait until one is done, the mesh has changed or the hedge delay has passed; returns those done."""
+        """Wait until a task is done, the mesh has changed or the hedge delay has passed; returns the tasks that are done."""
         waiter = asyncio.create_task(changed.wait())
         try:
             await asyncio.wait({*tasks, waiter}, timeout=self._settings.hedge_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -270,7 +272,7 @@ class BlobExchange:
         return {task for task in tasks if task.done()}
 
     async def _ask(self, source: Session, blob_hash: bytes, max_bytes: int, race: Race) -> bytes | Answer:
-        """Ask one source; the blob, verified, or how it failed."""
+        """Ask one source; returns the verified blob, or how it failed."""
         async with source.asking:
             try:
                 stream = await source.open()
@@ -310,7 +312,7 @@ class BlobExchange:
                 return Answer.TOO_LARGE
 
             race.size = head.length
-            body = BytesIO()  # hands out what came without another copy
+            body = BytesIO()  # getvalue() needs no further copy
             roomy = False
             parts, began = _Parts(), self._go_on(patience)
             while race.received < head.length:
@@ -322,7 +324,7 @@ class BlobExchange:
                     return Answer.LOST
 
                 if not roomy and head.length <= _TRUSTED * (race.received + len(chunk)):
-                    roomy = True  # a promise is believed in part: growing step by step would copy all several times
+                    roomy = True  # reserve the rest now: growing step by step would copy the data several times
                     body.seek(head.length - 1)
                     body.write(b"\0")
                     body.seek(race.received)
@@ -336,7 +338,7 @@ class BlobExchange:
         return asyncio.get_running_loop().time()
 
     def _go_on(self, patience: anyio.CancelScope) -> float:
-        """Progress was made: the deadline moves on. The time now. One scope for all reads of a body costs less than one each."""
+        """There was progress: move the deadline. Returns the time now. One scope for all reads is cheaper than one for each."""
         now = self._now()
         patience.deadline = now + self._settings.stall_seconds
         return now
@@ -347,7 +349,7 @@ class BlobExchange:
 
 
 async def sha256(blob: bytes) -> bytes:
-    """SHA-256, in a worker thread when it takes more than a moment."""
+    """SHA-256, in a worker thread for large blobs."""
     if len(blob) < LARGE_BLOB_BYTES:
         return hashlib.sha256(blob).digest()
 
@@ -355,7 +357,7 @@ async def sha256(blob: bytes) -> bytes:
 
 
 async def _verified(body: BytesIO, blob_hash: bytes) -> bytes | None:
-    """What came as a blob, None when its hash is another."""
+    """The body as a blob, None when its hash does not match."""
     blob = body.getvalue()
     return blob if await sha256(blob) == blob_hash else None
 

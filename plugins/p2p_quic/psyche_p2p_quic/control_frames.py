@@ -1,7 +1,7 @@
-"""What is said on a connection: frames of the control stream, and the head of a blob stream.
+"""Messages on a connection: frames of the control stream, and request and head of a blob stream.
 
-Each frame is canonical CBOR [kind, …] behind a 4-byte length. Decided here: every field is checked for type and range before a
-value is built. What answers what belongs in `control_protocol`.
+Each frame is canonical CBOR [kind, …] after a 4-byte length. The type and range of every field are checked before a value is
+built. Which frame answers which is decided in `control_protocol`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_NUMBER = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first frame of both sides. instance: random bytes drawn once per endpoint, so that a restart is told from a redial."""
+    """The first frame of both sides. instance: random bytes, drawn once per endpoint, to tell a restart from a reconnection."""
 
     run_id: str
     instance: bytes
@@ -39,7 +39,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of the sender's own, or one it passes on."""
+    """A message that the sender wrote or passes on (relayed)."""
 
     tag: int
     message: bytes
@@ -62,14 +62,14 @@ class IHave:
 
 @dataclass(frozen=True, slots=True)
 class IWant:
-    """Shortened ids of messages that the sender lacks and the receiver said to have (gossipsub's IWANT)."""
+    """Shortened ids of messages that the sender lacks and the receiver has announced (gossipsub's IWANT)."""
 
     prefixes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """A sign of life. digest: over the sender's live messages, None when it has none."""
+    """A heartbeat. digest: over the sender's live messages, None when it has none."""
 
     number: int
     digest: bytes | None
@@ -86,7 +86,7 @@ Frame = Hello | Message | Inventory | Ping | Pong | IHave | IWant
 
 
 def encode(frame: Frame) -> bytes:
-    """The frame's bytes, without length."""
+    """The frame's bytes, without the length."""
     match frame:
         case Hello(run_id, instance):
             return codec.encode([_HELLO, VERSION, run_id, instance])
@@ -105,7 +105,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes, *, max_bytes: int) -> Frame:
-    """Read a frame. Raises WireError and nothing else."""
+    """Read a frame. Raises only WireError."""
     fields = codec.decode(data, max_bytes=max_bytes, max_depth=1, max_items=8)
     if isinstance(fields, list) and any(isinstance(field, bool | float) for field in fields[:2]):
         message = "a control frame begins with integers"  # the patterns below would match True and 1.0 too
@@ -151,7 +151,7 @@ def _split(ids: bytes) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BlobRequest:
-    """Version byte, hash (32), most bytes wanted (u64 big-endian): 41 bytes."""
+    """41 bytes: version byte, hash (32 bytes), most bytes wanted (u64 big-endian)."""
 
     blob_hash: bytes
     max_bytes: int
@@ -172,7 +172,7 @@ class BlobRequest:
 
 @dataclass(frozen=True, slots=True)
 class BlobHead:
-    """Found flag, length (u64 big-endian): 9 bytes. The body follows when the length is not over what was asked for."""
+    """9 bytes: found flag, length (u64 big-endian). The body follows unless the length is over what was asked for."""
 
     found: bool
     length: int

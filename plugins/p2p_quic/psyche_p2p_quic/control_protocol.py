@@ -1,11 +1,14 @@
-"""One connection's side of the control protocol, without I/O: frames in, frames out.
+"""The control protocol of one connection, without I/O: takes received frames, returns the frames to send.
 
-Decided here: after the hellos both say what they hold, and each sends what the other lacks. Later, who receives a message tells
-its id to a few others at once, and they ask for it if its author did not send it to them (`IHave`, `IWant`, as gossipsub does).
-As a last resort the digests in the pings are compared, and lists travel when these differ. Nothing is sent twice on one
-connection: it is reliable, so what was sent on it arrives or the connection dies, and with it the memory of what was sent. A peer
-is dead after some beats without a sign of life; counting beats and not seconds keeps a program that was itself asleep from
-blaming everybody else. Which peers are talked to, and who is told which ids, is decided elsewhere.
+After the hellos both sides send lists of the messages they hold, and each sends what the other lacks. Later, a peer that
+receives a message soon tells its id to a few others, and they ask for it if its author did not send it to them (`IHave`,
+`IWant`, as in gossipsub). As a last resort, pings carry digests, and lists are sent when the digests differ. Nothing is sent
+twice on one connection: it is reliable, so what was sent arrives or the connection ends, and the record of what was sent ends
+with it.
+
+A peer is considered dead after some heartbeats without any data from it. Beats are counted instead of seconds, so that a
+process which was itself suspended does not blame all others. Which peers are connected is decided in `mesh`, and which of them
+are told which ids in `transport`.
 """
 
 from __future__ import annotations
@@ -23,14 +26,15 @@ _GIVEN_BYTES = 4 * 2**20
 peer compares again. Live messages are far fewer but in a flood, and then a peer must not make us copy all of them at once."""
 
 _INVENTORIES_KEPT = 2
-"""Lists from the peer that are answered in quick succession; further ones wait for the next beats."""
+"""Lists from the peer that are answered in quick succession; later ones are ignored until further beats have passed."""
 
 _WANTS_KEPT = 2048
-"""Messages asked for of one peer within one beat. Ids of messages that nobody has must not make us send as much as came."""
+"""Most messages requested from one peer within one beat, so that ids of messages that nobody has do not make us send as much as
+we receive."""
 
 
 class PeerSilent(TransportError):
-    """A peer gave no sign of life for too long."""
+    """A peer sent nothing for too long."""
 
 
 class ControlProtocol:
@@ -51,11 +55,11 @@ class ControlProtocol:
         self._asked_bytes = 0
 
     def opening(self) -> list[bytes]:
-        """Frames to send first: what we hold, so that the peer sends what we lack."""
+        """Frames to send first: the ids of what we hold, so that the peer sends what we lack."""
         return [control_frames.encode(Inventory(tuple(self._log.prefixes(control_frames.MAX_INVENTORY))))]
 
     def announce(self, entry: LogEntry) -> list[bytes]:
-        """Frames that give the peer a message, none when it has it."""
+        """Frames that send the peer a message, none when it has it."""
         if entry.id in self._known:
             return []
 
@@ -70,11 +74,11 @@ class ControlProtocol:
         return [control_frames.encode(IHave(tuple(prefixes[at : at + most]))) for at in range(0, len(prefixes), most)]
 
     def heard(self) -> None:
-        """Note a sign of life: any byte of the peer."""
+        """Note that bytes arrived from the peer."""
         self._heard = True
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Take in a frame; returns the frames to answer with. Raises WireError when the peer broke the rules."""
+        """Handle a frame; returns the frames to answer with. Raises WireError when the peer broke the protocol."""
         match control_frames.decode(data, max_bytes=self._settings.frame_bytes):
             case Message() as frame:
                 self._take(frame)
@@ -94,7 +98,7 @@ class ControlProtocol:
                 raise WireError(message)
 
     def beat(self) -> list[bytes]:
-        """Frames of the next heartbeat. Raises PeerSilent when the peer has been silent for too many of them."""
+        """Frames of the next heartbeat. Raises PeerSilent when the peer sent nothing for too many of them."""
         self._silent_beats = 0 if self._heard else self._silent_beats + 1
         self._heard = False
         if self._silent_beats >= self._settings.silent_beats:
@@ -156,7 +160,7 @@ class ControlProtocol:
         return given
 
     def _compare(self, digest: bytes | None) -> list[bytes]:
-        """A list of what we hold, when the peer holds something else and we did not say so a moment ago."""
+        """A list of what we hold, if the peer holds something else and we did not send a list recently."""
         if digest is None or digest == self._log.digest() or self._beats_since_inventory < self._settings.inventory_beats:
             return []
 

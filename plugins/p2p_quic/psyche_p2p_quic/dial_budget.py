@@ -1,14 +1,14 @@
-"""How often the addresses that a member published may be dialled. Pure; times are the caller's.
+"""Limits how often the addresses that a member published may be dialled. Pure; the caller passes the time.
 
-A member may publish up to 16 addresses of anybody, again and again, and all members dial them: some seven packets of 1,200 bytes
-to each address for every try. So tries at addresses that have proved nothing are counted, an hour's worth for each member, and
-for each host whoever published it; a host is an IPv4 address or an IPv6 /64. Who published and when plays no part: the count goes
-on when a member moves, leaves, or comes back. A connection proves its peer's key: what is spent on an address that answers so is
-given back, and the address may be dialled freely from then on, until it has not answered for an hour.
+A member may publish up to 16 addresses of anybody, again and again, and all members dial them: about seven packets of 1,200
+bytes to each address for every try. So tries at unproven addresses are limited per hour, for each member and for each host. A
+host is an IPv4 address or an IPv6 /64; its count is the same whoever published it. A count continues when a member moves,
+leaves or comes back. A connection proves its peer's key: the try at that address is given back, and the address may be dialled
+freely until it has not answered for an hour.
 
-Decided: the library remembers the addresses it was given for a peer for a while after the last connection and sends to all of
-them again whenever the peer is dialled. They are therefore counted at each try, also at one that names others; and while an
-address that has proved itself answers, no others are named. What is remembered is bounded, the longest unused is forgotten.
+After the last connection, the library remembers a peer's addresses for a while, and each dial of the peer sends to all of them.
+Therefore each dial counts them again, even if it names other addresses; and while a proven address answers, no others are
+named. What is remembered is bounded; the least recently used entry is forgotten first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 HOUR = 3600.0
 PROVEN_SECONDS = HOUR
 LIBRARY_SECONDS = 120.0
-"""iroh 1.2 forgets a peer's addresses about a minute after its last connection; twice that, to be sure."""
+"""iroh 1.2 forgets a peer's addresses about a minute after its last connection; this is twice that, to be sure."""
 
 REMEMBERED_PEERS = 4096
 REMEMBERED_HOSTS = 32_768
@@ -32,7 +32,7 @@ _ROUNDING = 1e-6
 
 @dataclass(slots=True)
 class _Allowance:
-    """`most` at once and as many an hour. left may fall below zero, which is made up for by waiting."""
+    """`most` tries at once and as many an hour. left may fall below zero; it recovers with time."""
 
     most: int
     left: float
@@ -45,7 +45,7 @@ class _Allowance:
         return self.left
 
     def wait(self, count: int, now: float) -> float:
-        """Seconds until `count` are left; counts above the most are waited for as the most."""
+        """Seconds until `count` are left; a count above `most` is treated as `most`."""
         lacking = min(count, self.most) - self.fill(now)
         return lacking * HOUR / self.most if lacking > _ROUNDING else 0.0
 
@@ -60,9 +60,9 @@ class _Allowance:
 
 @dataclass(slots=True)
 class _Peer:
-    """known: addresses without proof that the library may still send to. tried: when it last had reason to.
+    """known: unproven addresses that the library may still send to. tried: when it last had reason to.
 
-    proven: addresses and when each last answered; at: the one that did last. failed: whether the last try came to nothing.
+    proven: addresses and when each last answered; at: the one that answered last. failed: whether the last try failed.
     """
 
     allowance: _Allowance
@@ -74,7 +74,7 @@ class _Peer:
 
 
 class DialBudget:
-    """per_peer, per_host: tries at addresses without proof, at once and an hour."""
+    """per_peer, per_host: tries at unproven addresses, at once and an hour."""
 
     def __init__(self, *, per_peer: int, per_host: int) -> None:
         self._per_peer = per_peer
@@ -83,7 +83,7 @@ class DialBudget:
         self._hosts: OrderedDict[str, _Allowance] = OrderedDict()
 
     def take(self, peer: bytes, addresses: Sequence[str], *, now: float) -> tuple[list[str], float]:
-        """Those of a peer's `ip:port` addresses to dial now, which are counted; and if none, the seconds to wait."""
+        """Choose from a peer's `ip:port` addresses those to dial now and count them. If there are none: the seconds to wait."""
         state = self._peer(peer, now)
         if now - state.tried > LIBRARY_SECONDS:
             state.known.clear()
@@ -113,7 +113,7 @@ class DialBudget:
         return chosen, 0.0
 
     def proved(self, peer: bytes, address: str, *, now: float) -> None:
-        """The peer proved its key at the address, whoever dialled."""
+        """The peer proved its key at the address, whichever side dialled."""
         state = self._peer(peer, now)
         if address in state.known:
             del state.known[address]
@@ -127,7 +127,7 @@ class DialBudget:
             del state.proven[next(iter(state.proven))]
 
     def ended(self, peer: bytes, *, now: float) -> None:
-        """A connection with the peer is over: until now it was at its address, and the library remembered the others."""
+        """A connection with the peer ended: it used its address until now, and the library remembered the others."""
         state = self._peer(peer, now)
         state.tried = now
         if state.at in state.proven:
@@ -157,7 +157,7 @@ class DialBudget:
 
 
 def _host_of(address: str) -> str:
-    """What counts as one host in `ip:port` or `[ip]:port`."""
+    """The host that `ip:port` or `[ip]:port` counts for."""
     ip = ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is None:
         return str(ipaddress.ip_network((ip, 64), strict=False))

@@ -1,11 +1,12 @@
-"""The only room that talks to iroh: typed endpoints, links and streams, with the library's hazards kept inside.
+"""The only module that uses iroh: typed endpoints, links and streams, which work around the library's pitfalls.
 
-What it hides: no socket is bound beyond the interface asked for and loopback (a custom preset; the library would add `[::]`);
-errors become `LinkLost` with a sentence (`str(IrohError)` is empty); a stream given up is stopped and reset, since one that is
-merely dropped looks finished to the peer; a finished stream waits until the peer has it. What it cannot hide and callers must
-heed: cancelling a read loses data, so a cancelled read is fatal to its stream; every stream's content must carry its own length
-and hash. Relays and discovery are disabled for now; `Endpoint.bind` is the place for them. Refuses to decide anything about
-peers.
+No socket is bound beyond the requested interface and loopback (by a custom preset; the library would add `[::]`). Errors become
+`LinkLost` with a message (`str(IrohError)` is empty). A stream that is given up is stopped and reset, because one that is only
+dropped looks finished to the peer. A finished stream waits until the peer has received it.
+
+Callers must know: cancelling a read loses data, so the stream is unusable after it. Every stream's content must carry its own
+length and hash. Relays and discovery are disabled for now; `Endpoint.bind` is the place for them. Decisions about peers belong
+in `mesh`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Stream:
             await self._send.finish()
 
     async def delivered(self) -> None:
-        """Wait until the peer has all of a finished stream, or has stopped reading it."""
+        """Wait until the peer has received all of a finished stream, or has stopped reading it."""
         with _as_link_lost("wait for delivery"):
             await self._send.stopped()
 
@@ -87,7 +88,7 @@ class Stream:
             await self._send.set_priority(_CONTROL_PRIORITY)
 
     async def stop_reading(self) -> None:
-        """Tell the peer that nothing more is read, and drop what has come. No read may be pending."""
+        """Tell the peer that nothing more is read, and drop received data. No read may be pending."""
         with anyio.move_on_after(_GIVE_UP_SECONDS, shield=True):
             try:
                 await self._receive.stop(0)
@@ -95,7 +96,7 @@ class Stream:
                 return  # it has ended already
 
     async def abandon(self) -> None:
-        """Give up both directions, so that the peer sees a broken stream and no end. No read or write may be pending."""
+        """Give up both directions, so that the peer sees a broken stream, not a finished one. No read or write may be pending."""
         await self.stop_reading()
         with anyio.move_on_after(_GIVE_UP_SECONDS, shield=True):
             try:
@@ -105,7 +106,7 @@ class Stream:
 
 
 class Link:
-    """A connection to a peer whose key is proven."""
+    """A connection to a peer that has proved its key."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -113,7 +114,7 @@ class Link:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The `ip:port` texts from which the peer has answered on this connection, normally one; empty once it is closed."""
+        """The `ip:port` texts the peer has answered from on this connection, normally one; empty once it is closed."""
         paths = self._connection.paths()
         return tuple(str(path.remote_addr) for path in paths if path.is_ip and (path.is_selected or path.stats.udp_rx_datagrams))
 
@@ -128,7 +129,7 @@ class Link:
             return Stream(await self._connection.accept_bi())
 
     async def accept_one_way(self) -> None:
-        """Wait until the peer opens a stream in one direction, and stop it."""
+        """Wait until the peer opens a one-way stream, and stop it."""
         with _as_link_lost("accept a stream"):
             stream = await self._connection.accept_uni()
             await stream.stop(0)
@@ -139,18 +140,18 @@ class Link:
 
     @property
     def close_reason(self) -> str:
-        """Why it ended, "" while it lives; the peer's words, safe to show."""
+        """Why it ended, "" while it is open; the peer's text, safe to show."""
         return printable(str(self._connection.close_reason() or ""))
 
     @property
     def peer_code(self) -> int | None:
-        """The code the peer closed it with, None when it lives or ended otherwise."""
+        """The code that the peer closed it with; None while it is open or when it ended otherwise."""
         found = _PEER_CODE.fullmatch(str(self._connection.close_reason() or ""))
         return int(found[1]) if found else None
 
 
 class Arrival:
-    """A connection attempt from outside; nothing about it is proven yet."""
+    """An incoming connection attempt; nothing about it is proved yet."""
 
     def __init__(self, incoming: Any) -> None:
         self._incoming = incoming
@@ -162,7 +163,7 @@ class Arrival:
             return Link(await accepting.connect())
 
     async def prove_source(self) -> bool:
-        """Make the sender prove its address by coming again; False when it has proven it already."""
+        """Make the sender prove its address by connecting again (QUIC retry); False when it has proved it already."""
         with _as_link_lost("ask for a retry"):
             if await self._incoming.remote_addr_validated():
                 return False
@@ -171,13 +172,13 @@ class Arrival:
             return True
 
     async def refuse(self) -> None:
-        """Turn it away."""
+        """Refuse the connection."""
         with _as_link_lost("refuse a connection"):
             await self._incoming.refuse()
 
 
 class _OneInterface(iroh.Preset):
-    """Binds the given socket addresses and no others."""
+    """Binds only the given socket addresses."""
 
     def __init__(self, sockets: Sequence[str]) -> None:
         self._sockets = sockets
@@ -231,13 +232,13 @@ class Endpoint:
         return None if incoming is None else Arrival(incoming)
 
     async def dial(self, peer: bytes, addresses: Sequence[str]) -> Link:
-        """Connect to the peer with that key at any of the `ip:port` addresses. Waits long; give it a deadline."""
+        """Connect to the peer with that key at any of the `ip:port` addresses. May take long; use a timeout."""
         with _as_link_lost("dial"):
             target = iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), None, list(addresses))
             return Link(await self._endpoint.connect(target, ALPN))
 
     async def aclose(self, *, timeout: float) -> None:
-        """Close all connections; the peers see it at once. Waits until their packets are out, at most `timeout` seconds."""
+        """Close all connections; the peers see it at once. Waits until the last packets are sent, at most `timeout` seconds."""
         with anyio.move_on_after(timeout, shield=True), _as_link_lost("close"):
             await self._endpoint.close()
 

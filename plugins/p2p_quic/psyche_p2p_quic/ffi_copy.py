@@ -1,8 +1,8 @@
-"""Mends one method of the iroh bindings: bytes on their way to Rust are copied in one go, not one by one in Python.
+"""Patches one method of the iroh bindings, so that bytes passed to Rust are copied at once, not one by one in Python.
 
-As shipped, version 1.2 sends 4 MB/s and blocks the event loop meanwhile (iroh-ffi issue 229). Decided here: the method is
-replaced only in the versions it was measured in and only if the replacement passes a test against the real library; otherwise a
-warning is given and everything works, slowly. To be removed when a fixed release is out.
+The method of version 1.2 sends 4 MB/s and blocks the event loop meanwhile (iroh-ffi issue 229). It is replaced only in the
+versions in which it was measured, and only if the replacement passes a test against the real library. Otherwise there is a
+warning, and everything works, but slowly. Remove this module when a fixed release is out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SAMPLE = bytes(range(256)) * 3
 
 
 def _write(builder: Any, value: bytes | memoryview) -> None:
-    """Append `value`, bytes or anything that has bytes, to the builder's Rust buffer."""
+    """Append `value`, bytes or a buffer, to the builder's Rust buffer."""
     count = len(value)
     if not count:
         return
@@ -33,7 +33,7 @@ def _write(builder: Any, value: bytes | memoryview) -> None:
 
 
 def _copies_right() -> bool:
-    """Whether appended samples come out of a Rust buffer as they went in, across a reallocation."""
+    """Whether a Rust buffer returns samples as they were appended, also across a reallocation."""
     builder = _ffi._UniffiRustBufferBuilder()
     try:
         _write(builder, _SAMPLE[:5])
@@ -48,7 +48,7 @@ def _copies_right() -> bool:
 
 
 def mend() -> bool:
-    """Replace the method where that is known to be right; False, with a warning, where it is not. Safe to call again."""
+    """Replace the method where the replacement is known to work, else warn and return False. Safe to call again."""
     version = importlib.metadata.version("iroh")
     builder = getattr(_ffi, "_UniffiRustBufferBuilder", None)
     if getattr(builder, "write", None) is _write:
@@ -61,7 +61,7 @@ def mend() -> bool:
         try:
             if not _copies_right():
                 reason = "its test failed"
-        except Exception as error:  # whatever is different about this build, the shipped method stays
+        except Exception as error:  # whatever differs in this build: keep the original method
             reason = f"its test raised {type(error).__name__}: {error}"
 
     if reason:

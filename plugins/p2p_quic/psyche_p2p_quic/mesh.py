@@ -1,9 +1,10 @@
-"""Connections to all members: who dials, who is let in, which of two connections stays.
+"""Connections to all members: which side dials, which peers are accepted, and which of two connections stays.
 
-Decided here: what a member publishes is dialled only where `ranges` and as often as `dialling` allow. One connection per pair.
-The peer with the smaller key dials at once, the other after a grace, so that two dials rarely cross; when they do, the one
-dialled by the smaller key stays, and both sides see it so. A peer that was restarted (another instance in its hello) replaces its
-old connection at once. Who is no member is closed as soon as its key is proven. Refuses to know what is said on a connection.
+Published addresses are dialled only if `ranges` permits it and as often as `dial_budget` permits it. Each pair has one
+connection. The peer with the smaller key dials at once, the other after a delay, so that two dials rarely cross; if they do,
+the connection dialled by the smaller key stays, and both sides decide this alike. A restarted peer (another instance in its
+hello) replaces its old connection at once. A peer that is not a member is disconnected as soon as it has proved its key. What
+is sent on a connection is up to `session`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from psyche_p2p_quic.settings import QuicSettings
 logger = logging.getLogger(__name__)
 
 Furnish = Callable[[Link, Stream, FrameDecoder, bool, bytes], Session]
-"""Makes a session of a link past the hello: link, control stream, decoder, whether we dialled, the peer's instance."""
+"""Makes a session of a link after the hello. Arguments: link, control stream, decoder, whether we dialled, the peer's
+instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class _Member:
 
 
 class Mesh:
-    """endpoint: bound. own: our key. hello: what we say first. furnish: makes sessions. tasks: everything runs in it."""
+    """endpoint: bound. own: our key. hello: our first frame. furnish: makes sessions. tasks: runs all of the mesh's tasks."""
 
     def __init__(
         self, endpoint: Endpoint, *, own: bytes, hello: Hello, furnish: Furnish, settings: QuicSettings, tasks: TaskGroup
@@ -66,11 +68,11 @@ class Mesh:
 
     @property
     def members(self) -> tuple[bytes, ...]:
-        """The keys of the peers we talk to."""
+        """The keys of the current members, ours excluded."""
         return tuple(self._members)
 
     def set_members(self, addresses: Mapping[bytes, bytes]) -> None:
-        """Replace the members; who is new is dialled, who is left out is disconnected, who has moved is dialled anew."""
+        """Replace the members: new ones are dialled, removed ones disconnected, those with a new address dialled again."""
         wanted = {peer: address for peer, address in addresses.items() if peer != self._own}
         for peer in [peer for peer, member in self._members.items() if wanted.get(peer) != member.address]:
             old = self._members.pop(peer)
@@ -92,7 +94,7 @@ class Mesh:
         self._tell()
 
     async def listen(self) -> None:
-        """Let members in until the endpoint is closed."""
+        """Accept connections of members until the endpoint is closed."""
         most = self._settings.handshakes
         while (arrival := await self._endpoint.arrival()) is not None:
             if self._handshakes >= most:
@@ -103,14 +105,14 @@ class Mesh:
             self._tasks.start_soon(self._welcome, arrival, self._handshakes > most // 2)
 
     def offended(self, peer: bytes, reason: str) -> None:
-        """A peer broke the rules: it is refused for a while."""
+        """A peer broke the rules: refuse it for a while."""
         logger.warning("peer %s broke the rules and is refused for a while: %s", peer[:4].hex(), reason)
         self.reputation.offended(peer, now=_now())
 
     # ---------------------------------------------------------------------------------------------------- outwards
 
     async def _keep(self, peer: bytes, member: _Member) -> None:
-        """Hold a connection to a member until it is a member no more."""
+        """Keep a connection to a member for as long as it is one."""
         with member.scope:
             dialable = self._dialable(peer, member.address)
             pause = 0.0 if self._own < peer else self._settings.dial_grace_seconds
@@ -240,7 +242,7 @@ class Mesh:
         return frame(control_frames.encode(self._hello), limit=control_frames.MAX_HELLO_BYTES)
 
     async def _greeted(self, link: Link, stream: Stream, *, dialled: bool) -> Session:
-        """Read the peer's hello. Raises WireError when it is not one of our run."""
+        """Read the peer's hello. Raises WireError when it is not a hello of our run."""
         decoder = FrameDecoder(limit=control_frames.MAX_HELLO_BYTES)
         while (data := decoder.next()) is None:
             received = await stream.read(control_frames.MAX_HELLO_BYTES)
@@ -259,7 +261,7 @@ class Mesh:
         return self._furnish(link, stream, decoder, dialled, hello.instance)
 
     def _settle(self, made: Session) -> bool:
-        """Keep the new connection or the one there is; whether it was the new one."""
+        """Keep the new connection or the existing one; returns whether the new one was kept."""
         old = self.sessions.get(made.peer)
         if old is not None and not old.ended.is_set():
             restarted = old.instance != made.instance
@@ -276,7 +278,7 @@ class Mesh:
     async def _run(self, made: Session) -> None:
         try:
             await made.run()
-        except Exception:  # a bug met by one peer's bytes must not reach the others
+        except Exception:  # a bug triggered by one peer must not affect the others
             logger.exception("the connection with %s failed", made.peer[:4].hex())
         finally:
             self._dials.ended(made.peer, now=_now())
@@ -290,10 +292,10 @@ class Mesh:
 
 
 def newer_stays(own: bytes, peer: bytes, *, old_dialled: bool, new_dialled: bool) -> bool:
-    """Which of two connections between the same two endpoints stays; both ends come to the same answer.
+    """Whether the newer of two connections between the same two endpoints stays; both ends decide this alike.
 
-    `*_dialled`: whether we dialled it. After crossing dials it is the one the smaller key dialled; when the same side dialled
-    both, it did so because it lost the older.
+    `*_dialled`: whether we dialled it. After crossing dials, the one dialled by the smaller key stays. If the same side dialled
+    both, it did so because it had lost the older one.
     """
     return old_dialled == new_dialled or new_dialled == (own < peer)
 

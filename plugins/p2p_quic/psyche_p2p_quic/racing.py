@@ -1,9 +1,9 @@
-"""Which sources of one blob are asked at the same time: pure decisions about their progress. Times are the caller's.
+"""Decides which sources of one blob are asked at the same time, from their progress. Pure; the caller passes the time.
 
-A source that sends next to nothing, or at whose pace the rest would take long, is raced by the next. A source that drips just
-enough to count as progress cannot hold up a fetch that way. Where our own line is what is slow, a second source adds nothing:
-each race begun beside one that sends is a trial, and ends after a moment with the better of the two if both together are no
-faster.
+When a source sends almost nothing, or would need long for the rest at its rate, another source is asked too. So a source that
+sends just enough to count as progress cannot delay a fetch. If our own connection is the bottleneck, a second source does not
+help: a source added beside one that sends is therefore on trial. If both together are not faster after a short time, the slower
+of the two is dropped.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 GAIN = 1.25
-"""How many times as fast all sources together must be with one more, or one source against another."""
+"""By this factor all sources together must be faster with one more, or one source faster than another."""
 
 LOOKS_OF_A_TRIAL = 2
-"""Looks at a new source before it is judged."""
+"""Measurements of a new source before it is judged."""
 
 ALMOST = 0.9
-"""Of the time between two looks: a timer may end a moment early."""
+"""Fraction of the time between two measurements that must have passed: a timer may end slightly early."""
 
 
 @dataclass(slots=True, eq=False)
 class Race:
-    """One source being asked. began, looked_at: when. received: body bytes so far; size: of the body, None before its head came.
+    """One source being asked. began, looked_at: times. received: body bytes so far; size: of the body, None before its head came.
 
-    rate: bytes a second between the last two looks. slow: whether another source should be asked. before: rate of all sources
-    when this one was asked beside them, while it is on trial.
+    rate: bytes a second between the last two measurements. slow: whether another source should be asked. before: rate of all
+    other sources when this one was added, while it is on trial.
     """
 
     peer: bytes
@@ -41,7 +41,7 @@ class Race:
     _seen: int = 0
 
     def look(self, now: float, *, least: int, longest: float) -> None:
-        """See what came since the last look. least: bytes that are progress. longest: seconds that the rest may take."""
+        """Measure progress since the last call. least: bytes that count as progress. longest: seconds that the rest may take."""
         fresh = self.received - self._seen
         self.rate = fresh / max(now - self.looked_at, 1e-3)
         self._seen, self.looked_at = self.received, now
@@ -52,11 +52,11 @@ class Race:
 
 @dataclass(slots=True)
 class Racing:
-    """The sources of one fetch. hedge_seconds: from one look to the next. least: bytes that are progress in that time.
+    """The sources of one fetch. hedge_seconds: between two measurements. least: bytes that count as progress in that time.
 
-    longest: seconds that a source may need for the rest without being raced. pause: seconds until the next trial, or until
-    members that had nothing are asked again, doubled each time. Guaranteed: a source that is asked alone and sends is never given
-    up.
+    longest: seconds that a source may need for the rest before another is asked too. pause: seconds until the next trial, or
+    until members that had nothing are asked again; it doubles each time. A source that is asked alone and sends is never
+    dropped.
     """
 
     hedge_seconds: float
@@ -69,7 +69,7 @@ class Racing:
     _again_pause: float | None = None
 
     def look(self, races: Iterable[Race], now: float) -> Race | None:
-        """Judge the progress of each source that has been asked for long enough; one that is to be given up, None mostly."""
+        """Measure each source that has been asked for long enough; returns one that should be dropped, mostly None."""
         races = tuple(races)
         for race in races:
             if now - race.looked_at >= ALMOST * self.hedge_seconds:
@@ -89,16 +89,16 @@ class Racing:
         return now >= self._held_until or not any(self._sends(race) for race in races)
 
     def entered(self, race: Race, others: Iterable[Race]) -> None:
-        """A source is asked. others: those that are asked already; it is on trial beside one that sends."""
+        """A source is asked now. others: those already asked; if one of them sends, the new one is on trial."""
         others = tuple(others)
         if any(self._sends(other) for other in others):
             race.before = sum(other.rate for other in others)
 
     def makes_place(self, races: Iterable[Race], now: float) -> Race | None:
-        """Who is given up for another where no more may be asked; None: nobody now.
+        """The source to drop for another one when the limit is reached; None for now to keep all.
 
-        First those that send nothing, longest asked first, so that each gets its time; else, now and then, the one whose rest
-        would take longest.
+        First those that send nothing, the longest asked first, so that each gets its time; otherwise, from time to time, the
+        one whose rest would take longest.
         """
         races = tuple(races)
         idle = [race for race in races if not self._sends(race)]
@@ -111,7 +111,7 @@ class Racing:
         return max(races, key=lambda race: ((race.size or 0) - race.received) / race.rate)
 
     def again_due(self, now: float) -> bool:
-        """Whether members that had nothing are asked again: all sources are slow, or none is left, for a while."""
+        """Whether members that had nothing are asked again, because all sources have been slow, or none was left, for a while."""
         if self._again_at is None or self._again_pause is None:
             self._again_pause = self.pause
             self._again_at = now + self.pause

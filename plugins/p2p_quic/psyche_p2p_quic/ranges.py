@@ -1,10 +1,10 @@
-"""Which published addresses we dial at all, judged by our own. Pure.
+"""Decides which published IP addresses we dial at all, given our own addresses. Pure.
 
-Decided: a public address is dialled; one of a private, shared or link-local range only while one of our own addresses is of the
-same range, or a member could have us knock at the doors of a network it cannot see; a loopback address only while we are reached
-at a loopback address ourselves. Ranges and not the masks of interfaces: a private network is often routed in parts, and clouds
-give machines masks that hold one address. What an IPv6 address carries inside (mapped, 6to4, Teredo, NAT64) must pass, too.
-Refuses all that is neither public nor of a range below: documentation, reserved, broadcast.
+A public address is dialled. An address of a private, shared or link-local range is dialled only if one of our own addresses is
+in the same range; otherwise a member could make us probe a network that it cannot reach. A loopback address is dialled only if
+we are reached at a loopback address ourselves. Ranges are compared, not interface masks: private networks are often routed in
+parts, and clouds give machines masks for a single address. Addresses embedded in an IPv6 address (mapped, 6to4, Teredo, NAT64)
+must pass too. All others are not dialled: documentation, reserved, broadcast.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PRIVATE: tuple[IPv4Network | IPv6Network, ...] = tuple(
 )
 _UNIQUE_LOCAL = IPv6Network("fc00::/7")
 _SITE_BITS = 48
-"""One site's part of the unique local addresses."""
+"""Prefix length of one site in the unique local addresses."""
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def may_dial(text: str, own: Collection[Address]) -> bool:
-    """Whether to dial an IP, given those we are reached at ourselves. Raises ValueError when the text is no IP."""
+    """Whether to dial an IP, given our own addresses. Raises ValueError when the text is no IP."""
     return all(_may_dial(address, own) for address in _with_inner(ipaddress.ip_address(text)))
 
 
@@ -49,7 +49,7 @@ def _range_of(address: Address) -> IPv4Network | IPv6Network | None:
 
 
 def _with_inner(address: Address) -> Iterator[Address]:
-    """The address, or the one that it only stands for, and those inside."""
+    """The address, or the one it maps to, and those embedded in it."""
     if isinstance(address, IPv4Address):
         yield address
         return

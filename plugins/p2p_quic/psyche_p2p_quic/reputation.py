@@ -1,4 +1,4 @@
-"""How peers have behaved: who is refused until when, how many wrong blobs each has served. Pure; times are the caller's."""
+"""Records how peers behaved: until when each is refused, and how many wrong blobs it served. Pure; the caller passes the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 
 class Reputation:
-    """penalty_seconds: how long an offender is refused. false_blobs: wrong blobs until they are an offence."""
+    """penalty_seconds: how long an offender is refused. false_blobs: number of wrong blobs that is an offence."""
 
     def __init__(self, *, penalty_seconds: float, false_blobs: int) -> None:
         self._penalty_seconds = penalty_seconds
@@ -18,7 +18,7 @@ class Reputation:
 
     @property
     def doubted(self) -> AbstractSet[bytes]:
-        """Peers that served a wrong blob since they became members: to be asked after all others."""
+        """Peers that served a wrong blob since they became members; they are asked last."""
         return self._doubted
 
     def offended(self, peer: bytes, *, now: float) -> None:
@@ -26,7 +26,7 @@ class Reputation:
         self._refused_until[peer] = now + self._penalty_seconds
 
     def served_false(self, peer: bytes, *, now: float) -> bool:
-        """The peer served bytes that do not match their hash; whether that was once too often."""
+        """The peer served bytes that do not match their hash; returns whether that made it an offender."""
         self._doubted.add(peer)
         self._false[peer] += 1
         if self._false[peer] < self._most_false:
@@ -37,11 +37,11 @@ class Reputation:
         return True
 
     def refused_for(self, peer: bytes, *, now: float) -> float:
-        """Seconds that the peer is still refused for, 0 when it is welcome."""
+        """Seconds that the peer is still refused for, 0 when it is not refused."""
         return max(0.0, self._refused_until.get(peer, 0.0) - now)
 
     def keep_only(self, peers: frozenset[bytes]) -> None:
-        """Forget who is no member any more."""
+        """Forget peers that are no longer members."""
         self._refused_until = {peer: until for peer, until in self._refused_until.items() if peer in peers}
         self._doubted &= peers
         self._false = Counter({peer: count for peer, count in self._false.items() if peer in peers})

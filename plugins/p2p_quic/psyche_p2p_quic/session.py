@@ -1,8 +1,8 @@
-"""One connection with a member: the tasks that carry frames and streams between the link and the conversation.
+"""One connection with a member: tasks that carry frames and streams between the link and the control protocol.
 
-Decided here: whatever the peer does wrong ends this connection, with a code and a sentence, and nothing else; a read is never
-cancelled while the link lives (closing the link ends it); frames are read no faster than the settings allow, so a flood waits in
-the peer's own buffers; a peer that does not read what we send is given up when the queue is full.
+Whatever the peer does wrong ends only this connection, with a code and a message. A read is never cancelled while the link is
+open; closing the link ends it. Frames are read no faster than the settings allow, so a flood waits in the peer's own buffers.
+When the send queue is full, a peer that does not read is disconnected. What frames mean is decided in `control_protocol`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CLOSED, NOT_A_MEMBER, BROKE_RULES, SUPERSEDED, SILENT, NOT_READING = range(6)
 
 
 class Owner(Protocol):
-    """What a session tells the endpoint it belongs to."""
+    """What a session reports to its transport."""
 
     def count(self, *, sent: int = 0, received: int = 0) -> None:
-        """Payload bytes went over the wire."""
+        """Payload bytes were sent or received."""
 
     def messages_arrived(self) -> None:
         """The message log may hold unread messages."""
@@ -45,10 +45,10 @@ class Owner(Protocol):
 
 
 class Session:
-    """link, stream: a connection and its control stream, both past the hello. decoder: with what was read behind the hello.
+    """link, stream: a connection and its control stream, both after the hello. decoder: holds what was read after the hello.
 
-    dialled: whether we dialled. instance: the peer's. `ended` is set when it
-    is over; `peer_left` says then whether the peer said goodbye, and so will not be there when dialled at once.
+    dialled: whether we dialled. instance: the peer's. `ended` is set when the session is over. `peer_left` then says whether
+    the peer closed it itself; if so, dialling it at once would be useless.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Session:
         self._closing = anyio.Event()
 
     def send(self, frames: Iterable[bytes]) -> None:
-        """Queue frames; a peer for whom too much is queued is given up."""
+        """Queue frames; a peer for which too much is queued is disconnected."""
         if self._closing.is_set():
             return
 
@@ -99,7 +99,7 @@ class Session:
             self._queue_filled.set()
 
     def close(self, code: int, reason: str) -> None:
-        """End it now; the peer sees the code and the reason. Idempotent."""
+        """End the session now; the peer sees the code and the reason. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             self._queue.clear()  # now, not when the last task has ended
@@ -111,7 +111,7 @@ class Session:
         return await self._link.open()
 
     async def run(self) -> None:
-        """Carry on until either side ends it. Raises nothing but cancellation."""
+        """Run until either side ends it. Raises nothing but cancellation."""
         self.send(self.conversation.opening())
         try:
             async with anyio.create_task_group() as tasks:
@@ -120,7 +120,7 @@ class Session:
                 tasks.start_soon(self._part, lambda: self._accept(tasks), tasks)
                 try:
                     await self._closing.wait()
-                finally:  # before the parts are cancelled: an interrupted write looks like a finished stream to the peer
+                finally:  # before cancelling the parts: to the peer, an interrupted write looks like a finished stream
                     self.close(CLOSED, "closed")
                     tasks.cancel_scope.cancel()
         finally:
@@ -160,7 +160,7 @@ class Session:
             self._decoder.feed(received)
 
     def heard(self, received: int) -> None:
-        """Note bytes from the peer, on whichever stream."""
+        """Note bytes received from the peer, on any stream."""
         self.conversation.heard()
         self._owner.count(received=received)
 

@@ -1,4 +1,4 @@
-"""Every constant of this transport, in one frozen value that embedders and tests may replace."""
+"""All constants of this transport, in one frozen value that embedders and tests may replace."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from psyche_core.p2p.message_log import LogLimits
 class QuicSettings:
     """Times are seconds, sizes bytes.
 
-    heartbeat_seconds, silent_beats: a ping goes out each beat; a peer that was silent for that many beats is taken for dead.
-    inventory_beats: at most one comparison of live messages per peer in that many beats.
-    gossip_seconds, gossip_peers: ids of messages that came from others are told to so many members, drawn anew each time, so long
-    after the first of them came. Most have them from their authors by then.
-    handshake_seconds: for a dial, and for the first exchange after it. dial_grace_seconds: how long the peer with the larger id
-    waits for the other to dial. retry_seconds, retry_most_seconds: first and longest pause between dials, doubled each time.
-    dials_per_peer, dials_per_host: tries an hour at addresses that a member published and that have not proved to be its own, see
-    `dialling`: for each member, and for each host; as many at once. A host may be the home of all 256 members of a run.
-    penalty_seconds: how long a peer that broke the rules is refused. false_blobs: wrong blobs from a peer until it is refused.
+    heartbeat_seconds, silent_beats: a ping is sent each beat; a peer that sent nothing for that many beats is considered dead.
+    inventory_beats: at most one comparison of live messages per peer in that many beats. gossip_seconds, gossip_peers: ids of
+    messages from others are sent to this many members, chosen at random each time, this long after the first message came. By
+    then most members have them from their authors.
+
+    handshake_seconds: timeout of a dial and the exchange of hellos. dial_grace_seconds: how long the peer with the larger key
+    waits for the other to dial. retry_seconds, retry_most_seconds: first and longest pause between dials; it doubles each time.
+    dials_per_peer, dials_per_host: tries an hour at published addresses that are not proved, see `dial_budget`: for each
+    member, and for each host; as many at once. One host may run all 256 members of a run. penalty_seconds: how long a peer that
+    broke the rules is refused. false_blobs: wrong blobs from a peer until it is refused.
 
     handshakes: incoming connections that may be between arrival and hello at once. handshakes_per_peer: the same for one key.
-    frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is given up as not
-    reading. frames_per_second, frame_burst: how fast frames of a peer are read; beyond that it is held back.
+    frame_bytes: longest frame on the control stream. send_queue_bytes: unsent frames for a peer until it is disconnected for
+    not reading. frames_per_second, frame_burst: how fast frames of a peer are read; further frames wait.
 
-    hedge_seconds, hedge_bytes: a blob source that sends less than so many bytes in that time is raced by the next. race_seconds:
-    so is one that needs longer than this for the rest at its pace. racers: most sources at once. again_seconds: members that did
-    not have the blob are asked again after so long, where all that might have it are slow or out of reach; then after twice as
-    long, and so on.
-    chunk_bytes: of one blob write. stall_seconds: longest wait for a single read or write of a blob. streams_served: blob
-    requests of one peer at once; more break the rules. streams_asked: the same for ours, kept well below.
-    offers_read, offers_read_per_peer: offered blobs that are in memory at once while they are being sent, in all and for one
-    peer; further askers wait. read_threads: how many of them are read and hashed at once.
-    store_blobs, store_bytes: most blobs kept. offers: most blobs offered from elsewhere. close_seconds: longest
-    wait for a clean end.
+    hedge_seconds, hedge_bytes: when a blob source sends fewer bytes than this in that time, another is asked too. race_seconds:
+    so is one that needs longer than this for the rest at its rate. racers: most sources at once. again_seconds: when all that
+    may have the blob are slow or out of reach, members that did not have it are asked again after this time, then after twice
+    as long, and so on. chunk_bytes: of one blob write. stall_seconds: longest wait for a single read or write of a blob.
+
+    streams_served: blob requests of one peer at once; more break the rules. streams_asked: the same for ours, well below it.
+    offers_read, offers_read_per_peer: offered blobs in memory at once while they are sent, in total and for one peer; further
+    requests wait. read_threads: how many of them are read and hashed at once. store_blobs, store_bytes: most blobs kept.
+    offers: most blobs offered from elsewhere. close_seconds: longest wait for a clean end.
     """
 
     heartbeat_seconds: float = 1.0

@@ -1,7 +1,7 @@
-"""The transport `quic`: message log, blob store, mesh and blob exchange behind the contract of psyche-core.
+"""The transport `quic`: implements psyche-core's transport contract with message log, blob store, mesh and blob exchange.
 
-Decided here: everything runs in one background task that `__aenter__` starts and `aclose` ends, so both may be called from
-different tasks. Refuses to work before it is entered.
+Everything runs in one background task that `__aenter__` starts and `aclose` ends, so both may be called from different tasks.
+Before it is entered, methods raise TransportError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from psyche_p2p_quic.settings import QuicSettings
 
 
 class QuicTransport(Transport):
-    """An endpoint. run_id: peers of other runs are refused. interface, port: what to bind; port 0 picks one."""
+    """An endpoint. run_id: peers of other runs are refused. interface, port: what to bind; port 0 picks a free one."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class QuicTransport(Transport):
 
     @classmethod
     def from_context(cls, context: TransportContext) -> QuicTransport:
-        """For the hook."""
+        """Made by the hook."""
         return cls(context.run_id, context.key, interface=context.interface, port=context.port)
 
     async def __aenter__(self) -> Self:
@@ -103,7 +103,7 @@ class QuicTransport(Transport):
             await endpoint.aclose(timeout=self._settings.close_seconds)
 
     async def _gossip(self, mesh: Mesh) -> None:
-        """Tell some members the ids of messages that came from others, so that no author decides who hears of it when."""
+        """Send some members the ids of messages from others, so that an author cannot decide who gets its messages and when."""
         while True:
             await self._arrived.wait()
             await anyio.sleep(self._settings.gossip_seconds)
@@ -122,13 +122,13 @@ class QuicTransport(Transport):
 
     @property
     def address(self) -> bytes:
-        """Our sockets, see `address`; known once entered."""
+        """Our sockets, see module `address`; available once entered."""
         self._entered()
         return self._address
 
     @property
     def stats(self) -> TransportStats:
-        """Bytes of frames and blobs, and who is connected."""
+        """Bytes of frames and blobs, and the connected peers."""
         peers = () if self._mesh is None else tuple(self._mesh.sessions)
         return TransportStats(self._sent, self._received, peers)
 
@@ -138,7 +138,7 @@ class QuicTransport(Transport):
         mesh.set_members(peers)
 
     async def broadcast(self, message: bytes, *, tag: int) -> None:
-        """Queue a message for all who are connected and keep it for the others. Raises ValueError when it is too long."""
+        """Queue a message for all connected peers and keep it for the others. Raises ValueError when it is too long."""
         mesh, _ = self._entered()
         if len(message) > MAX_MESSAGE_BYTES:
             error = f"a message has at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}; publish a blob instead"
@@ -150,7 +150,7 @@ class QuicTransport(Transport):
                 session.send(session.conversation.announce(entry))
 
     async def receive(self) -> Incoming:
-        """The next message from somebody else."""
+        """The next message from another peer."""
         while True:
             entry = self._log.read()
             if entry is not None and entry.via is not None:
@@ -178,7 +178,7 @@ class QuicTransport(Transport):
         tag: int,
         stamp: Callable[[], object | None] = lambda: None,
     ) -> None:
-        """Offer a blob that is kept elsewhere. Raises TransportError when its tag has expired or there are too many."""
+        """Offer a blob kept elsewhere. Raises TransportError when its tag has expired or there are too many offers."""
         if not self._offers.put(Offer(blob_hash, size, read, tag, stamp)):
             message = f"a blob of {size} bytes cannot be offered: its tag {tag} has expired or there are too many offers"
             raise TransportError(message)
@@ -201,7 +201,7 @@ class QuicTransport(Transport):
         return blob
 
     async def expire(self, before: int) -> None:
-        """Forget what is older."""
+        """Drop everything with an older tag."""
         self._log.expire(before)
         self._store.expire(before)
         self._offers.expire(before)

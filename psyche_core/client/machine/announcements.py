@@ -20,7 +20,7 @@ from psyche_core.wire.messages import Finished, ModelDigest
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Our last figures, for the metadata of statements. loss: nats per token; bytes_per_second: received from peers."""
+    """Our latest figures, for the metadata of statements. loss: nats per token; bytes_per_second: received from peers."""
 
     loss: float = 0.0
     tokens_per_second: float = 0.0
@@ -30,7 +30,7 @@ class Figures:
 def in_warmup(
     identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, *, peers: frozenset[bytes], waited_enough: bool
 ) -> list[Action]:
-    """Say that our model is loaded, once all members are connected or we waited long enough for them."""
+    """Announce that our model is loaded, once all members are connected or we have waited long enough for them."""
     if notes.ready_sent or notes.slot is None:
         return []
 
@@ -55,7 +55,7 @@ def _ready(identity: NodeIdentity, notes: EpochNotes, slot: int) -> list[Action]
 def coming_back(
     identity: NodeIdentity, state: CoordinatorState, notes: EpochNotes, *, now: float, timeouts: Timeouts
 ) -> list[Action]:
-    """Ask to be healthy again in an epoch that went on without us: we joined again and our masters are up to date."""
+    """Ask to be healthy again in an epoch that continued without us: we have joined again and our masters are up to date."""
     if notes.slot is None or notes.rejoin_refused or state.run_state not in ENTERABLE:
         return []
 
@@ -110,7 +110,7 @@ def in_round(
 
 
 def keep_verified(record: RoundRecord | None, notes: EpochNotes) -> list[Action]:
-    """Put what we verified of a round, and have not yet kept, on our disk: before we attest to it, and before we apply it."""
+    """Write newly verified results of a round to the journal: before we attest to them, and before we apply them."""
     if record is None:
         return []
 
@@ -140,7 +140,7 @@ def _holds_results(
 
 
 def _due(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, *, healthy: frozenset[int], now: float) -> bool:
-    """Whether a witness speaks now: everybody it waits for is done, or time is up."""
+    """Whether a witness sends its statement now: everybody it waits for is done, or time is up."""
     if state.run_state is RunState.RoundWitness:
         return True
     if not record.finished_sent:
@@ -154,7 +154,7 @@ def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, h
     """As a witness of the last round, report trainers of the round before it whose work no quorum saw."""
     last, judged = notes.records.get(record.height - 1), notes.records.get(record.height - 2)
     if last is None or judged is None or notes.slot not in last.witnesses:
-        record.health_sent = True  # never ours to say: rounds are seen in order of height
+        record.health_sent = True  # not for us to send: rounds are seen in order of height
         return []
     if judged.settled_by is None:
         return []
@@ -162,7 +162,7 @@ def _health(identity: NodeIdentity, notes: EpochNotes, record: RoundRecord, *, h
     record.health_sent = True
     stored = judged.settled_by.round_at(last.height)
     if stored is None or len(stored.statements) < witness.quorum(len(last.witnesses)):
-        return []  # too few witnesses spoke to judge anybody
+        return []  # too few statements to judge anybody
 
     absent = tuple(slot for slot in sorted(judged.shares) if slot in healthy and slot not in judged.accepted)
     return [Send(HealthCheck(identity, absent))] if absent else []

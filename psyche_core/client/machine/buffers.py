@@ -14,20 +14,20 @@ MAX_EARLY_PER_SENDER = 24
 MAX_EARLY_SENDERS = 512
 
 MAX_CHECKS = 3
-"""Checks of one payload that may come to no verdict before it is left alone."""
+"""How often the check of one payload may fail before we stop trying."""
 
 ABOUT_A_ROUND = (Result, Finished)
 """Messages that belong to a round; the others belong to an epoch."""
 
 
 class PayloadBuffer:
-    """One epoch's payload bookkeeping.
+    """The payloads of one epoch.
 
-    valid: payloads that fit and whose bytes are kept, with the newest tag they are kept under. invalid: those that do not fit;
-    equal bytes never will.
+    valid: payloads that passed the check and whose bytes are kept, with the newest tag they are kept under. invalid: those that
+    did not; equal bytes never will.
 
-    Equal bytes may be announced in several rounds and by several slots: two honest results of zeros are equal. Each announcement
-    keeps them until its own round's tag expires, so bytes live as long as anything that may still apply them.
+    Equal bytes may be announced in several rounds and by several slots: two honest results of zeros are equal. Each
+    announcement keeps them until its own round's tag expires, so bytes are kept as long as anything may still apply them.
     """
 
     def __init__(self) -> None:
@@ -41,15 +41,15 @@ class PayloadBuffer:
         return len(self.valid) + len(self.invalid) + len(self._asked) + len(self._unjudged)
 
     def live(self, tag: int) -> int:
-        """The tag to keep something under that belongs to `tag`: that one, or the lowest that has not expired."""
+        """The tag under which to keep something of `tag`: that one, or the lowest that has not expired."""
         return max(tag, self._expired_before)
 
     def holds(self, payload_hash: bytes, *, tag: int) -> bool:
-        """Whether a payload is here, fits, and stays until `tag` expires."""
+        """Whether a valid payload is here and stays until `tag` expires."""
         return self.valid.get(payload_hash, -1) >= self.live(tag)
 
     def wants(self, payload_hash: bytes, *, tag: int) -> bool:
-        """True once per payload and tag until that fetch fails: the caller then fetches it under that tag.
+        """True once per payload and tag until that fetch fails; the caller then fetches it under that tag.
 
         Also for a payload that is here but expires before `tag`: fetching it again, from our own store, keeps it longer.
         """
@@ -62,16 +62,16 @@ class PayloadBuffer:
         return True
 
     def fetch_failed(self, payload_hash: bytes) -> None:
-        """Allow the payload to be asked for again."""
+        """Allow the payload to be requested again."""
         self._asked.pop(payload_hash, None)
 
     def check_failed(self, payload_hash: bytes) -> None:
-        """Our check of a payload came to no verdict: it may be asked for again, a few times."""
+        """Our check of a payload failed without a result: it may be requested again, a few times."""
         self._asked.pop(payload_hash, None)
         self._unjudged[payload_hash] += 1
 
     def lost(self, payload_hash: bytes) -> None:
-        """The bytes of a payload are not here after all; it may be asked for again."""
+        """The bytes of a payload are missing after all; it may be requested again."""
         self._asked.pop(payload_hash, None)
         self.valid.pop(payload_hash, None)
 
@@ -86,19 +86,19 @@ class PayloadBuffer:
             self.valid[payload_hash] = max(tag, self.valid.get(payload_hash, -1))
 
     def expire(self, before: int) -> None:
-        """Payloads with older tags are gone."""
+        """Forget payloads with older tags."""
         self._expired_before = max(self._expired_before, before)
         self.valid = {payload_hash: tag for payload_hash, tag in self.valid.items() if tag >= before}
 
 
 class EarlyMessages:
-    """Messages about rounds and epochs we have not heard of yet, kept across epochs until they are due."""
+    """Messages about rounds and epochs that we do not know yet, kept across epochs until they are needed."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, list[Message]] = {}
 
     def hold(self, origin: bytes, message: Message) -> None:
-        """Keep a message; silently drops what exceeds the sender's share."""
+        """Keep a message; silently drops it if the sender has no share left."""
         if origin not in self._held and len(self._held) >= MAX_EARLY_SENDERS:
             return
 
@@ -110,7 +110,7 @@ class EarlyMessages:
         return sum(len(waiting) for waiting in self._held.values())
 
     def take(self, epoch: int, height: int | None) -> list[tuple[bytes, Message]]:
-        """Take out what waited for this round (height None: for this epoch as a whole), and drop what is older."""
+        """Remove and return the messages for this round (height None: for this epoch as a whole), and drop older ones."""
         due: list[tuple[bytes, Message]] = []
         for origin, waiting in self._held.items():
             due.extend((origin, message) for message in waiting if _place(message) == (epoch, height))

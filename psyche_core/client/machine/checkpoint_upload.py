@@ -22,11 +22,11 @@ from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.telemetry import events as telemetry
 
 MAX_TELLINGS = 3
-"""How often a place is told to a coordinator that does not answer."""
+"""How often a location is sent to a coordinator that does not answer."""
 
 
 def consider(client: MachineState, state: CoordinatorState) -> None:
-    """Store, tell or pass on, whatever is due in this state."""
+    """Store the model, report its location or pass the duty on, as this state requires."""
     notes, storage = client.notes, client.upload
     if storage is not None and storage.location is not None and not storage.over:
         _tell(client, state, storage)
@@ -59,7 +59,7 @@ def _pass_on(client: MachineState, notes: EpochNotes) -> None:
 
 
 def _tell(client: MachineState, state: CoordinatorState, storage: Upload) -> None:
-    """Tell the coordinator where the model is, until it answers, or people that it is too late."""
+    """Send the model's location to the coordinator until it answers; if it is too late, tell only people."""
     timely = state.run_state in OPEN and storage.key == epoch_key(state)
     if not timely and not _listed(client, state):  # a run must never go back to an older model
         storage.over = True
@@ -72,7 +72,7 @@ def _tell(client: MachineState, state: CoordinatorState, storage: Upload) -> Non
         )
     elif state.run_state in OPEN and (storage.told_at is None or client.now - storage.told_at > client.timeouts.answer):
         if storage.told >= MAX_TELLINGS or not is_checkpointer(state, client.identity):
-            storage.over = True  # nobody listens any more, as after the end of a run, or to us
+            storage.over = True  # the coordinator no longer answers: the run has ended, or we are not accepted
             return
 
         storage.told_at = client.now
@@ -91,14 +91,14 @@ def model_stored(client: MachineState, event: ModelStored) -> None:
 
 
 def store_failed(client: MachineState, event: StoreFailed) -> None:
-    """The model is not in the store; somebody else's turn."""
+    """The model is not in the store; it is another member's turn."""
     client.tell(telemetry.Problem("error", event.reason))
     if client.upload is not None and client.upload.step == event.step:
         client.upload.failed = client.upload.over = True
 
 
 def answered(client: MachineState, command: Checkpoint, code: str | None) -> None:
-    """The coordinator took or refused what we said about the model's place."""
+    """The coordinator accepted or refused the model's location."""
     storage = client.upload
     if storage is None or command.location is None or command.location != storage.location:
         return
@@ -115,11 +115,11 @@ def answered(client: MachineState, command: Checkpoint, code: str | None) -> Non
 
 
 def busy(client: MachineState) -> bool:
-    """Whether leaving now would waste what is being stored."""
+    """Whether leaving now would waste an upload in progress."""
     return client.upload is not None and not client.upload.over
 
 
 def _shown(location: object) -> str:
-    """A location for people: `Hub owner/name 0a1b…`."""
+    """A location as text for people: `Hub owner/name 0a1b…`."""
     choice = Choice.parse(location)
     return " ".join([choice.name, *map(str, (choice.settings or {}).values())])

@@ -23,14 +23,14 @@ from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
 
 KEPT_ROUNDS = 4
-"""Rounds whose messages and payloads are kept for laggards (F11)."""
+"""Rounds whose messages and payloads are kept for slow members (F11)."""
 
 _ANOTHER_RUN = "the coordinator hosts another run under this run's name now; start the client again to join that one"
 _EJECTED = "the coordinator ejected this client: it was proven to have signed two results for one share"
 
 
 def see_state(client: MachineState, state: CoordinatorState) -> None:
-    """Take in a newer state."""
+    """Handle a newer state."""
     previous, client.state = client.state, state
     client.results.instance = state.instance
     if previous is not None and previous.instance != state.instance:
@@ -43,11 +43,11 @@ def see_state(client: MachineState, state: CoordinatorState) -> None:
         if members != client.members:
             client.members = members
             if client.notes is not None:
-                client.notes.judge = True  # how many are a majority has changed
+                client.notes.judge = True  # the size of a majority has changed
             client.do(SetPeers(members))
     _tell_phase(client, previous, state)
     if previous is not None and _went_back(previous, state):
-        # Nothing that we hold in memory fits what it knows: what is on our disk is read up to there.
+        # Nothing in memory matches the older state; what is on our disk is read up to its step.
         steps = f"from step {previous.progress.step} to step {state.progress.step}"
         if client.leaving is not None:
             if client.takes_part:
@@ -64,9 +64,9 @@ def see_state(client: MachineState, state: CoordinatorState) -> None:
 
 
 def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
-    """Whether the coordinator has forgotten what it knew, like one restored from an older state, however far it came since.
+    """Whether the coordinator has forgotten something, as after a restore from an older state, however far it came since.
 
-    Within a generation nothing that a state says about the run's progress is ever taken back, and a round keeps its seed.
+    Within a generation a state never takes back anything about the run's progress, and a round keeps its seed.
     """
     if state.generation != previous.generation:
         return state.generation < previous.generation
@@ -83,14 +83,14 @@ def _went_back(previous: CoordinatorState, state: CoordinatorState) -> bool:
     if played_rounds(state)[0] != number:
         return False
     if other_epoch and not state.epoch.unplayed and not previous.epoch.unplayed:
-        return True  # the number was used up: the epoch that had it is forgotten
+        return True  # the number was used already: its epoch is forgotten
 
     seeds = {known.height: known.seed for known in played.epoch.rounds}
     return any(seeds.get(stored.height, stored.seed) != stored.seed for stored in state.epoch.rounds)
 
 
 def _last_round(state: CoordinatorState) -> tuple[int, int, bool]:
-    """The last round that a state tells of: the number of its epoch, its height, and whether that epoch's rounds are over."""
+    """The last round in a state: the number of its epoch, its height, and whether that epoch's rounds are over."""
     number, played = played_rounds(state)
     height = -1 if played.current_round is None else played.current_round.height
     return number, height, state.run_state not in PLAYING
@@ -112,7 +112,7 @@ def _playing_height(state: CoordinatorState) -> int | None:
 
 
 def follow(client: MachineState, state: CoordinatorState) -> None:
-    """Enter a new epoch, see its rounds, keep our membership."""
+    """Enter a new epoch, handle its rounds, keep our membership."""
     if _is_elsewhere(client, state):
         _open_epoch(client, state)
     notes = client.notes
@@ -136,7 +136,7 @@ def _is_elsewhere(client: MachineState, state: CoordinatorState) -> bool:
 
 
 def keep_membership(client: MachineState, state: CoordinatorState) -> None:
-    """Join where the coordinator does not expect us, and again when it does not answer in time."""
+    """Join if the coordinator does not expect us, and again if it does not answer in time."""
     if state.run_state is RunState.Finished or client.leaving is not None:
         return
 
@@ -149,7 +149,7 @@ def keep_membership(client: MachineState, state: CoordinatorState) -> None:
 
 
 def leave(client: MachineState) -> None:
-    """Withdraw at once, so that nothing more is expected of us; what we gave is served until others have it."""
+    """Withdraw at once, so that nothing more is expected of us; our results are served until others have them."""
     if client.leaving is None:
         client.leaving = client.now
         if client.takes_part:
@@ -161,7 +161,7 @@ def leave(client: MachineState) -> None:
 def _open_epoch(client: MachineState, state: CoordinatorState) -> None:
     old = client.notes
     if old is not None and client.work is not None:
-        return  # work is answered in the epoch it was begun in
+        return  # work must be answered in the epoch in which it began
     if old is not None and old.slot is not None and not old.done and client.model_ready:
         _see_how_it_ended(client, state, old)
     if old is not None and old.slot is not None and not old.done and old.decided and client.model_ready:
@@ -178,7 +178,7 @@ def _open_epoch(client: MachineState, state: CoordinatorState) -> None:
 
 
 def _see_how_it_ended(client: MachineState, state: CoordinatorState, old: EpochNotes) -> None:
-    """Until the first round of an epoch the state still holds the last rounds of the epoch before: what we missed of them."""
+    """Until an epoch's first round, the state still holds the last rounds of the epoch before: handle what we missed of them."""
     if state.epoch.unplayed and state.progress.epoch == old.number + 1 and not old.decided:
         _see_rounds(client, replace(state, run_state=RunState.Cooldown, epoch=replace(state.epoch, unplayed=False)), old)
 
@@ -198,7 +198,7 @@ def _see_rounds(client: MachineState, state: CoordinatorState, notes: EpochNotes
         if record.settled_by is None and not record.lost and (over or record.height + 2 <= current.height):
             decided, attesting = state.round_at(record.height), state.round_at(record.height + 1)
             if decided is None or (record.height < current.height and attesting is None):
-                record.lost = True  # what was attested to, or which shares were voided, is no longer stored
+                record.lost = True  # its statements and voided shares are no longer stored
             else:
                 record.settle(decided, state)
                 notes.judge = True
@@ -216,7 +216,7 @@ def _open_round(client: MachineState, notes: EpochNotes, record: RoundRecord) ->
         del notes.records[old]
     oldest = notes.next_to_apply() or record
     if height >= KEPT_ROUNDS:
-        before = notes.tag(min(height - KEPT_ROUNDS, oldest.height))  # what we have yet to apply stays
+        before = notes.tag(min(height - KEPT_ROUNDS, oldest.height))  # keep what we still have to apply
         notes.payloads.expire(before)
         client.do(Expire(before))
     share = record.shares.get(notes.slot) if notes.slot is not None else None

@@ -13,18 +13,18 @@ from psyche_core.coordinator import witness
 from psyche_core.wire.messages import ModelDigest
 
 SEEDS_KEPT = 4
-"""Digests that are kept of one peer for one end of an epoch, with different seeds."""
+"""Digests kept per peer for one end of an epoch, with different seeds."""
 
 MIN_ACCUSERS = 2
-"""Fewest witnesses that can say that our replica differs."""
+"""Fewest witnesses that can convict our replica of differing."""
 
 
 def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
-    """The step of a settled round in which a quorum of witnesses had one other digest than we; each round is judged once.
+    """The step of a settled round in which a quorum of witnesses had one digest that is not ours; each round is judged once.
 
-    Witnesses without an opinion (a digest of zeros) do not count, nor do those who disagree with each other: then replicas went
-    wrong on their own. One witness alone convicts nobody, where a committee has only one: it may be the one whose replica is
-    wrong, and everybody else would ask it for its masters. The epoch's end tells.
+    Witnesses without an opinion (a digest of zeros) do not count, nor do those who disagree with each other: then replicas
+    differ for their own reasons. One witness alone cannot convict us, even if the committee has only one: its own replica may
+    be the wrong one, and all others would ask it for its masters. The comparison at the epoch's end decides.
     """
     for record in records:
         if record.digest_judged or record.settled_by is None or record.digest == NO_DIGEST:
@@ -41,9 +41,9 @@ def unlike_witnesses(records: Iterable[RoundRecord]) -> int | None:
 
 
 class DigestBook:
-    """Digests by slot for the epoch being played, before its first round and after its last apply.
+    """Digests by slot for the current epoch, before its first round and after its last apply.
 
-    Only what was said with the seed that we know for that end is compared (see ModelDigest).
+    Only digests with the seed that we know for that end are compared (see ModelDigest).
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class DigestBook:
         self._told: set[tuple[bool, int]] = set()
 
     def add(self, slot: int, message: ModelDigest) -> None:
-        """Note a peer's digest; the newest counts, since a repaired replica speaks again."""
+        """Record a peer's digest; the newest counts, because a repaired replica sends a new one."""
         by_seed = self._heard[message.ended].setdefault(slot, {})
         by_seed.pop(message.seed, None)
         by_seed[message.seed] = message.digest
@@ -62,18 +62,18 @@ class DigestBook:
             del by_seed[next(iter(by_seed))]
 
     def note_own(self, slot: int | None, *, ended: bool, seed: int) -> None:
-        """Fix our own digest at one end of the epoch. seed: as in our ModelDigest."""
+        """Set our own digest at one end of the epoch. seed: as in our ModelDigest."""
         self._own[ended] = self.ours
         self._seeds[ended] = seed
         if slot is not None:
             self._heard[ended].pop(slot, None)
 
     def forget_own(self) -> None:
-        """Our replica is not what our digests said; no judgement until the next `note_own`."""
+        """Our replica differs from our digests; nothing is judged until the next `note_own`."""
         self._own.clear()
 
     def disagreements(self) -> list[tuple[int, bytes]]:
-        """Peers whose digest differs from ours at the same moment, each told once."""
+        """Peers whose digest differs from ours at the same end, each returned once."""
         found = []
         for ended, ours in self._own.items():
             for slot, theirs in self._said(ended).items():
@@ -83,15 +83,15 @@ class DigestBook:
         return found
 
     def likeminded(self, *, ended: bool) -> int:
-        """How many said the same as we at one end of the epoch, ourselves counted; 0 before we have."""
+        """How many sent the same digest as we at one end of the epoch, including us; 0 before we have one."""
         ours = self._own.get(ended)
         return 0 if ours is None else 1 + sum(theirs == ours for theirs in self._said(ended).values())
 
     def compared(self, digest: bytes) -> tuple[frozenset[int], frozenset[int]]:
-        """Peers that said this digest when we said it, at the newest such end of the epoch, and those that said another.
+        """Peers that sent this digest at the newest end of the epoch where we sent it too, and those that sent another.
 
-        Nobody where we said it at neither end: the peers spoke of the masters after another step, which says nothing about these.
-        Nor where nobody said the same: ours may have been wrong already.
+        Empty if we sent it at neither end: the peers' digests then belong to the masters after another step. Also empty if
+        nobody sent the same: ours may have been wrong already.
         """
         for ended in (True, False):
             if self._own.get(ended) == digest:
@@ -102,13 +102,13 @@ class DigestBook:
         return frozenset(), frozenset()
 
     def heard(self, *, ended: bool) -> KeysView[int]:
-        """Slots that told their digest at one end of the epoch."""
+        """Slots that sent their digest at one end of the epoch."""
         return self._said(ended).keys()
 
     def outvoted(self, members: int) -> bool:
-        """Whether ours cannot be the digest of most of the epoch's members (ours counted): more than half said another one.
+        """Whether ours cannot be the digest of most of the epoch's members (including us): more than half sent another one.
 
-        Where exactly half did, one side must give way or nobody would: the one whose digest is larger than the smallest said.
+        If exactly half did, one side must give way: the one whose digest is not the smallest.
         """
         for ended, ours in self._own.items():
             others = [theirs for theirs in self._said(ended).values() if theirs != ours]
@@ -118,7 +118,7 @@ class DigestBook:
         return False
 
     def _said(self, ended: bool) -> dict[int, bytes]:
-        """Digests by slot of those who speak of the same history as we; nobody's before we spoke ourselves."""
+        """Digests by slot of peers with the same history as ours; empty before we have one."""
         seed = self._seeds.get(ended)
         if seed is None:
             return {}

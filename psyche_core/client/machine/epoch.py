@@ -16,18 +16,18 @@ PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 """States in which rounds are played."""
 
 ENTERABLE = (RunState.Warmup, *PLAYING)
-"""States in which an epoch is entered by who has not entered it yet."""
+"""States in which a member enters an epoch it has not entered yet."""
 
 LOADABLE = (RunState.Warmup, RunState.RoundTrain)
-"""States in which the model is loaded. Not while witnesses speak: what they are about to accept would be missing in it, and
-after a return to an older state of the coordinator no running member has it."""
+"""States in which the model is loaded. Not while witnesses attest: it would lack what they are about to accept, and after a
+return to an older state of the coordinator no running member has that."""
 
 ENTERABLE_OR_OVER = (*ENTERABLE, RunState.Finished)
-"""Those, and the end of the run, whose last epoch may still give us its model."""
+"""The same, and the end of the run, whose last epoch may still give us its model."""
 
 
 def epoch_key(state: CoordinatorState) -> tuple[int, int]:
-    """Tells epochs apart, abandoned ones included: their number does not grow."""
+    """Identifies an epoch, abandoned ones included: their number does not grow."""
     return state.epoch.start_time, state.epoch.seed
 
 
@@ -37,7 +37,7 @@ def round_tag(epoch: int, height: int) -> int:
 
 
 def masters_due(state: CoordinatorState) -> int:
-    """The step after which everybody's masters are when they have caught up with `state` (protocol section 3).
+    """The step whose results are in the masters of everybody who has caught up with `state` (protocol section 3).
 
     Round h is applied at the start of h + 2, the last trained rounds on entering the cooldown.
     """
@@ -56,13 +56,12 @@ def _finished(record: RoundRecord) -> Awaited:
 class EpochNotes:
     """number: as in messages and statements. clients: by slot, which never move within an epoch (F4).
 
-    slot: ours, None when we are not a member. since: when we first saw the epoch. opened_at: the newest height at that moment, -1
-    before the first round: what an earlier process of ours may have trained already is not trained again, since two results for
-    one share are proof of equivocation (F7). saved: its end is a checkpoint of ours; passed_on: when we last said that we cannot
-    store it. judge: something was said or decided that digests are to be compared about. waiting: how long we may still
-    wait for each slot to deliver its results and to finish its rounds. reloaded: we looked on our disk for the model this
-    epoch starts with; lacking_said: when we last told the coordinator that we cannot get it. waits_told: people were told that
-    we take part from the next epoch on.
+    slot: ours, None when we are not a member. since: when we first saw the epoch. opened_at: the newest height then, -1 before
+    the first round: what an earlier process of ours may have trained is not trained again, since two results for one share
+    prove equivocation (F7). saved: we have a checkpoint of its end; passed_on: when we last reported that we cannot store it.
+    judge: digests must be compared again. waiting: how long we may still wait for each slot's results and Finished. reloaded:
+    we looked on our disk for the model this epoch starts with; lacking_said: when we last told the coordinator that we cannot
+    get it. waits_told: people were told that we take part from the next epoch on.
     """
 
     key: tuple[int, int]
@@ -96,19 +95,19 @@ class EpochNotes:
 
     @property
     def done(self) -> bool:
-        """Nothing of this epoch is left to apply or to close."""
+        """Whether nothing of this epoch remains to apply or to close."""
         return self.closed or not self.records
 
     @property
     def decided(self) -> bool:
-        """Everything trained in this epoch is decided and known to us: it can be finished whatever the coordinator does next."""
+        """Whether everything trained in this epoch is decided and known to us, so that it can be finished in any case."""
         return not self.resync.astray and all(
             record.applied or (record.settled_by is not None and not record.lost) for record in self.records.values()
         )
 
     @property
     def last_seed(self) -> int:
-        """Seed of the newest round, of the epoch before its first: tells this history from one that the coordinator forgot."""
+        """Seed of the newest round, or of the epoch before its first; distinguishes this history from a forgotten one."""
         newest = self.records.get(self.newest)
         return self.key[1] if newest is None else newest.round.seed
 
@@ -123,7 +122,7 @@ class EpochNotes:
     def last_step(self, state: CoordinatorState) -> int:
         """The last step trained in this epoch, or before it.
 
-        What the run has come to meanwhile says nothing about an epoch that we finish late.
+        The run's later progress does not matter for an epoch that we finish late.
         """
         rounds = self.records.values()
         return max((kept.round.step - (kept.round.drain or kept.cut) for kept in rounds), default=state.progress.step - 1)
@@ -131,13 +130,13 @@ class EpochNotes:
     def waited_for(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> frozenset[int]:
         """Healthy slots whose Finished of a round is worth waiting for (protocol F16)."""
         if len(record.finished) < fewest(len(record.trainers)):
-            return healthy  # asked at almost every event, and mostly so early
+            return healthy  # called at almost every event, mostly this early
 
         done = healthy.intersection(record.finished)
         return done | self.waiting.waited_for(healthy - done, _finished(record), opened=record.opened_at, now=now)
 
     def delivering(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> frozenset[int]:
-        """Healthy slots whose result of the round before is worth waiting for in a round."""
+        """Healthy slots whose result of the previous round is worth waiting for in this round."""
         results = self._results_before(record, healthy)
         if results is None:
             return healthy
@@ -146,11 +145,11 @@ class EpochNotes:
         return done | self.waiting.waited_for(healthy - done, results, opened=record.opened_at, now=now)
 
     def waits_alone(self, record: RoundRecord, healthy: frozenset[int], *, now: float) -> bool:
-        """Whether we should go on without results that we lack, because nobody else waits for them (protocol F16).
+        """Whether we should continue without results that we lack, because nobody else waits for them (protocol F16).
 
-        Only without results of slots that have held us up for long, as who keeps a result back does. And not where the last
-        settled round needed our statement: there are as many liars as a quorum can bear, and a result that we do not attest to
-        would not be accepted.
+        Only without results of slots that have delayed us for long, as a member that withholds a result does. Not if the last
+        settled round needed our statement: then there are as many liars as a quorum can bear, and a result that we do not
+        attest to would not be accepted.
         """
         settled = self.records.get(record.height - 2)
         results = self._results_before(record, healthy)
@@ -171,7 +170,7 @@ class EpochNotes:
         )
 
     def round_over(self, height: int, healthy: frozenset[int], *, now: float) -> None:
-        """A round is over: note who held us up in it."""
+        """A round is over: record which slots delayed us in it."""
         ended = self.records.get(height)
         if ended is None:
             return
@@ -181,7 +180,7 @@ class EpochNotes:
                 self.waiting.charge(what, opened=ended.opened_at, now=now)
 
     def _results_before(self, record: RoundRecord, healthy: frozenset[int]) -> Awaited | None:
-        """The results that are needed in a round: those of the round before, once our own work is done."""
+        """The results needed in a round: those of the previous round, once our own work is done."""
         before = self.records.get(record.height - 1)
         return None if before is None else Awaited("results", *before.deliveries(healthy, since=record.ready_at))
 
@@ -194,7 +193,7 @@ class EpochNotes:
         return None
 
     def masters_replaced(self, step: int) -> None:
-        """Our masters are those after `step` now: older rounds are done with, newer ones are to be applied (again)."""
+        """Our masters are now those after `step`: older rounds are done, newer ones must be applied (again)."""
         for record in self.records.values():
             record.applied = record.round.step <= step and not record.cut
             record.waiting_since = None

@@ -1,7 +1,7 @@
-"""What the client machine is told (events) and what it asks for (actions). Plain values.
+"""Events, which the client machine receives, and actions, which it returns. Plain values.
 
-The runtime turns I/O into events and actions into I/O; the simulator does the same without I/O. At most one piece of trainer work
-is outstanding: each `Work` action is answered by exactly one of the events named in its docstring, or by WorkFailed.
+The runtime turns I/O into events and actions into I/O; the simulator does the same without I/O. At most one piece of trainer
+work is outstanding: each `Work` action is answered by exactly one of the events named in its docstring, or by WorkFailed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StateSeen:
 
 @dataclass(frozen=True, slots=True)
 class MessageSeen:
-    """A message whose envelope was verified. origin: p2p key of who signed it."""
+    """A message whose envelope was verified. origin: p2p key of the signer."""
 
     origin: bytes
     message: Message
@@ -36,21 +36,21 @@ class MessageSeen:
 
 @dataclass(frozen=True, slots=True)
 class PeersSeen:
-    """The p2p keys connected now."""
+    """The p2p keys that are connected now."""
 
     peers: frozenset[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class BandwidthSeen:
-    """Bytes received from peers per second, over the last moment."""
+    """Bytes received from peers per second, measured recently."""
 
     bytes_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadChecked:
-    """A fetched payload matched its hash; valid: whether it fits our parameter table. tag: of the fetch, it is kept as long."""
+    """A fetched payload matched its hash; valid: whether it fits our parameter table. tag: of the fetch; it is kept as long."""
 
     payload_hash: bytes
     valid: bool
@@ -59,7 +59,7 @@ class PayloadChecked:
 
 @dataclass(frozen=True, slots=True)
 class PayloadUnjudged:
-    """A fetched payload matched its hash, and our own check of it failed, which says nothing about it. reason: one sentence."""
+    """A fetched payload matched its hash, but our own check of it failed, so its validity is unknown. reason: one sentence."""
 
     payload_hash: bytes
     reason: str
@@ -67,7 +67,7 @@ class PayloadUnjudged:
 
 @dataclass(frozen=True, slots=True)
 class PayloadMissing:
-    """Nobody asked had the payload in time."""
+    """No peer that was asked sent the payload in time."""
 
     payload_hash: bytes
 
@@ -77,7 +77,7 @@ class ModelReady:
     """Model, optimizer and data are open. digest: full digest of the masters. max_payload_bytes: of any valid payload.
 
     step: the last step whose results are in these masters; None for the model the run's checkpoint names. held: steps and full
-    digests of the signed epoch ends that lie on our disk, where our masters are not up to date. journalled: we keep a journal.
+    digests of the signed epoch ends on our disk, if our masters are not up to date. journalled: we keep a journal.
     """
 
     digest: bytes
@@ -89,7 +89,7 @@ class ModelReady:
 
 @dataclass(frozen=True, slots=True)
 class SourceMissing:
-    """Nothing on this machine says how the run's model is built; the other members do. reason: one sentence."""
+    """Nothing on this machine says how the run's model is built, but other members know it. reason: one sentence."""
 
     reason: str
 
@@ -108,7 +108,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class TrainFailed:
-    """Our share could not be trained; nothing was sent. reason: one sentence. passing: it mends itself."""
+    """Our share could not be trained; nothing was sent. reason: one sentence. passing: the cause is temporary."""
 
     height: int
     reason: str
@@ -117,7 +117,7 @@ class TrainFailed:
 
 @dataclass(frozen=True, slots=True)
 class PayloadsLost:
-    """A round was not applied, for these payloads are not here any more; the masters are as they were."""
+    """A round was not applied because these payloads are missing; the masters are unchanged."""
 
     height: int
     payload_hashes: tuple[bytes, ...]
@@ -141,7 +141,7 @@ class Digested:
 
 @dataclass(frozen=True, slots=True)
 class EpochClosed:
-    """The epoch-end work (full digest, evaluation, checkpoint) is done. saved: a checkpoint was, so it can be stored."""
+    """The epoch-end work (full digest, evaluation, checkpoint) is done. saved: a checkpoint was saved, so it can be stored."""
 
     digest: bytes
     saved: bool = False
@@ -167,8 +167,8 @@ class StoreFailed:
 class SnapshotTaken:
     """Our masters after `step` are offered as blobs. manifest_hash, manifest_bytes: of their manifest.
 
-    description_hash, description_bytes: of what the model is built like; zeros where that is not offered. digest: full digest of
-    the masters as they are now; zeros where it was not taken.
+    description_hash, description_bytes: of the model's description; zeros where that is not offered. digest: full digest of the
+    masters as they are now; zeros where it was not taken.
     """
 
     step: int
@@ -181,7 +181,7 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed:
-    """Our masters after `step` cannot be offered; nothing must be announced. reason: one sentence, told to people already."""
+    """Our masters after `step` cannot be offered; nothing must be announced. reason: one sentence, already shown to people."""
 
     step: int
     reason: str
@@ -189,7 +189,7 @@ class SnapshotFailed:
 
 @dataclass(frozen=True, slots=True)
 class ModelFetched:
-    """Our masters are those after `step` now, every piece verified; all optimizer state is forgotten. digest: full digest."""
+    """Our masters are now those after `step`, every piece verified; all optimizer state is forgotten. digest: full digest."""
 
     step: int
     digest: bytes
@@ -197,7 +197,7 @@ class ModelFetched:
 
 @dataclass(frozen=True, slots=True)
 class ModelFetchFailed:
-    """The masters of a manifest could not be had, nothing of ours has changed. reason: one sentence."""
+    """The masters of a manifest could not be fetched; ours are unchanged. reason: one sentence."""
 
     step: int
     reason: str
@@ -205,9 +205,9 @@ class ModelFetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """A piece of work ended in an error that no other answer stands for. What it left of the masters is unknown.
+    """Work ended in an error that no other answer covers. The masters may be in any state.
 
-    reason: one sentence. The client's shell has logged the traceback.
+    reason: one sentence. The runtime has logged the traceback.
     """
 
     work: Work
@@ -216,7 +216,7 @@ class WorkFailed:
 
 @dataclass(frozen=True, slots=True)
 class CommandAnswered:
-    """A command was taken (code None) or refused."""
+    """A command was accepted (code None) or refused."""
 
     command: Command
     code: str | None
@@ -290,14 +290,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SetPeers:
-    """These are the members to talk to."""
+    """Set the members to communicate with."""
 
     members: tuple[NodeIdentity, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Seal a message and give it to all members until its tag expires."""
+    """Seal a message and send it to all members until its tag expires."""
 
     message: Message
     tag: int
@@ -305,7 +305,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class FetchPayload:
-    """Get a payload and check it, keep it until `tag` expires. sources: p2p keys, best first.
+    """Fetch and check a payload, and keep it until `tag` expires. sources: p2p keys, best first.
 
     Answered by PayloadChecked, PayloadMissing or PayloadUnjudged.
     """
@@ -340,7 +340,7 @@ class KeptResult:
 class KeepResults:
     """Write these results and their payloads, which are all here, to the journal.
 
-    It is synced before our next statement leaves.
+    It is synced before our next statement is sent.
     """
 
     results: tuple[KeptResult, ...]
@@ -355,7 +355,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Remind:
-    """Answer with Reminded after so many seconds, beside all work. tag: of the round it is about."""
+    """Answer with Reminded after this many seconds, independently of work. tag: of the round it is about."""
 
     tag: int
     seconds: float
@@ -363,7 +363,7 @@ class Remind:
 
 @dataclass(frozen=True, slots=True)
 class StoreModel:
-    """Put the checkpoint saved after `step` into the store, beside all work; answered by ModelStored or StoreFailed."""
+    """Put the checkpoint saved after `step` into the store, independently of work; answered by ModelStored or StoreFailed."""
 
     epoch: int
     step: int
@@ -373,7 +373,7 @@ class StoreModel:
 class Load:
     """Work: build model, optimizer and data for this state; answered by ModelReady or SourceMissing.
 
-    fresh: the model the run's checkpoint names, whatever we saved ourselves.
+    fresh: use the model that the run's checkpoint names, even if we saved one ourselves.
     """
 
     state: CoordinatorState
@@ -384,7 +384,7 @@ class Load:
 class Train:
     """Work: train a share and publish the payload; answered by Trained or TrainFailed.
 
-    generation: of the run; in a new one what was sent in an older one is forgotten first.
+    generation: of the run; in a new one, results sent in an older one are forgotten first.
     """
 
     height: int
@@ -396,11 +396,11 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Work: apply these payloads, all fetched and checked; answered by Applied or PayloadsLost. The order carries no meaning.
+    """Work: apply these payloads, all fetched and checked; answered by Applied or PayloadsLost. Their order has no meaning.
 
-    Equal bytes that several slots sent are named, and applied, as often. The rest is for the journal: commitments: of the
-    payloads, in their order; statements: digest of the statements that accepted them; data_index: first sample that was never yet
-    assigned; generation: of the run.
+    Equal bytes that several slots sent are listed, and applied, as often. The rest is for the journal: commitments: of the
+    payloads, in the same order; statements: digest of the statements that accepted them; data_index: first sample never
+    assigned yet; generation: of the run.
     """
 
     height: int
@@ -425,7 +425,7 @@ class Digest:
 class CloseEpoch:
     """Work: full digest, evaluation and checkpoint after the last apply; answered by EpochClosed. step: last step applied.
 
-    data_index: first sample that was never yet assigned. generation: of the run.
+    data_index: first sample never assigned yet. generation: of the run.
     """
 
     epoch: int
@@ -436,7 +436,7 @@ class CloseEpoch:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Work: publish the masters, which are those after `step` now, under `tag`; answered by SnapshotTaken or SnapshotFailed."""
+    """Work: publish the masters, now those after `step`, under `tag`; answered by SnapshotTaken or SnapshotFailed."""
 
     step: int
     tag: int
@@ -446,11 +446,11 @@ class TakeSnapshot:
 class FetchModel:
     """Work: replace the masters by those of a manifest, fetching the pieces in which ours differ.
 
-    sources: p2p keys that serve it. build: the state to build model, optimizer and data for first, None when that is done.
-    descriptions: hash and length of what the model is built like, as the sources say, likeliest first; needed with `build` only.
-    epoch, data_index, generation: of the run now, for the checkpoint that the journal goes on from. epoch_end: whether the run
-    knows the end of an epoch after this step.
-    Answered by ModelFetched, or with `build` by ModelReady, or by ModelFetchFailed.
+    sources: p2p keys that serve it. build: the state to build model, optimizer and data for first, None when they are built.
+    descriptions: hash and length of the model's description as the sources report it, likeliest first; needed only with
+    `build`. epoch, data_index, generation: of the run now, for the checkpoint from which the journal continues. epoch_end:
+    whether the run knows the end of an epoch after this step. Answered by ModelFetched, or with `build` by ModelReady, or by
+    ModelFetchFailed.
     """
 
     step: int
@@ -478,7 +478,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """We are done. reason: one sentence. again: start over, from our disk, with a new connection to everybody."""
+    """The client is done. reason: one sentence. again: start over from our disk, with new connections."""
 
     reason: str
     success: bool

@@ -19,14 +19,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 TURNS = 8
-"""Rounds looked back at."""
+"""Number of recent rounds considered."""
 
 
 @dataclass(slots=True)
 class FinishEstimator:
-    """Seconds of the machine's clock throughout. Rounds are named by their transport tags, which grow over the run.
+    """Times are seconds of the machine's clock. Rounds are identified by their transport tags, which grow over the run.
 
-    seconds_per_sample: of our last training, None before the first. turns: from our Finished to the next round, of late.
+    seconds_per_sample: of our last training, None before the first. turns: recent times from our Finished to the next round.
     """
 
     seconds_per_sample: float | None = None
@@ -35,7 +35,7 @@ class FinishEstimator:
     _said: tuple[int, float] | None = None
 
     def begins(self, tag: int, *, samples: int, now: float) -> float | None:
-        """Training of a share begins: in how many seconds to say Finished if it still goes on then, None to wait for its end."""
+        """Training of a share begins: seconds until Finished should be sent if it still runs then, None to wait for its end."""
         self._training = tag, samples, now
         if self.seconds_per_sample is None or not self.turns:
             return None
@@ -44,13 +44,13 @@ class FinishEstimator:
         return expected - min(*self.turns, expected / 2)
 
     def trained(self, tag: int, *, now: float) -> None:
-        """The training that began last has succeeded."""
+        """The last training has succeeded."""
         if self._training is not None and self._training[0] == tag:
             _, samples, began = self._training
             self.seconds_per_sample = (now - began) / max(samples, 1)
 
     def said_finished(self, tag: int, *, now: float) -> None:
-        """We said Finished of the round."""
+        """We sent Finished of the round."""
         self._said = tag, now
 
     def round_opened(self, tag: int, *, now: float) -> None:

@@ -61,7 +61,7 @@ class ClientMachine:
 
     @property
     def identity(self) -> NodeIdentity:
-        """Who we are."""
+        """Our identity."""
         return self._state.identity
 
     @property
@@ -71,7 +71,7 @@ class ClientMachine:
 
     @property
     def stopped(self) -> ev.Stop | None:
-        """How it ended, None while it goes on."""
+        """How it ended, None while it runs."""
         return self._state.stopped
 
     @property
@@ -81,16 +81,16 @@ class ClientMachine:
 
     @property
     def masters_are_sound(self) -> bool:
-        """Whether nothing is known against our masters: they are not to be replaced by the others'."""
+        """Whether our masters seem right, so that they need not be replaced by the others'."""
         return not self._state.doubtful and (self._state.notes is None or self._state.notes.resync.reason is None)
 
     @property
     def notes(self) -> EpochNotes | None:
-        """What is noted about the epoch, for tests and displays to look at."""
+        """Our notes about the epoch, for tests and displays."""
         return self._state.notes
 
     def size_report(self) -> dict[str, int]:
-        """How much is remembered, by kind: bounded whatever peers send."""
+        """Number of stored entries by kind; bounded whatever peers send."""
         notes = self._state.notes
         records = notes.records.values() if notes is not None else ()
         return {
@@ -103,7 +103,7 @@ class ClientMachine:
         }
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
-        """Take one event in; returns the actions to carry out, in order. Nothing is returned after a Stop."""
+        """Handle one event; returns the actions to carry out, in order. Nothing is returned after a Stop."""
         client = self._state
         if client.stopped is not None:
             return []
@@ -162,7 +162,7 @@ class ClientMachine:
 
 
 def _up_to_stop(client: MachineState) -> list[ev.Action]:
-    """The actions up to a Stop: what was asked for after it has nobody to do it."""
+    """The actions up to a Stop: nobody would carry out the later ones."""
     if client.stopped is None:
         return client.actions
 
@@ -170,11 +170,11 @@ def _up_to_stop(client: MachineState) -> list[ev.Action]:
 
 
 def _advance(client: MachineState, state: CoordinatorState) -> None:
-    """Do what is due after an event: mend our masters, speak, leave, work, end."""
+    """Do what is due after an event: repair our masters, send messages, leave, work, stop."""
     notes = client.notes
     described = notes is not None and notes.describes(state)
     if notes is not None and not described and state.run_state in ENTERABLE_OR_OVER:
-        coordinator_updates.follow(client, state)  # something kept us in the last epoch
+        coordinator_updates.follow(client, state)  # we could not leave the last epoch before
         notes = client.notes
         described = notes is not None and notes.describes(state)
     if notes is not None and notes.slot is not None and (client.model_ready or client.source_missing) and described:
@@ -217,7 +217,7 @@ def _say_in_round(client: MachineState, state: CoordinatorState, notes: EpochNot
 
 
 def _speak(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
-    """Say what is due: readiness, coming back, Finished, statements, health."""
+    """Send what is due: readiness, coming back, Finished, statements, health checks."""
     healthy = notes.slot in client.healthy
     if healthy and state.run_state in PLAYING:
         _say_in_round(client, state, notes)
@@ -252,14 +252,14 @@ def _choose_work(client: MachineState, state: CoordinatorState, notes: EpochNote
 
 
 def _be_reminded(client: MachineState, work: ev.Train) -> None:
-    """Be told when our training is as good as done, if that can be foreseen."""
+    """Request a reminder for when our training should be almost done, if that can be estimated."""
     seconds = client.finish_estimator.begins(work.tag, samples=sum(len(batch) for batch in work.share), now=client.now)
     if seconds is not None:
         client.do(ev.Remind(work.tag, seconds))
 
 
 def _fetch_everything(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
-    """Get the whole model from others, how it is built included."""
+    """Fetch the whole model from others, including how it is built."""
     if notes.resync.reason is not None and notes.describes(state):
         work = scheduler.fetch(state, notes, healthy=client.healthy, now=client.now, timeouts=client.timeouts, build=True)
         if work is not None:
@@ -267,16 +267,16 @@ def _fetch_everything(client: MachineState, state: CoordinatorState, notes: Epoc
 
 
 def _apply(client: MachineState, notes: EpochNotes, record: RoundRecord) -> None:
-    """Apply a settled round once every consensus payload is here; ask for what is missing (F11)."""
+    """Apply a settled round once every accepted payload is here; request missing ones (F11)."""
     payloads: list[bytes] = []
     commitments: list[bytes] = []
     tag = notes.tag(record.height)
     for slot in sorted(record.accepted):
         result = record.judged(slot)
         if result == "void":
-            continue  # everybody leaves it out; the evidence against its trainer returns the samples to the queue
+            continue  # everybody omits it; the evidence against its trainer returns the samples to the queue
         if result is not None and result.payload_hash in notes.payloads.invalid:
-            continue  # refused by everybody's parameter table alike
+            continue  # every member's parameter table rejects it
 
         if result is not None and notes.payloads.holds(result.payload_hash, tag=tag):
             payloads.append(result.payload_hash)
@@ -325,13 +325,13 @@ def _finish_leaving(client: MachineState, state: CoordinatorState, *, since: flo
 
 
 def _nothing_left(client: MachineState, notes: EpochNotes | None) -> bool:
-    """Whether the last epoch is behind us and the other members', as far as we wait for them."""
+    """Whether we have finished the last epoch, and so have the other members as far as we wait for them."""
     if notes is None or notes.slot is None or not client.model_ready or not notes.records:
         return True
 
     others = client.healthy - {notes.slot}
     heard = others <= notes.digests.heard(ended=True)
-    # Who asked for our model needs us for longer.
+    # A member that asked for our model needs us for longer.
     asked = client.masters_at is not None and notes.snapshot_requests.wanted(client.masters_at)
     timeout = client.timeouts.payload if asked else client.timeouts.leaving
     return notes.closed and (heard or client.now - notes.closed_at > timeout)

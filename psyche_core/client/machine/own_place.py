@@ -1,4 +1,4 @@
-"""What a member is told about its own place in the epoch: that it waits for the next one, was dropped, or is back."""
+"""Tells people about this member's own place in the epoch: that it waits for the next one, was dropped, or is back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psyche_core.types import ClientState
 
 
 def tell_own_place(client: MachineState, previous: CoordinatorState | None, state: CoordinatorState) -> None:
-    """Tell what a newer state says about us. Decides nothing."""
+    """Report what a newer state says about us. Decides nothing."""
     notes = client.notes
     if notes is None or not notes.describes(state) or client.leaving is not None:
         return

@@ -14,12 +14,12 @@ from psyche_core.wire.messages import Finished, Message, ModelDigest, ModelOffer
 
 
 def hear(client: MachineState, origin: bytes, message: Message) -> None:
-    """Take in a message whose envelope was verified. origin: p2p key of who signed it."""
+    """Handle a message whose envelope was verified. origin: p2p key of the signer."""
     notes = client.notes
     height = message.height if isinstance(message, ABOUT_A_ROUND) else None
     known = notes is not None and message.epoch == notes.number
     if notes is None or not known or (height is not None and height not in notes.records):
-        # A peer may hear of a round or an epoch before we do; transports deliver a message once, so it is kept.
+        # A peer may know a round or an epoch before we do; transports deliver a message once, so it is kept.
         if notes is None or message.epoch > notes.number or (known and height is not None and height > notes.newest):
             client.early.hold(origin, message)
         return
@@ -43,13 +43,13 @@ def hear(client: MachineState, origin: bytes, message: Message) -> None:
 
 
 def hear_early(client: MachineState, epoch: int, height: int | None) -> None:
-    """Take in what came before its round (height None: before its epoch)."""
+    """Handle messages that came before their round (height None: before their epoch)."""
     for origin, message in client.early.take(epoch, height):
         hear(client, origin, message)
 
 
 def payload_checked(client: MachineState, payload_hash: bytes, *, valid: bool, tag: int) -> None:
-    """A payload is here until its tag expires; valid: it fits our parameter table."""
+    """A payload is here until its tag expires; valid: whether it fits our parameter table."""
     if client.notes is not None:
         client.notes.payloads.checked(payload_hash, valid=valid, tag=tag)
         for record in client.notes.records.values():
@@ -58,16 +58,16 @@ def payload_checked(client: MachineState, payload_hash: bytes, *, valid: bool, t
 
 
 def payload_missing(client: MachineState, payload_hash: bytes) -> None:
-    """Nobody asked had a payload in time; it may be asked for again."""
+    """No peer that was asked sent a payload in time; it may be requested again."""
     if client.notes is not None:
         client.notes.payloads.fetch_failed(payload_hash)
 
 
 def payload_unjudged(client: MachineState, event: PayloadUnjudged) -> None:
-    """Our check failed on a payload. That is no verdict: we do not attest to it, and do not leave out what others accept.
+    """Our check failed on a payload, so its validity is unknown: we neither attest to it nor omit what others accept.
 
-    Where every member's check fails alike nobody attests, and the share is trained again. Where only ours does, the others
-    accept the payload, and we get the masters from them as we do when we cannot have a payload.
+    If every member's check fails, nobody attests, and the share is trained again. If only ours fails, the others accept the
+    payload, and we get the masters from them, as when we cannot get a payload.
     """
     if client.notes is not None:
         client.notes.payloads.check_failed(event.payload_hash)
@@ -75,14 +75,14 @@ def payload_unjudged(client: MachineState, event: PayloadUnjudged) -> None:
 
 
 def ask_again(client: MachineState) -> None:
-    """Ask again for announced payloads that are not here, and for an answer to proofs."""
+    """Request announced payloads that are missing again, and repeat unanswered proofs."""
     if client.notes is not None:
         client.do(*client.results.fetch_missing(client.notes))
         repeat_evidence(client)
 
 
 def repeat_evidence(client: MachineState) -> None:
-    """Send proofs again that the coordinator did not answer."""
+    """Repeat proofs that the coordinator did not answer."""
     notes = client.notes
     if notes is not None and client.state is not None and notes.describes(client.state):
         client.do(*client.results.repeat_evidence(notes, client.state, now=client.now, timeout=client.timeouts.evidence))

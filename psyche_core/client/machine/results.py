@@ -30,9 +30,9 @@ Verify = Callable[[Result, bytes], bool]
 
 
 class ResultTracker:
-    """One client's dealings with results.
+    """Checks and fetches results for one client.
 
-    instance: of the run, known from its first state. max_payload_bytes: None until our model is open, and nothing is fetched
+    instance: of the run, known from its first state. max_payload_bytes: None until our model is open; nothing is fetched
     before.
     """
 
@@ -58,7 +58,7 @@ class ResultTracker:
         )
 
     def announced(self, notes: EpochNotes, *, slot: int, result: Result, now: float) -> list[Action]:
-        """Take in an announcement of a slot; what it lacks makes it vanish without a trace."""
+        """Handle a slot's announcement; an invalid one is ignored."""
         record = notes.records[result.height]
         if record.shares.get(slot) != result.share or result.step != record.round.step:
             return []
@@ -80,7 +80,7 @@ class ResultTracker:
         return proof
 
     def _proof(self, notes: EpochNotes, record: RoundRecord, *, slot: int, result: Result, now: float) -> list[Action]:
-        """Evidence against a trainer that signed two results for one share, once."""
+        """Evidence against a trainer that signed two results for one share; returned once."""
         first = next(iter(record.candidates[slot].values()))
         if slot in record.evidence or first.payload_hash == result.payload_hash or slot == notes.slot:
             return []
@@ -92,10 +92,11 @@ class ResultTracker:
         return [Tell(telemetry.Problem("warning", told)), Send(evidence)]
 
     def repeat_evidence(self, notes: EpochNotes, state: CoordinatorState, *, now: float, timeout: float) -> list[Action]:
-        """Send proofs again that were not answered for `timeout` seconds, unless the share is void: a server may be away.
+        """Repeat proofs that were not answered for `timeout` seconds, unless the share is void: the server may be away.
 
-        When it is back and goes on, at once: a few short rounds later nobody judges the old one any more. Also of who is ejected
-        already, by a proof about another round: what was taken in this one is judged by this one's.
+        When it is back and the run continues, repeat them at once: after a few short rounds the old one can no longer be
+        judged. Also for members already ejected by a proof about another round: each round's results are judged by its own
+        proof.
         """
         actions: list[Action] = []
         proven = [record for record in notes.records.values() if record.evidence]
@@ -106,7 +107,7 @@ class ResultTracker:
         for record in proven:
             stored = state.round_at(record.height)
             if stored is None:
-                continue  # what is not stored any more is not judged any more
+                continue  # a round that is no longer stored cannot be judged
 
             for slot, evidence in record.evidence.items():
                 went_on = evidence.moment not in (None, moment)
@@ -119,9 +120,9 @@ class ResultTracker:
         return actions
 
     def fetch(self, notes: EpochNotes, record: RoundRecord, result: Result, source: bytes) -> list[Action]:
-        """Ask for a payload that is neither here for this round nor on its way. source: p2p key of who should have it.
+        """Request a payload that is neither here for this round nor on its way. source: p2p key of a peer that should have it.
 
-        One that an earlier round brought is asked for again, so that we and our transport keep it for this round, too.
+        A payload from an earlier round is requested again, so that we and our transport keep it for this round too.
         """
         if self.max_payload_bytes is None:
             return []
@@ -135,7 +136,7 @@ class ResultTracker:
         return []
 
     def fetch_missing(self, notes: EpochNotes) -> list[Action]:
-        """Ask (again) for announced results we do not hold: fetches fail, and some were announced before our model was open."""
+        """Request announced results that we lack (again): fetches fail, and some were announced before our model was open."""
         actions: list[Action] = []
         for record in [record for record in notes.records.values() if not record.applied]:
             for slot, known in record.candidates.items():

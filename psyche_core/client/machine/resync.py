@@ -22,11 +22,11 @@ from psyche_core.wire.messages import ModelWanted
 
 _NOBODY_READY = 1 / 2
 _SOMEBODY_READY = 3 / 4
-"""Parts of warmup_time after which we say that we cannot get the model."""
+"""Fraction of warmup_time after which we report that we cannot get the model."""
 
 
 def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> None:
-    """Find out whether our masters can be used or brought up to date; if not, say which masters we need."""
+    """Check whether our masters can be used or brought up to date; if not, announce which masters we need."""
     repair = notes.resync
     if notes.judge and not repair.astray:
         notes.judge = False
@@ -49,7 +49,7 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
     due = masters_due(state)
     if repair.asks(due, client.now):
         client.do(Broadcast(ModelWanted(notes.number, due), notes.tag(max(notes.newest, 0))))
-    # What could not be had while the run went on may be had at its end.
+    # What could not be fetched during the run may be available at its end.
     waited = client.now - (repair.asked_at if state.run_state is RunState.Finished else repair.since)
     helpless = not repair.untried(client.now) or min(waited, client.now - repair.failed_at) > client.timeouts.payload
     if waited > scheduler.offers_patience(state, client.timeouts) and client.work is None and helpless:
@@ -57,7 +57,7 @@ def check_masters(client: MachineState, state: CoordinatorState, notes: EpochNot
 
 
 def _without_offers(client: MachineState, state: CoordinatorState, notes: EpochNotes, *, waited: float) -> None:
-    """Nobody gives us what we need. At an epoch's start we say what we hold instead, at the run's end nobody waits."""
+    """Nobody offers what we need. At an epoch's start we report what we hold instead; at the run's end nobody waits."""
     if state.run_state is RunState.Finished:
         client.stop("the run finished, and nobody was left who could give this client the final model", success=False)
     elif notes.resync.astray:
@@ -71,10 +71,10 @@ def _without_offers(client: MachineState, state: CoordinatorState, notes: EpochN
 
 
 def _look_on_disk(client: MachineState, state: CoordinatorState, notes: EpochNotes) -> bool:
-    """Load the model the epoch starts with if it lies on our disk as the end of an earlier epoch; once an epoch.
+    """Load the model the epoch starts with if our disk has it as the end of an earlier epoch; once an epoch.
 
-    Where the run has gone back since we loaded anything we have not yet looked at all; and a journal may hold results that were
-    not yet decided about when we last read it.
+    If the run has gone back since we last loaded, we have not looked at all yet. Also, a journal may hold results that were
+    undecided when we last read it.
     """
     start = state.epoch.start_step - 1
     if notes.reloaded or client.work is not None or state.run_state is not RunState.Warmup or client.masters_at == start:
@@ -96,7 +96,7 @@ def _say_what_we_hold(client: MachineState, state: CoordinatorState, notes: Epoc
         return
     if notes.lacking_said is not None and client.now - notes.lacking_said <= client.timeouts.answer:
         return
-    # Whoever has the model may still be loading it, and would be left behind; while somebody says to have it, offers may come.
+    # Members that have the model may still be loading it; while one reports that it has it, offers may come.
     if client.now - notes.since < state.config.warmup_time * (_SOMEBODY_READY if state.epoch.ready else _NOBODY_READY):
         return
 
@@ -118,7 +118,7 @@ def _say_what_we_hold(client: MachineState, state: CoordinatorState, notes: Epoc
 
 
 def model_fetched(client: MachineState, event: ModelFetched) -> None:
-    """Our masters are the others' now."""
+    """Our masters are now the others'."""
     notes = client.notes
     client.masters_at = client.digest_at = event.step
     client.doubtful = False
@@ -135,9 +135,9 @@ def model_fetched(client: MachineState, event: ModelFetched) -> None:
 
 
 def changed_unasked(client: MachineState, event: SnapshotTaken) -> bool:
-    """Whether what we were about to offer is not what it was after the same step: bad memory. Nobody may be given that.
+    """Whether the masters to be offered differ from the earlier ones after the same step: bad memory. They must not be offered.
 
-    Found here for nobody else would: between two epochs nothing is compared, and a joiner cannot tell which of us is right.
+    No other check finds this: between two epochs nothing is compared, and a joiner cannot tell which member is right.
     """
     notes = client.notes
     unknown = notes is None or client.digest_at != event.step or event.digest == NO_DIGEST
@@ -151,16 +151,16 @@ def changed_unasked(client: MachineState, event: SnapshotTaken) -> bool:
 
 
 def model_fetch_failed(client: MachineState, event: ModelFetchFailed) -> None:
-    """Nothing of ours has changed; that manifest may be tried again after a while."""
+    """Our masters are unchanged; that manifest may be tried again after a pause."""
     client.tell(telemetry.Problem("warning", event.reason))
     if client.notes is not None:
         client.notes.resync.could_not_be_had(client.now, rest=client.timeouts.answer)
 
 
 def masters_doubtful(client: MachineState, reason: str) -> None:
-    """Work on our masters failed, so nobody knows what they are now: get the others', as who is astray does.
+    """Work on our masters failed, so their content is unknown: get the others', as with a differing replica.
 
-    The attempts of an epoch are bounded as always: who fails at every one of them gives up with this reason.
+    Attempts per epoch are bounded as always: a client whose attempts all fail gives up with this reason.
     """
     client.masters_at = client.digest_at = None
     client.doubtful = True
@@ -170,7 +170,7 @@ def masters_doubtful(client: MachineState, reason: str) -> None:
 
     if client.notes.resync.taken is not None:
         client.notes.resync.could_not_be_had(client.now, rest=client.timeouts.answer)
-        client.notes.resync.taken = None  # it may be right: it is not refused for what failed here
+        client.notes.resync.taken = None  # the manifest may be right: do not reject it for a local failure
     _lacks(client, client.notes, reason, astray=True)
 
 

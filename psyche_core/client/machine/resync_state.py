@@ -26,7 +26,7 @@ MAX_OFFERS_PER_SLOT = 8
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """Masters that can be had. slots: who serves them. descriptions: hash and length, those said most often first."""
+    """Masters that can be fetched. slots: members that serve them. descriptions: hash and length, most frequent first."""
 
     step: int
     manifest_hash: bytes
@@ -37,13 +37,13 @@ class Offered:
 
 @dataclass(slots=True)
 class Resync:
-    """One epoch's efforts. reason: why our masters cannot be used, None while they can.
+    """The resync of one epoch. reason: why our masters cannot be used, None while they can.
 
-    astray: our masters are not what others have, so nothing may be built on them. wanted: the step last asked for, where the run
-    is, and asked_at when; floor: the first one asked for, from which on we know all rounds; since: when that was; heard_at: when
-    somebody first offered it; failed_at: when we last failed to get it.
-    refused: manifests that led astray; resting: those that could not be had, until when they are left alone. alike, unlike:
-    slots that had our masters, and others, when ours were still right.
+    astray: our masters differ from the others', so nothing may be built on them. wanted: the step last requested, where the run
+    is, and asked_at when; floor: the first one requested, from which on we know all rounds; since: when that was; heard_at:
+    when a member first offered it; failed_at: when we last failed to get it. refused: manifests that led to wrong masters;
+    resting: those that could not be fetched, and until when they are not tried. alike, unlike: slots that had our masters, and
+    others, when ours were still right.
     """
 
     reason: str | None = None
@@ -63,7 +63,7 @@ class Resync:
     unlike: frozenset[int] = frozenset()
 
     def begin(self, reason: str, *, astray: bool) -> bool:
-        """Our masters cannot be used; True when that is news. What led astray is not taken again."""
+        """Our masters cannot be used; True if that is new. A manifest that led to wrong masters is not used again."""
         if astray and self.taken is not None:
             self.refused.add(self.taken)
             self.taken = None
@@ -82,7 +82,7 @@ class Resync:
         self.alike = self.unlike = frozenset()
 
     def asks(self, step: int, now: float) -> bool:
-        """Whether `step` has yet to be asked for; notes that it is."""
+        """Whether `step` was not requested yet; records that it is now."""
         if self.wanted == step:
             return False
 
@@ -92,7 +92,7 @@ class Resync:
         return True
 
     def offered(self, slot: int, offer: ModelOffer) -> None:
-        """Note an offer: the first of each slot for each step counts, the newest steps are kept."""
+        """Record an offer: the first of each slot for each step counts; the newest steps are kept."""
         known = self.offers.setdefault(slot, [])
         if all(kept.step != offer.step for kept in known):
             known.append(offer)
@@ -100,7 +100,7 @@ class Resync:
             del known[:-MAX_OFFERS_PER_SLOT]
 
     def waited(self, now: float, *, seconds: float) -> bool:
-        """Whether all have had that long to speak, since we asked and since the first of them spoke."""
+        """Whether all had that long to answer, since our request and since the first answer."""
         if self.floor is None:
             return False
 
@@ -109,7 +109,7 @@ class Resync:
         return self.heard_at is not None and now - max(self.since, self.heard_at) > seconds
 
     def could_not_be_had(self, now: float, *, rest: float) -> None:
-        """The manifest taken last failed on the way; it may be tried again after `rest` seconds, what was fetched is kept."""
+        """The last manifest could not be fetched; it may be tried again after `rest` seconds. Fetched pieces are kept."""
         self.failed_at = now
         if self.taken is not None:
             self.resting[self.taken] = now + rest
@@ -117,10 +117,10 @@ class Resync:
     def choice(
         self, healthy: frozenset[int], members: frozenset[int], *, now: float, waited: bool, settle_for_fewer: bool
     ) -> Offered | None:
-        """What to fetch, None to wait on.
+        """What to fetch, None to keep waiting.
 
         healthy, members: the other healthy slots, and all others that were not ejected. waited: whether all have had time to
-        speak. settle_for_fewer: the most voices are enough.
+        answer. settle_for_fewer: a plurality is enough.
         """
         if self.floor is None:
             return None
@@ -154,14 +154,14 @@ class Resync:
         return Offered(best[0], best[1], length, tuple(sorted(slots[best])), descriptions)
 
     def untried(self, now: float) -> bool:
-        """Whether there are offers that may still help, now."""
+        """Whether there are offers now that may still help."""
         known = (offer for offers in self.offers.values() for offer in offers if self._useful(offer))
         return any(
             offer.manifest_hash not in self.refused and now >= self.resting.get(offer.manifest_hash, now) for offer in known
         )
 
     def _useful(self, offer: ModelOffer) -> bool:
-        """Whether an offer is of masters that we can go on from, and that anybody can have: the run has not come further."""
+        """Whether an offer is of masters from which we can continue, and which are available: the run has not gone further."""
         return self.floor is not None and self.wanted is not None and self.floor <= offer.step <= self.wanted
 
     @property
@@ -172,20 +172,20 @@ class Resync:
 
 @dataclass(slots=True)
 class SnapshotRequests:
-    """What others asked of us and what we gave, in one epoch. asked: step -> slots that want the masters after it."""
+    """What others requested from us and what we offered, in one epoch. asked: step -> slots that want the masters after it."""
 
     asked: dict[int, set[int]] = field(default_factory=dict)
     given: set[int] = field(default_factory=set)
 
     def want(self, slot: int, step: int) -> None:
-        """Note a wish; each slot has a few, so that nobody can keep us busy with snapshots."""
+        """Record a request; each slot has a few, so that nobody can keep us busy with snapshots."""
         if sum(slot in slots for slots in self.asked.values()) < MAX_ATTEMPTS + 2:
             self.asked.setdefault(step, set()).add(slot)
 
     def wanted(self, step: int) -> bool:
-        """Whether anybody asked for the masters after `step`."""
+        """Whether any member requested the masters after `step`."""
         return step in self.asked
 
     def due(self, step: int) -> bool:
-        """Whether the masters after `step`, which we have now, are wanted and not offered yet."""
+        """Whether the masters after `step`, which we have now, are requested and not offered yet."""
         return step in self.asked and step not in self.given

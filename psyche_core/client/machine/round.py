@@ -19,16 +19,17 @@ from psyche_core.types import MAX_WITNESSES, BatchId, RunState, WitnessStatement
 from psyche_core.wire.messages import Result
 
 MAX_CANDIDATES = MAX_WITNESSES + 1
-"""Results kept of one slot: a trainer can give each witness another one, and all must be known to see that none is agreed on."""
+"""Results kept of one slot: a trainer can send each witness a different one, and only with all of them can we see that none is
+agreed."""
 
 NO_DIGEST = bytes(32)
 
 
 @dataclass(slots=True)
 class Evidence:
-    """A proof against a trainer. sent_at: when we last sent it; answered: the coordinator has taken or refused it.
+    """A proof against a trainer. sent_at: when we last sent it; answered: the coordinator accepted or refused it.
 
-    moment: phase and round as of our last look.
+    moment: phase and round when we last checked.
     """
 
     command: Equivocation
@@ -39,15 +40,15 @@ class Evidence:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """Mutable notes of one round of the epoch being played.
+    """Mutable notes about one round of the current epoch.
 
     candidates: results by slot and commitment; announced: commitments by payload hash and slot; verified: commitment by slot of
-    the first payload that arrived and fits. arrived: when the verified result of each slot did; kept: slots whose verified result
-    is in our journal. finished: slots that said Finished, with when we heard it; own_done_at: when our share was trained;
-    opened_at: when we first saw the round. evidence: by slot of who signed two results. settled_by: the state in which everything
-    about the round has been said; lost: we missed it. all_said: nothing is left for us to say in this round. nearly_done: our
-    training is expected to end by the time the next round can begin, and nearly_done_at when we knew. digest: of our masters
-    during the round, taken once its applies are done. height: of the round in its epoch.
+    the first valid payload that arrived. arrived: when the verified result of each slot did; kept: slots whose verified result
+    is in our journal. finished: slots that sent Finished, and when it arrived; own_done_at: when our share was trained;
+    opened_at: when we first saw the round. evidence: by slot of the trainer that signed two results. settled_by: the state with
+    all statements about the round; lost: we missed it. all_said: we have nothing left to send in this round. nearly_done: our
+    training is expected to end before the next round can begin, and nearly_done_at when we knew. digest: of our masters during
+    the round, taken once its applies are done. height: of the round in its epoch.
     """
 
     epoch: int
@@ -99,11 +100,11 @@ class RoundRecord:
 
     @property
     def cut(self) -> bool:
-        """Whether the epoch was cut in this round: nobody attested to it, its step is trained again (protocol F1)."""
+        """Whether the epoch ended in this round: nobody attested to it, and its step is trained again (protocol F1)."""
         return self.settled_by is not None and not self.round.drain and self.settled_by.round_at(self.height + 1) is None
 
     def add(self, slot: int, result: Result) -> bool:
-        """Keep an announcement; False when it is known already or one too many."""
+        """Keep an announcement; False when it is known or the slot has too many."""
         known = self.candidates.setdefault(slot, {})
         if result.commitment in known or len(known) >= MAX_CANDIDATES:
             return False
@@ -113,7 +114,7 @@ class RoundRecord:
         return True
 
     def payload_arrived(self, payload_hash: bytes, valid_hashes: Collection[bytes], *, now: float) -> None:
-        """Note a verified payload: the first one of each slot is the one a witness attests to."""
+        """Record a verified payload: a witness attests to the first one of each slot."""
         if payload_hash in valid_hashes:
             for slot, commitment in self.announced.get(payload_hash, {}).items():
                 self.verified.setdefault(slot, commitment)
@@ -121,7 +122,7 @@ class RoundRecord:
 
     @property
     def ready_at(self) -> float:
-        """When our own work of the round was done, or as good as done while it goes on: from then on we may wait for others."""
+        """When our own work of the round was done or almost done; from then on we may wait for others."""
         if self.own_done_at is not None:
             return self.own_done_at
         if self.nearly_done_at is not None:
@@ -130,7 +131,7 @@ class RoundRecord:
         return math.inf if self.own_started and not self.own_done else self.opened_at
 
     def deliveries(self, healthy: frozenset[int], *, since: float) -> tuple[dict[int, float], tuple[int, ...]]:
-        """When results came, for one who needed them from `since` on; and the slots they are expected of."""
+        """When results arrived, for a member that needed them from `since` on; and the slots they are expected from."""
         times = {slot: max(arrived, since) for slot, arrived in self.arrived.items()}
         return times, tuple([slot for slot in self.shares if slot in healthy or slot in times])
 
@@ -144,11 +145,11 @@ class RoundRecord:
         return True
 
     def unfinished(self, healthy: frozenset[int]) -> frozenset[int]:
-        """Still healthy trainers of the round that have not said Finished."""
+        """Still healthy trainers of the round that have not sent Finished."""
         return healthy.intersection(self.trainers).difference(self.finished)
 
     def all_finished(self, healthy: frozenset[int]) -> bool:
-        """Whether every still healthy trainer of the round said Finished."""
+        """Whether every still healthy trainer of the round sent Finished."""
         return not self.unfinished(healthy)
 
     def judged(self, slot: int) -> Result | Literal["void"] | None:
@@ -170,7 +171,7 @@ class RoundRecord:
         return self.judgements.get(slot)
 
     def settle(self, decided: Round, state: CoordinatorState) -> None:
-        """Everything that will be said about the round is in `state`: fix which shares are accepted.
+        """`state` has all statements about the round: determine which shares are accepted.
 
         decided: the round as `state` stores it: shares may have been voided since we first saw it.
         """
@@ -179,7 +180,7 @@ class RoundRecord:
             self.accepted = witness.accepted_slots(state, decided) & frozenset(self.shares)
 
     def accepted_without(self, slot: int) -> bool:
-        """Whether a quorum of other witnesses saw everything that was accepted; False while that is not known."""
+        """Whether a quorum of other witnesses saw everything that was accepted; False while that is unknown."""
         state = self.settled_by
         stored = None if state is None else state.round_at(self.height)
         if state is None or stored is None or self.cut:
@@ -189,7 +190,7 @@ class RoundRecord:
 
 
 def statement_about(record: RoundRecord | None, *, playing: RoundRecord, index: int) -> WitnessStatement:
-    """The statement a witness of `playing` sends about the round before it (None before the first): protocol F6."""
+    """The statement that a witness of `playing` sends about the previous round (None before the first): protocol F6."""
     bloom = witness.BroadcastBloom(playing.round.seed)
     leaves: list[tuple[int, bytes]] = []
     slots: list[int] = []

@@ -17,13 +17,13 @@ SNAPSHOT_ROUNDS = 8
 """Rounds a snapshot of our masters is offered for."""
 
 _LAST_CHANCE = (RunState.Warmup, RunState.Finished)
-"""States in which the most voices for a model are enough: nobody else can come to hold it any more."""
+"""States in which a plurality for a model is enough, because no further member can get it."""
 
 _FROM_PEERS = ("P2P", "P2PGcs")
 
 
 def starts_from_members(state: CoordinatorState) -> bool:
-    """Whether the run's model is the one that its members hold, rather than a stored one."""
+    """Whether the run's model is the one its members hold, not a stored one."""
     return state.model.LLM.checkpoint.name in _FROM_PEERS
 
 
@@ -57,7 +57,7 @@ def obstacle(state: CoordinatorState, notes: EpochNotes, *, masters_at: int | No
 
 
 def _signed_otherwise(state: CoordinatorState, step: int, digest: bytes) -> bool:
-    """Whether the run's members signed another model after a step than the one with this digest."""
+    """Whether the run's members signed another digest for the model after a step."""
     signed = next((end.digest for end in state.ends if end.step == step), None)
     return signed is not None and digest not in (signed, NO_DIGEST)
 
@@ -65,8 +65,8 @@ def _signed_otherwise(state: CoordinatorState, step: int, digest: bytes) -> bool
 def _payload_patience(state: CoordinatorState, notes: EpochNotes, record: RoundRecord, timeouts: Timeouts) -> float:
     """Seconds to wait for a payload.
 
-    Fewer for rounds that were under way when we came, for what was announced before may not be announced again, least of all what
-    an earlier process of ours did; and fewer after an epoch's rounds: when the run is over the others, who have it, go.
+    Shorter for rounds in progress when we came, because earlier announcements may not be repeated, least of all those of our
+    own earlier process. Shorter too after an epoch's rounds: when the run is over, the members that have the payload leave.
     """
     if state.run_state not in (RunState.Cooldown, RunState.Finished):
         return min(timeouts.offers, timeouts.payload) if record.height <= notes.opened_at else timeouts.payload
@@ -75,7 +75,7 @@ def _payload_patience(state: CoordinatorState, notes: EpochNotes, record: RoundR
 
 
 def offers_patience(state: CoordinatorState, timeouts: Timeouts) -> float:
-    """Seconds to wait for more offers of the model: in a warmup what leaves time to fetch it."""
+    """Seconds to wait for more offers of the model; in a warmup, short enough to leave time for fetching it."""
     if state.run_state is not RunState.Warmup:
         return timeouts.offers
 
@@ -91,7 +91,7 @@ def next_work(
     now: float,
     timeouts: Timeouts,
 ) -> Work | RoundRecord | None:
-    """The next piece of work; a RoundRecord stands for applying it; None to wait.
+    """The next piece of work; a RoundRecord means that it should be applied; None to wait.
 
     healthy: slots healthy in `state`.
     """
@@ -126,7 +126,7 @@ def fetch(
     timeouts: Timeouts,
     build: bool = False,
 ) -> FetchModel | None:
-    """The masters to get from others, None while there are none to choose. build: whether the model itself is not built yet."""
+    """The masters to fetch from others, None while there is no choice. build: whether the model itself must be built first."""
     repair = notes.resync
     members = frozenset(slot for slot, client in enumerate(state.epoch.clients) if client.state is not ClientState.Ejected)
     waited = repair.waited(now, seconds=offers_patience(state, timeouts))

@@ -23,7 +23,7 @@ _PLAYING = (RunState.RoundTrain, RunState.RoundWitness)
 
 @dataclass(frozen=True, slots=True)
 class SettledRound:
-    """A round whose accepted results are all at hand. results: commitment and payload hash of each, by slot.
+    """A round whose accepted results are all here. results: commitment and payload hash of each, by slot.
 
     statements: digest of the statements that accepted them.
     """
@@ -36,16 +36,16 @@ class SettledRound:
 
 
 def played_rounds(state: CoordinatorState) -> tuple[int, CoordinatorState]:
-    """The number of the epoch whose rounds a state stores, and the state as if that epoch were still the present one."""
+    """The number of the epoch whose rounds a state stores, and the state as if that epoch were still the current one."""
     playing = state.run_state in (*_PLAYING, RunState.Cooldown)
     number = state.progress.epoch if playing else state.progress.epoch - 1
     return number, replace(state, epoch=replace(state.epoch, unplayed=False))
 
 
 def decided_otherwise(state: CoordinatorState, rounds: Iterable[AppliedRound]) -> int | None:
-    """The first step of journalled rounds whose statements are others in the state than when we applied it, None without one.
+    """The first step of journalled rounds whose statements in the state differ from those we applied, None without one.
 
-    A coordinator that was restored from an older state may decide a round anew. What it no longer stores is not looked at.
+    A coordinator restored from an older state may decide a round again. Rounds that it no longer stores are ignored.
     """
     number, view = played_rounds(state)
     for applied in rounds:
@@ -57,7 +57,7 @@ def decided_otherwise(state: CoordinatorState, rounds: Iterable[AppliedRound]) -
 
 
 def settled_rounds(state: CoordinatorState, known: Iterable[StoredResult], *, after: int) -> Iterator[SettledRound]:
-    """The rounds after step `after` that are decided in a state, in order, as far as we know every accepted result of them."""
+    """The rounds after step `after` that are decided in a state, in order, while we have all their accepted results."""
     playing = state.run_state in _PLAYING
     rounds = state.epoch.rounds
     number, view = played_rounds(state)

@@ -19,10 +19,10 @@ from psyche_core.types import NodeIdentity
 
 @dataclass(slots=True)
 class Upload:
-    """One epoch's model on its way to the store. key: of the epoch. location: where it is; None while it is being stored.
+    """The upload of one epoch's model to the store. key: of the epoch. location: where it is; None while it is being stored.
 
-    told_at: when the coordinator was last told, None before; told: how often. over: it has answered, or it is too late, or it
-    could not be stored.
+    told_at: when the coordinator was last told, None before; told: how often. over: it has answered, or it is too late, or
+    storing failed.
     """
 
     key: tuple[int, int]
@@ -36,17 +36,16 @@ class Upload:
 
 @dataclass(slots=True)
 class MachineState:
-    """See the module. now: seconds that we have been awake for; clock: what the caller's clock showed last.
+    """See the module. now: seconds that we were awake; clock: the last time of the caller's clock.
 
-    notes: of the epoch we are in, or finish; None before the first. healthy: slots healthy in `state`. members: the transport's
-    peers as last set; peers: p2p keys connected. introduced: whether this process joined; join_asked: when we last did, None once
-    it is answered by a state. source_missing: nothing here says how the model is built, so all of it comes from others. leaving:
-    since when we are on our way out. masters_at: the step whose results are in our masters, None when that is unknown; doubtful:
-    work on them failed, so that they may be anything. model_digest: the last full digest taken of them; digest_at: the step it
-    was taken at, None when that is unknown. journalled: we keep a journal. loaded_generation: of the run when we last loaded a
-    model. held: steps and full digests of signed epoch ends that lie on our disk. work: what the trainer is doing. can_store:
-    whether there is a store to put the model into after an epoch; storage: the one on its way there. pace: what our trainings and
-    the turns between rounds took.
+    notes: of the epoch we are in, or are finishing; None before the first. healthy: slots healthy in `state`. members: the
+    transport's peers as last set; peers: p2p keys connected. introduced: whether this process joined; join_asked: when we last
+    did, None once a state answers it. source_missing: nothing here says how the model is built, so all of it comes from others.
+    leaving: when we began to leave. masters_at: the step whose results are in our masters, None when unknown; doubtful: work on
+    them failed, so their content is unknown. model_digest: their last full digest; digest_at: the step of that digest, None
+    when unknown. journalled: we keep a journal. loaded_generation: of the run when we last loaded a model. held: steps and full
+    digests of signed epoch ends on our disk. work: what the trainer is doing. can_store: whether there is a store for models of
+    epoch ends; storage: the upload in progress. pace: durations of our trainings and of the turns between rounds.
     """
 
     identity: NodeIdentity
@@ -82,7 +81,7 @@ class MachineState:
     actions: list[Action] = field(default_factory=list)
 
     def wake(self, clock: float) -> None:
-        """Time has passed. A process that was stopped, or a machine that slept, finds old messages before its timeouts end."""
+        """Time has passed. After a suspension, old messages are handled before timeouts end."""
         if self.clock is None:
             self.now = clock
         elif clock > self.clock:
@@ -90,7 +89,7 @@ class MachineState:
         self.clock = clock
 
     def do(self, *actions: Action) -> None:
-        """Ask for something to be done."""
+        """Add actions."""
         self.actions.extend(actions)
 
     def tell(self, event: telemetry.Event) -> None:
@@ -98,12 +97,12 @@ class MachineState:
         self.actions.append(Tell(event))
 
     def start(self, work: Work) -> None:
-        """Give the trainer something to do; it must be idle."""
+        """Start trainer work; the trainer must be idle."""
         self.work = work
         self.actions.append(work)
 
     def stop(self, reason: str, *, success: bool, again: bool = False) -> None:
-        """We are done, or begin anew."""
+        """Stop, or start over."""
         if self.stopped is None:
             self.stopped = Stop(reason, success, again)
             self.actions.append(self.stopped)
@@ -121,5 +120,5 @@ class MachineState:
 
     @property
     def takes_part(self) -> bool:
-        """Whether the coordinator counts on us, now or next."""
+        """Whether the coordinator expects us, now or in the next epoch."""
         return self.pending or (self.state is not None and self.notes is not None and self.notes.healthy(self.state))

@@ -1,4 +1,4 @@
-"""How long a client waits for others before it does something else."""
+"""Timeouts: how long a client waits for others before it does something else."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds. payload: for a consensus payload before we resync (F11); peers: for all members to connect in warmup.
+    """Seconds. payload: for an accepted payload before we resync (F11); peers: for all members to connect in warmup.
 
-    offers: for more members to offer their model; answer: before we join or come back once more; evidence: before we repeat a
-    proof that was not answered, short because it is heard until the epoch ends only; leaving: serving our last results after we
-    withdrew. absence: no more than this passes between two events: who was suspended for longer was not waiting.
+    offers: for more members to offer their model; answer: before we join or come back again; evidence: before we repeat an
+    unanswered proof, short because it is accepted only until the epoch ends; leaving: serving our last results after we
+    withdrew. absence: longest time between two events that counts; the rest of a longer suspension does not count as waiting.
     """
 
     payload: float = 60.0

@@ -25,59 +25,60 @@ from typing import Literal
 from psyche_core.coordinator.witness import quorum
 
 TWICE = 2.0
-"""Times of a round that any slot may be late by in an epoch."""
+"""Times a round's usual time by which any slot may be late in an epoch."""
 
 LEAST = 2.0
-"""Seconds that this is at least: rounds may be shorter than what a busy machine takes to look up."""
+"""Lower bound for that, in seconds: rounds may be shorter than a busy machine's response time."""
 
 SINGLE = 0.15
-"""Share of the epoch's time by which one slot may be later than all others but itself, with results or with Finished."""
+"""Fraction of the epoch's time by which one slot may be later than all others, with results or with Finished."""
 
 TOGETHER = 0.18
-"""The same with both, added up."""
+"""The same for both added up."""
 
 SEVERAL = 1.0
-"""Share of the epoch's time by which a slot may be later than two thirds of the trainers, with results or with Finished."""
+"""Fraction of the epoch's time by which a slot may be later than two thirds of the trainers, with results or with Finished."""
 
 ALONE = 0.1
-"""Share of a round's usual time for which a member goes on waiting for results while nobody else does: less than SINGLE, so that
-nobody looks late because somebody else keeps a result from it alone."""
+"""Fraction of a round's usual time for which a member waits on for results while nobody else does: less than SINGLE, so that
+nobody looks late because another member withholds a result from it alone."""
 
 ALONE_LEAST = 0.25
-"""Seconds that this is at least."""
+"""Lower bound for that, in seconds."""
 
 NEARLY = 0.5
-"""Share of its budget that a slot has used up when its result may be gone on without: others, who began to wait a little earlier,
-wait for it no longer. A slow line of our own makes all results late alike, and uses up nobody's budget."""
+"""Fraction of its budget that a slot must have used before we may continue without its result: others, who began to wait
+slightly earlier, no longer wait for it. A slow connection of our own makes all results equally late, and uses nobody's
+budget."""
 
 SPARE = 2
-"""Statements that a quorum must do without for this: one liar's and ours."""
+"""Statements that a quorum must be able to do without for this: one liar's and ours."""
 
 MOST_LEFT_BEHIND = 1
-"""Others that may be without Finished and not waited for any more: one liar. Two that wait for the same result go on waiting, for
+"""Others that may lack Finished and no longer be waited for: one liar. Two that wait for the same result go on waiting, because
 a quorum may not do without both and a liar."""
 
 BEHIND_ALL, BEHIND_MOST = 0, 1
-"""Measures: later than all trainers but one, and than two thirds of them."""
+"""Measures: lateness compared with all trainers but one, and with two thirds of them."""
 
 Kind = Literal["results", "finished"]
 
 
 def fewest(expected: int) -> int:
-    """How many of so many trainers must be done before anybody is late: until then all are waited for."""
+    """How many of so many trainers must be done before any counts as late; until then all are waited for."""
     return min(max(expected - 1, 1), quorum(expected))
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What trainers are waited for in a round. times: when they were done, by slot; expected: all slots that are to be done."""
+    """What is awaited from trainers in a round. times: when they were done, by slot; expected: all slots that must be done."""
 
     kind: Kind
     times: Mapping[int, float]
     expected: Sequence[int]
 
     def moments(self) -> list[tuple[int, float]]:
-        """When all but one, and when two thirds, were done, where they are: by measure."""
+        """When all but one were done, and when two thirds were, as far as that has happened: by measure."""
         count = len(self.expected)
         if len(self.times) < fewest(count):
             return []
@@ -90,9 +91,9 @@ class Awaited:
 
 @dataclass(slots=True)
 class WaitingBudget:
-    """What is spent in one epoch: seconds by kind, measure and slot. began: when its first round opened, None before.
+    """Budget used in one epoch: seconds by kind, measure and slot. began: when its first round opened, None before.
 
-    usual: by measure, the shortest time in which a round's Finished were there.
+    usual: by measure, the shortest time in which a round's Finished arrived.
     """
 
     began: float | None = None
@@ -100,7 +101,7 @@ class WaitingBudget:
     _spent: dict[tuple[Kind, int, int], float] = field(default_factory=dict)
 
     def waited_for(self, slots: Iterable[int], what: Awaited, *, opened: float, now: float) -> frozenset[int]:
-        """Those of some slots that are not done and still waited for. opened: when the round began."""
+        """Those of the given slots that are not done and still waited for. opened: when the round began."""
         waited = frozenset(slots)
         moments = what.moments() if waited else ()
         elapsed = 0.0 if self.began is None else now - self.began
@@ -113,7 +114,7 @@ class WaitingBudget:
         return waited
 
     def nearly_used_up(self, slot: int, what: Awaited, *, opened: float, now: float) -> bool:
-        """Whether a slot that is not done has used up most of the time by which it may be later than all others but one."""
+        """Whether an unfinished slot has used most of the time by which it may be later than all others but one."""
         elapsed = 0.0 if self.began is None else now - self.began
         for measure, moment in what.moments():
             if measure == BEHIND_ALL:
@@ -127,10 +128,10 @@ class WaitingBudget:
     def waits_alone(
         self, lacking: Iterable[int], results: Awaited, finished: Awaited, *, own: int, witnesses: int, opened: float, now: float
     ) -> bool:
-        """Whether a member that still lacks results should wait no longer, because nobody else does who is waited for.
+        """Whether a member that lacks results should stop waiting, because nobody else who is waited for still waits.
 
-        lacking: slots whose results it lacks, of those in `results`. finished: who has said Finished. own: its slot. witnesses:
-        how many will attest to the results. opened: when the round began.
+        lacking: slots whose results it lacks, of those in `results`. finished: members that sent Finished. own: its slot.
+        witnesses: how many will attest to the results. opened: when the round began.
         """
         if witnesses - quorum(witnesses) < SPARE:
             return False
@@ -151,7 +152,7 @@ class WaitingBudget:
         return now >= max(done) + max(ALONE * usual, ALONE_LEAST)
 
     def charge(self, what: Awaited, *, opened: float, now: float) -> None:
-        """A round is over: note how late each slot was, or is by now."""
+        """A round is over: record how late each slot was, or is by now."""
         for measure, moment in what.moments():
             for slot in what.expected:
                 late = min(what.times.get(slot, now), now) - moment
@@ -164,5 +165,5 @@ class WaitingBudget:
         return self._spent.get((kind, measure, slot), 0.0)
 
     def _in_all(self, slot: int) -> float:
-        """What a slot has spent of both kinds, behind all trainers but one."""
+        """What a slot has used of both kinds, compared with all trainers but one."""
         return self._of("results", BEHIND_ALL, slot) + self._of("finished", BEHIND_ALL, slot)

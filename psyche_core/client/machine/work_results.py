@@ -20,7 +20,7 @@ from psyche_core.wire.messages import ModelDigest, ModelOffer, Result
 
 
 def work_done(client: MachineState, event: ev.WorkDone, *, sign: Callable[[bytes], bytes]) -> None:
-    """Take in the answer to our piece of work. sign: signs a commitment with our p2p key."""
+    """Handle the answer to our piece of work. sign: signs a commitment with our p2p key."""
     client.work = None
     match event:
         case ev.Trained():
@@ -49,13 +49,13 @@ def work_done(client: MachineState, event: ev.WorkDone, *, sign: Callable[[bytes
         case ev.WorkFailed():
             _work_failed(client, event)
         case ev.SnapshotFailed():
-            pass  # told already, and nobody waits for it
+            pass  # already reported, and nobody waits for it
         case _:
             assert_never(event)
 
 
 def command_answered(client: MachineState, event: ev.CommandAnswered) -> None:
-    """The coordinator took or refused a command of ours."""
+    """The coordinator accepted or refused a command of ours."""
     command, notes = event.command, client.notes
     if notes is None:
         return
@@ -105,7 +105,7 @@ def _model_ready(client: MachineState, event: ev.ModelReady) -> None:
 
 def _trained(client: MachineState, event: ev.Trained, *, sign: Callable[[bytes], bytes]) -> None:
     speed = event.tokens / event.seconds if event.seconds > 0 else 0.0
-    loss = event.loss if math.isfinite(event.loss) else 0.0  # no other number goes into a statement
+    loss = event.loss if math.isfinite(event.loss) else 0.0  # statements hold finite numbers only
     client.figures = replace(client.figures, loss=loss, tokens_per_second=speed)
     notes = client.notes
     record = notes.records.get(event.height) if notes is not None else None
@@ -124,7 +124,7 @@ def _trained(client: MachineState, event: ev.Trained, *, sign: Callable[[bytes],
 
 
 def reminded(client: MachineState, event: ev.Reminded) -> None:
-    """Our training should be as good as done; nothing when it is done, or was not begun, or another goes on."""
+    """Our training should be almost done; ignored when it is done, was not begun, or another is running."""
     if client.notes is not None and isinstance(client.work, ev.Train) and client.work.tag == event.tag:
         record = client.notes.records.get(client.work.height)
         if record is not None:
@@ -132,24 +132,24 @@ def reminded(client: MachineState, event: ev.Reminded) -> None:
 
 
 def _payloads_lost(client: MachineState, event: ev.PayloadsLost) -> None:
-    """They are asked for again; should nobody have them any more, we get the masters."""
+    """They are requested again; if nobody has them any more, we get the masters."""
     if client.notes is not None:
         for payload_hash in event.payload_hashes:
             client.notes.payloads.lost(payload_hash)
 
 
 def _work_failed(client: MachineState, event: ev.WorkFailed) -> None:
-    """What only reads the masters failed for this time; after anything else they cannot be relied on any more."""
+    """After a failure of work that only reads the masters they are still valid; after any other failure they are not."""
     work = event.work
     if isinstance(work, ev.Train):
         _train_failed(client, ev.TrainFailed(work.height, event.reason))
     elif isinstance(work, ev.TakeSnapshot):
         client.tell(telemetry.Problem("error", event.reason))
     elif isinstance(work, ev.Load):
-        client.give_up(event.reason)  # nothing can go on without a model
+        client.give_up(event.reason)  # a client cannot continue without a model
     else:
         if client.notes is not None and client.notes.resync.reason is not None:
-            client.tell(telemetry.Problem("warning", event.reason))  # it is known already why we need the others' masters
+            client.tell(telemetry.Problem("warning", event.reason))  # the reason why we need the others' masters is already set
         resync.masters_doubtful(client, event.reason)
 
 

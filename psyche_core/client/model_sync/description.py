@@ -22,7 +22,7 @@ from psyche_core.storage.folders import whole_folder
 
 
 class DescriptionExchange:
-    """One client's side of it. folder: where descriptions are kept; None for a folder of the process's own."""
+    """Sends and fetches descriptions for one client. folder: where they are kept; None for a private folder of this process."""
 
     def __init__(self, transport: Transport, *, folder: Path | None = None) -> None:
         self._transport = transport
@@ -30,7 +30,7 @@ class DescriptionExchange:
         self._own: tempfile.TemporaryDirectory[str] | None = None
 
     async def offer(self, files: Mapping[str, bytes], *, tag: int) -> tuple[bytes, int]:
-        """Publish a model's description; its hash and length, zeros for a model that has none. Raises ModelError."""
+        """Publish a model's description; returns its hash and length, zeros for a model without one. Raises ModelError."""
         if not files:
             return bytes(32), 0
 
@@ -55,7 +55,7 @@ class DescriptionExchange:
         return folder
 
     def close(self) -> None:
-        """Remove a folder of our own. Idempotent."""
+        """Remove our private folder. Idempotent."""
         if self._own is not None:
             self._own.cleanup()
 

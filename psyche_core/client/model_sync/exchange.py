@@ -42,20 +42,20 @@ from psyche_core.training.freed_memory import give_back_memory
 from psyche_core.training.piece_file import PieceFile, PiecesOnDisk
 
 PIECES_AT_ONCE = 8
-"""Pieces being fetched at the same time where nobody says otherwise."""
+"""Default number of pieces fetched at the same time."""
 
 PIECES_PER_TURN = 16
-"""Pieces that a worker thread reads, hashes or writes before it looks whether anybody still wants them."""
+"""Pieces that a worker thread reads, hashes or writes before it checks for cancellation."""
 
 MOST_OFFERED = 4
-"""Models, ours and fetched ones, that are offered at a time: nobody fills our disk by asking for one after the other."""
+"""Models, ours and fetched ones, offered at a time, so that nobody fills our disk by requesting one after the other."""
 
 INSTALLATIONS = 2
-"""Attempts to replace the masters with what was fetched; before the second, what has gone bad on disk is fetched again."""
+"""Attempts to replace the masters with fetched ones; before the second, pieces damaged on disk are fetched again."""
 
 
 class ModelHolder(Protocol):
-    """What is needed of a trainer to hand its masters over."""
+    """What the exchange needs from a trainer to transfer its masters."""
 
     @property
     def table(self) -> Table:
@@ -68,10 +68,10 @@ class ModelHolder(Protocol):
         """Numbers of the pieces in which the masters differ from a manifest. Raises ModelError."""
 
     def install(self, manifest: Manifest, pieces: Mapping[int, bytes | memoryview]) -> None:
-        """Replace the masters by a manifest's and forget all else.
+        """Replace the masters by a manifest's and forget everything else.
 
-        pieces: looked up one at a time; looking up may raise OSError. Changes nothing and raises ModelError when that cannot be,
-        ModelHalfReplaced when it ended half way.
+        pieces: read one at a time; reading may raise OSError. Changes nothing and raises ModelError when that is impossible,
+        ModelHalfReplaced when it failed half way.
         """
 
     def full_digest(self) -> bytes:
@@ -80,7 +80,7 @@ class ModelHolder(Protocol):
 
 @dataclass(slots=True)
 class _Incoming:
-    """What is there of the model of a manifest. have: numbers of the pieces whose bytes are in the file and verified."""
+    """The fetched part of a manifest's model. have: numbers of the pieces whose verified bytes are in the file."""
 
     manifest_hash: bytes
     file: PieceFile
@@ -88,10 +88,10 @@ class _Incoming:
 
 
 class ModelExchange:
-    """One client's side of it. Works for one caller at a time.
+    """Transfers models for one client and one caller at a time.
 
-    tell: where progress and problems go. scratch: where files go; a folder of its own when there is none. at_once: pieces to
-    fetch at the same time.
+    tell: where progress and problems go. scratch: where files go; None for a private folder. at_once: pieces to fetch at the
+    same time.
     """
 
     def __init__(
@@ -112,23 +112,23 @@ class ModelExchange:
         self._unusable = ""
 
     def check_usable(self) -> None:
-        """Raises ModelError while the masters are neither what they were nor what they were to become."""
+        """Raises ModelError after a replacement failed half way, so that the masters are mixed."""
         if self._unusable:
             raise ModelError(self._unusable)
 
     def loaded_anew(self) -> None:
-        """The masters were loaded from elsewhere, so what befell the old ones is of the past."""
+        """The masters were loaded from elsewhere, so an earlier failure no longer matters."""
         self._unusable = ""
 
     async def expire(self, before: int) -> None:
-        """What was offered under older tags is gone, and its files with it."""
+        """Remove what was offered under older tags, with its files."""
         outlived = [file for tag, file in self._offered if tag < before]
         self._offered = [(tag, file) for tag, file in self._offered if tag >= before]
         for file in outlived:
             await anyio.to_thread.run_sync(file.remove)
 
     async def aclose(self) -> None:
-        """Remove the files of a folder of our own; a scratch that was given is its owner's to close. Idempotent."""
+        """Remove the files of our private folder; the owner of a given scratch closes it. Idempotent."""
         if self._own_scratch is not None:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._own_scratch.close)
@@ -136,7 +136,7 @@ class ModelExchange:
     # -------------------------------------------------------------------------------------------- out
 
     async def offer(self, holder: ModelHolder, work: TakeSnapshot, *, run_id: str) -> SnapshotTaken | SnapshotFailed:
-        """Write the masters down, offer them and their manifest under the work's tag. What prevents it is told to people too."""
+        """Write the masters to disk, then offer them and their manifest under the work's tag. People are told of failures."""
         try:
             self.check_usable()
             if len(self._offered) >= MOST_OFFERED:
@@ -165,13 +165,13 @@ class ModelExchange:
         return SnapshotTaken(work.step, manifest_hash, len(encoded))
 
     def _snapshot_file(self, pieces: tuple[Piece, ...]) -> PieceFile:
-        """An empty file with room for a whole model. Raises OSError."""
+        """An empty file with space for a whole model. Raises OSError."""
         file = PieceFile(self._folder().create("snapshot"), pieces)
         _or_removed(file, partial(file.reserve, range(len(pieces))))
         return file
 
     async def _write_down(self, holder: ModelHolder, file: PieceFile, pieces: tuple[Piece, ...]) -> tuple[bytes, ...]:
-        """Copy all masters into a file; the hashes of the pieces."""
+        """Copy all masters into a file; returns the hashes of the pieces."""
 
         def write(turn: Sequence[Piece]) -> list[bytes]:
             found = []
@@ -200,9 +200,9 @@ class ModelExchange:
     # -------------------------------------------------------------------------------------------- in
 
     async def fetch(self, holder: ModelHolder, work: FetchModel, *, run_id: str) -> ModelFetched | ModelFetchFailed:
-        """Replace the masters by those of the work's manifest, or change nothing and say why.
+        """Replace the masters by those of the work's manifest, or change nothing and return why.
 
-        Only where the replacing itself fails half way are the masters lost; `check_usable` says so until a fetch succeeds.
+        The masters are lost only if the replacement itself fails half way; `check_usable` then raises until a fetch succeeds.
         """
         try:
             manifest = await self._manifest(holder.table, work, run_id=run_id)
@@ -225,7 +225,7 @@ class ModelExchange:
 
         except (TransportError, WireError, ModelError, TimeoutError, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-                await self._drop_incoming()  # whatever is wrong with this file, the next attempt has another
+                await self._drop_incoming()  # the file may be damaged: the next attempt uses a new one
             reason = f"the model after step {work.step} could not be had from others: {_sentence(error)}"
             if self._unusable not in reason:
                 reason += f"; {self._unusable}"
@@ -238,7 +238,7 @@ class ModelExchange:
         return ModelFetched(work.step, await anyio.to_thread.run_sync(holder.full_digest))
 
     async def _manifest(self, table: Table, work: FetchModel, *, run_id: str) -> Manifest:
-        """The manifest, read against our own table. Raises TransportError and WireError."""
+        """The manifest, checked against our own table. Raises TransportError and WireError."""
         limit = max_manifest_bytes(table)
         if work.manifest_bytes > limit:
             message = f"its manifest is said to have {work.manifest_bytes} bytes, ours has at most {limit}"
@@ -255,7 +255,7 @@ class ModelExchange:
         return manifest
 
     async def _resumed(self, manifest: Manifest, work: FetchModel) -> _Incoming:
-        """What is there of this manifest's model: from our last attempt, or from a process that was killed, or nothing yet."""
+        """What we have of this manifest's model: from our last attempt, from a killed process, or nothing yet."""
         if self._incoming is not None and self._incoming.manifest_hash == work.manifest_hash:
             return self._incoming
 
@@ -278,7 +278,7 @@ class ModelExchange:
             await anyio.to_thread.run_sync(incoming.file.remove)
 
     async def _held(self, file: PieceFile, manifest: Manifest, numbers: Iterable[int]) -> set[int]:
-        """Numbers of the pieces that are in a file with the bytes the manifest names."""
+        """Numbers of the pieces in a file whose bytes match the manifest."""
 
         def held(turn: Sequence[int]) -> list[int]:
             return [number for number in turn if file.holds(number, manifest.hashes[number])]
@@ -289,7 +289,7 @@ class ModelExchange:
         return found
 
     async def _fill(self, incoming: _Incoming, manifest: Manifest, numbers: Collection[int], work: FetchModel) -> None:
-        """See to it that these pieces are in the file. Raises TransportError when some cannot be had."""
+        """Fetch these pieces into the file. Raises TransportError when some cannot be fetched."""
         pieces = cut(manifest.table)
         places: dict[bytes, list[int]] = {}  # equal pieces are fetched once
         for number in sorted(numbers):
@@ -322,13 +322,13 @@ class ModelExchange:
         await gather(self._transport, missing, sources=work.sources, at_once=self._at_once, tag=work.tag, keep=keep)
 
     async def _pass_on(self, file: PieceFile, hashes: Mapping[int, bytes], pieces: tuple[Piece, ...], *, tag: int) -> None:
-        """Offer others what we have of a model that we are fetching; not being able to must not stop us."""
+        """Offer others the fetched part of a model; a failure must not stop us."""
         with contextlib.suppress(TransportError):
             await self._offer(file, hashes, pieces, tag=tag)
 
 
 class _Progress:
-    """Tells how far a fetch is, about a hundred times at most. total: pieces to get."""
+    """Reports the progress of a fetch, at most about a hundred times. total: pieces to get."""
 
     def __init__(self, step: int, total: int, tell: Callable[[telemetry.Event], None]) -> None:
         self._step = step
@@ -339,7 +339,7 @@ class _Progress:
         self._percent = -1
 
     def add(self, sizes: Sequence[int]) -> None:
-        """Note pieces of these lengths, and tell when another hundredth is done."""
+        """Count pieces of these lengths; report when another hundredth is done."""
         self._done += len(sizes)
         self._bytes += sum(sizes)
         percent = 100 * self._done // self._total if self._total else 100
@@ -357,7 +357,7 @@ def _turns(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 
 
 def _or_removed(file: PieceFile, prepare: Callable[[], None]) -> None:
-    """Prepare a new file; it is gone when that fails."""
+    """Prepare a new file; remove it if that fails."""
     try:
         prepare()
     except BaseException:

@@ -19,25 +19,26 @@ from psyche_core.errors import TransportError
 from psyche_core.interfaces import Transport
 
 FLOOR_BYTES_PER_SECOND = 64 * 1024
-"""A blob that comes slower than this is given up."""
+"""A blob that arrives slower than this is given up."""
 
 GRACE_SECONDS = 20.0
-"""Added to the time of every blob: finding a source, and asking another when one falls silent."""
+"""Added to the timeout of every blob: for finding a source, and for asking another when one stops sending."""
 
 MOST_PER_SOURCE = 3
-"""Blobs asked of one source at once while others are free: so many pieces fill any line, and the source has them in memory."""
+"""Blobs requested from one source at once while others are free: enough to fill any connection; the source keeps them in
+memory."""
 
 SLOW_SECONDS = 2.0
-"""A source that takes longer than this, and than it is used to take, comes after all others."""
+"""A source that takes longer than this, and longer than usual, is asked after all others."""
 
 ATTEMPTS = 2
-"""How often a blob is asked for."""
+"""How often a blob is requested."""
 
 _LEAST_BYTES = 256 * 1024
-"""What is smaller takes as long as this much: its time is that of the way to and fro."""
+"""Smaller blobs count as this many bytes, because their time is mostly the round trip."""
 
 _MEMORY = 0.5
-"""Weight of the newest blob in what is expected of a source."""
+"""Weight of the newest blob in a source's expected speed."""
 
 
 def fetch_timeout(size: int) -> float:
@@ -47,28 +48,28 @@ def fetch_timeout(size: int) -> float:
 
 @dataclass(slots=True)
 class Source:
-    """seconds: what a byte took lately, 0 before the first. begun: when each of the blobs it is busy with was asked for."""
+    """seconds: recent time per byte, 0 before the first. begun: when each of its outstanding blobs was requested."""
 
     peer: bytes
     seconds: float = 0.0
     begun: list[float] = field(default_factory=list)
 
     def waited(self, now: float) -> float:
-        """Seconds since the oldest of the blobs it is busy with was asked for."""
+        """Seconds since the oldest of its outstanding blobs was requested."""
         return max((now - began for began in self.begun), default=0.0)
 
     def expected(self, size: int, now: float) -> float:
-        """Seconds until it would have handed over another blob of that size; its silence counts against it."""
+        """Expected seconds until it delivers another blob of that size; time without an answer counts against it."""
         return max(self.seconds * max(size, _LEAST_BYTES), self.waited(now)) * (len(self.begun) + 1)
 
     def took(self, size: int, seconds: float) -> None:
-        """It handed over a blob, or kept us waiting for it in vain."""
+        """It delivered a blob, or failed to after this time."""
         pace = seconds / max(size, _LEAST_BYTES)
         self.seconds = pace if not self.seconds else (1 - _MEMORY) * self.seconds + _MEMORY * pace
 
 
 class Sources:
-    """peers: p2p keys that are known to have everything, none where only other members can help."""
+    """peers: p2p keys known to have everything; empty if only other members can help."""
 
     def __init__(self, peers: Sequence[bytes]) -> None:
         self._all = [Source(peer) for peer in dict.fromkeys(peers)] or [Source(b"")]
@@ -94,10 +95,10 @@ Keep = Callable[[bytes, bytes], Awaitable[None]]
 async def gather(
     transport: Transport, wanted: Mapping[bytes, int], *, sources: Sequence[bytes], at_once: int, tag: int, keep: Keep
 ) -> None:
-    """Fetch blobs and hand each to `keep` as it comes.
+    """Fetch blobs and pass each to `keep` as it arrives.
 
-    wanted: size in bytes by hash. at_once: how many are fetched at the same time. Raises TransportError when some could not be
-    had, after the others or after so many in a row that it is of no use; whatever `keep` raises ends it at once.
+    wanted: size in bytes by hash. at_once: most fetched at the same time. Raises TransportError when some could not be fetched:
+    after all others, or after so many failures in a row that going on is useless. Whatever `keep` raises ends it at once.
     """
     known = Sources(sources)
     hashes = sorted(wanted)
@@ -145,7 +146,7 @@ async def gather(
             failures.pop(blob_hash, None)
             try:
                 await keep(blob_hash, blob)
-            except Exception as error:  # to be raised as it is, not in a group with those of the other tasks
+            except Exception as error:  # raised unchanged later, not in a group with errors of other tasks
                 broken = error
                 scope.cancel()
 

@@ -36,7 +36,7 @@ logger = logging.getLogger("psyche.client")
 
 
 LEAVING_SECONDS = 60.0
-"""The checkpoint that is saved on leaving may take so long; service managers kill soon after that."""
+"""Timeout of the checkpoint saved on leaving; service managers kill soon after that."""
 
 _POLL_SECONDS = 0.02
 _Result = TypeVar("_Result")
@@ -44,7 +44,7 @@ _Made = Apply | CloseEpoch | FetchModel
 
 
 class Checkpointer:
-    """See the module. explain: one sentence about an exception that nobody foresaw."""
+    """See the module. explain: one sentence about an unexpected exception."""
 
     def __init__(self, tell: Callable[[telemetry.Event], None], *, explain: Callable[[BaseException], str]) -> None:
         self._tell = tell
@@ -53,17 +53,17 @@ class Checkpointer:
         self._run_id = ""
         self._lock = anyio.Lock()
         self._journal_problem = RepeatedProblem()
-        self._problems: defaultdict[str, RepeatedProblem] = defaultdict(RepeatedProblem)  # by what is told when it is over
-        self._newest: _Made | None = None  # what made the masters what they are; None: not known
+        self._problems: defaultdict[str, RepeatedProblem] = defaultdict(RepeatedProblem)  # by the message for when it is over
+        self._newest: _Made | None = None  # the work that made the current masters; None: unknown
         self._saved: int | None = None  # step of the last checkpoint that we saved
 
     def use(self, bench: Resources, *, run_id: str) -> None:
-        """Work for this bench from now on."""
+        """Use these resources from now on."""
         self._bench, self._run_id = bench, run_id
         self._newest = self._saved = None
 
     def masters_change(self) -> None:
-        """Work on the masters begins: until it has succeeded nobody knows which step's they are."""
+        """Work on the masters begins: until it succeeds their step is unknown."""
         self._newest = None
 
     # ------------------------------------------------------------------------------------------------ the journal
@@ -98,14 +98,14 @@ class Checkpointer:
         await self._write(add)
 
     async def sync(self) -> None:
-        """Bring the journal to the disk."""
+        """Sync the journal to disk."""
         journal = self._journal()
         if journal is not None and not journal.broken:
             await self._write(journal.sync, to_disk=True)
 
     async def applied(self, work: Apply, *, learning_rate: float) -> None:
-        """Add a round whose results are in the masters now; save a checkpoint where the journal cannot go on without one."""
-        self._newest = work  # before anything is waited for: who leaves meanwhile is asked for it
+        """Record a round whose results are in the masters now; save a checkpoint if the journal cannot continue without one."""
+        self._newest = work  # before the first await: leaving meanwhile needs it
         journal = self._journal()
         if journal is None:
             return
@@ -141,7 +141,7 @@ class Checkpointer:
         return None if self._bench is None else self._bench.journal
 
     async def _write(self, action: Callable[[], object], *, to_disk: bool = False) -> bool:
-        """Do something to the journal; whether that went well. to_disk: it needs the disk, and does not only add in memory."""
+        """Change the journal; returns whether that succeeded. to_disk: it needs the disk, and does not only add in memory."""
         async with self._lock:
             try:
                 await anyio.to_thread.run_sync(action)
@@ -157,20 +157,20 @@ class Checkpointer:
     # ------------------------------------------------------------------------------------------------ checkpoints
 
     async def close_epoch(self, work: CloseEpoch, digest: bytes) -> bool:
-        """Save the checkpoint of an epoch's end; whether it is whole. digest: full digest of the masters."""
+        """Save the checkpoint of an epoch's end; returns whether it is complete. digest: full digest of the masters."""
         self._newest = work
         return await self.save(work, digest=digest)
 
     async def fetched(self, work: FetchModel) -> None:
-        """Masters came from other members: the journal goes on from them."""
+        """Masters came from other members: the journal continues from them."""
         self._newest = work
         if self._journal() is not None:
             await self.save(work)
 
     async def save(self, work: _Made, *, digest: bytes | None = None) -> bool:
-        """Save a checkpoint, and what only our optimizer has, and begin the journal anew with it. Raises RanksLost.
+        """Save a checkpoint and our optimizer's private state, and restart the journal from it. Raises RanksLost.
 
-        work: what made the masters what they are.
+        work: what made the current masters.
         """
         bench, step = self._bench, work.step
         if bench is None or bench.checkpoints is None:
@@ -200,10 +200,10 @@ class Checkpointer:
         return True
 
     async def leave(self, *, seconds: float = LEAVING_SECONDS) -> None:
-        """Save what was applied since our last checkpoint, so that the next start has nothing to replay; told when it is done.
+        """Save what was applied since our last checkpoint, so that the next start has nothing to replay; reports when it is done.
 
-        The journal stays as it was, with the checkpoint it goes on from: it can be read to every step in between, which a
-        coordinator restored from an older state may ask for. seconds: after so many the client ends without.
+        The journal stays, with the checkpoint it continues from: it can restore every step in between, which a coordinator
+        restored from an older state may need. seconds: timeout, after which the client ends without it.
         """
         bench, work = self._bench, self._newest
         if bench is None or bench.checkpoints is None or work is None or work.step == self._saved:
@@ -236,7 +236,7 @@ class Checkpointer:
 
         if header is None or journal.broken or (journal.last_step, header.generation) != (step, generation):
             journal.begin(step, digest, generation)
-        else:  # an earlier leaving's checkpoint is of no use any more
+        else:  # the checkpoint of an earlier leaving is no longer useful
             remove_between(bench.checkpoints, self._run_id, after=header.base_step, before=step)
         return directory
 
@@ -253,7 +253,7 @@ class Checkpointer:
         )
 
     async def _tidy(self, bench: Resources, step: int) -> None:
-        """Old checkpoints go; those of a history that the run has left are set aside, never deleted."""
+        """Delete old checkpoints; those of a history that the run has left are set aside, never deleted."""
         folder = bench.checkpoints
         assert folder is not None
         await self._attempt(
@@ -270,7 +270,7 @@ class Checkpointer:
             )
 
     async def _attempt(self, action: Callable[[], object], problem: str, *, again: str) -> bool:
-        """Do something on the disk; whether that went well. problem: what to tell where not; again: when it does once more."""
+        """Do something on the disk; returns whether it succeeded. problem: told on failure; again: told when it works again."""
         try:
             await anyio.to_thread.run_sync(action)
         except RanksLost:
@@ -287,7 +287,7 @@ class Checkpointer:
 
 
 async def _within(seconds: float, action: Callable[[], _Result]) -> _Result:
-    """What an action gives, in a thread that keeps no process from ending. Raises TimeoutError, and what the action raises."""
+    """The result of an action, run in a daemon thread. Raises TimeoutError, and what the action raises."""
     given: list[_Result] = []
     raised: list[Exception] = []
 

@@ -1,7 +1,7 @@
-"""Limit how many tasks run at once, such that none can block the others for long.
+"""Limits how many tasks run at once, such that none can block the others for long.
 
-A task that has had its place for too long goes on, and another one starts beside it. So downloads share the line in order, and
-those with a silent source delay nobody. Nothing is cancelled.
+When a task has held its place for too long it continues, but another one starts beside it. So downloads share the connection in
+order, and one with a silent source delays nobody. Nothing is cancelled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import anyio
 
 
 class Limiter:
-    """count: how many at once. seconds: how long a turn counts."""
+    """count: most at once. seconds: after which a turn no longer counts."""
 
     def __init__(self, count: int, *, seconds: float) -> None:
         self._count = count
@@ -38,7 +38,7 @@ class Limiter:
             self._ended = anyio.Event()
 
     def _pause(self) -> float:
-        """Seconds until a turn is free even if nobody ends, 0 when there is one."""
+        """Seconds until a turn is free even if no task ends, 0 if one is free."""
         now = anyio.current_time()
         ends = sorted(begun + self._seconds for begun in self._begun.values() if now < begun + self._seconds)
         return 0.0 if len(ends) < self._count else ends[len(ends) - self._count] - now

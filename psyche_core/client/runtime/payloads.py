@@ -1,7 +1,6 @@
-"""Payload bytes for as long as they may still be applied, and the check of our own payload before it is sent.
+"""Keeps payload bytes while they may still be applied, and checks our own payload before it is sent.
 
-Equal bytes may belong to several results, of several rounds or slots. They are kept until the newest tag under which they came
-expires.
+Equal bytes may belong to several results, of several rounds or slots. They are kept until the newest of their tags expires.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ class PayloadStore:
         return len(self._kept)
 
     def put(self, payload_hash: bytes, payload: bytes, *, tag: int) -> None:
-        """Keep a payload until `tag` expires, or longer if it is kept longer already."""
+        """Keep a payload until `tag` expires, or longer if it already has a newer tag."""
         known, _ = self._kept.get(payload_hash, (tag, payload))
         self._kept[payload_hash] = (max(known, tag), payload)
 
     def lacking(self, payload_hashes: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Those that are not here."""
+        """Those that are missing."""
         return tuple(payload_hash for payload_hash in payload_hashes if payload_hash not in self._kept)
 
     def all(self, payload_hashes: Sequence[bytes]) -> list[bytes]:
-        """The payloads, as often as they are named. Raises KeyError for one that is not here."""
+        """The payloads, repeated as often as named. Raises KeyError for a missing one."""
         return [self._kept[payload_hash][1] for payload_hash in payload_hashes]
 
     def expire(self, before: int) -> None:
@@ -43,9 +42,9 @@ class PayloadStore:
 
 
 async def check_own(bench: Resources, step: int, payload: object) -> None:
-    """See that others can use our result of a step: one that nobody can use would be trained again and again.
+    """Check that others can use our result of a step: an unusable one would be trained again and again.
 
-    Raises PluginFailed, which ends the client, since the optimizer would make the next one the same way; and RanksLost.
+    Raises PluginFailed, which ends the client, because the optimizer would repeat the mistake; and RanksLost.
     """
     limit = bench.trainer.max_payload_bytes
     cause: Exception | None = None

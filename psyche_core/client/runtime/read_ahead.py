@@ -1,4 +1,4 @@
-"""Samples of shares, read ahead of the work that trains them, and checked against what was asked for."""
+"""Reads the samples of shares before the work that trains them, and checks them against the request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Share = tuple[BatchId, ...]
 
 
 class ReadAhead:
-    """One client's reading. explain: one sentence about an exception that nobody foresaw."""
+    """One client's reader. explain: one sentence about an unexpected exception."""
 
     def __init__(self, *, explain: Callable[[BaseException], str]) -> None:
         self._explain = explain
         self._readings: dict[Share, _Reading] = {}
 
     async def begin(self, bench: Resources, share: Share, *, sequence_length: int) -> None:
-        """Read a share's samples before they are asked for; an error is for who asks for them. sequence_length: the run's."""
+        """Start to read a share's samples; an error is raised later, by `samples`. sequence_length: the run's."""
         if share in self._readings:
             return
 
@@ -40,7 +40,7 @@ class ReadAhead:
             reading.done.set()
 
     async def samples(self, bench: Resources, share: Share, *, sequence_length: int) -> Samples:
-        """A share's samples, read before or now. Raises DataError, NothingForUs and TimeoutError."""
+        """A share's samples, already read or read now. Raises DataError, NothingForUs and TimeoutError."""
         reading = self._readings.get(share)
         if reading is None:
             return await _read(bench, share, sequence_length=sequence_length)
@@ -65,7 +65,7 @@ async def _read(bench: Resources, share: Share, *, sequence_length: int) -> Samp
 
 
 class _Reading:
-    """Samples on their way."""
+    """A read in progress."""
 
     def __init__(self) -> None:
         self.done = anyio.Event()

@@ -1,6 +1,6 @@
-"""What a worker works with: the trainer, the data, and the place where models are stored.
+"""What a worker needs: trainer, data, and the store for models.
 
-They are protocols, so that tests and embedders bring their own and this module needs no torch.
+They are protocols, so that tests and embedders can use their own and this module does not need torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psyche_core.training.checkpoints.journal import Journal
 
 
 class TrainedShare(Protocol):
-    """What training a share gives."""
+    """The result of training a share."""
 
     @property
     def loss(self) -> float:
@@ -39,11 +39,11 @@ class TrainedShare(Protocol):
 
 
 class TrainerLike(ModelHolder, Protocol):
-    """What the worker needs of a trainer; psyche_core.training.trainer.Trainer is one."""
+    """What the worker needs from a trainer; psyche_core.training.trainer.Trainer is one."""
 
     @property
     def max_payload_bytes(self) -> int:
-        """No valid payload is longer."""
+        """Upper bound for the size of valid payloads."""
 
     @property
     def parameter_count(self) -> int:
@@ -51,22 +51,22 @@ class TrainerLike(ModelHolder, Protocol):
 
     @property
     def description(self) -> Mapping[str, bytes]:
-        """The small files that say how the model is built; empty where it cannot be described so."""
+        """The small files that describe how the model is built; empty if it cannot be described so."""
 
     def train(self, step: int, samples: Samples) -> TrainedShare:
         """Train one share at the look-ahead weights."""
 
     def rate_of(self, step: int) -> float:
-        """The learning rate with which the results of a step are applied now."""
+        """The learning rate for applying the results of a step now."""
 
     def apply(self, step: int, payloads: Sequence[bytes], *, own_accepted: bool, learning_rate: float | None = None) -> None:
         """Apply a step's accepted payloads to the masters. learning_rate: None for that of `rate_of`."""
 
     def forget(self) -> None:
-        """Keep the masters and forget everything else, results that wait to be settled included."""
+        """Keep the masters and forget everything else, including results not settled yet."""
 
     def check(self, payload: bytes) -> None:
-        """Raise PayloadRejected for a payload that does not fit; callable beside the others."""
+        """Raise PayloadRejected for an invalid payload; may run concurrently with the other methods."""
 
     def evaluate(self, samples: Samples) -> float:
         """Mean loss at the masters, in nats per token."""
@@ -75,22 +75,22 @@ class TrainerLike(ModelHolder, Protocol):
         """Write a checkpoint."""
 
     def save_private(self, path: Path) -> None:
-        """Write what only our optimizer has, for our own next start."""
+        """Write our optimizer's private state, for our own next start."""
 
 
 class ModelStore(Protocol):
-    """A place that keeps models for the run; psyche_core.training.checkpoints.stores has some."""
+    """A store for the run's models; psyche_core.training.checkpoints.stores has some."""
 
     async def put(self, directory: Path, *, run_id: str, step: int) -> Choice:
-        """Store a checkpoint's folder whole; its location as a run configuration says it. Raises StoreError."""
+        """Store a checkpoint's whole folder; returns its location as in a run configuration. Raises StoreError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a bench is built for.
+    """What to build resources for.
 
-    state: of the run. fresh: with the model that the run's checkpoint names, whatever we saved ourselves. folder: what the other
-    members say the model is built like, its weights still to come; None to find the model on this machine or where the run says.
+    state: of the run. fresh: use the model that the run's checkpoint names, even if we saved one ourselves. folder: the model's
+    description from other members, without weights; None to find the model on this machine or where the run says.
     """
 
     state: CoordinatorState
@@ -100,12 +100,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What is needed to work on a run. checkpoints: folder that checkpoints go to; None saves nothing.
+    """What is needed to work on a run. checkpoints: folder for checkpoints; None saves nothing.
 
-    step: the last one whose results are in the trainer's masters; None for the model the run's checkpoint names. stored_step: the
-    one that this model says it is of. journal: of the rounds since the last checkpoint; None keeps none. held: steps and full
-    digests of the signed epoch ends that lie in `checkpoints`, where the masters are not up to date. optimizer_name, data_name:
-    what their plugins are called in sentences.
+    step: the last one whose results are in the trainer's masters; None for the model the run's checkpoint names. stored_step:
+    the step that this model claims. journal: of the rounds since the last checkpoint; None keeps none. held: steps and full
+    digests of the signed epoch ends in `checkpoints`, if the masters are not up to date. optimizer_name, data_name: names of
+    their plugins in messages.
     """
 
     trainer: TrainerLike

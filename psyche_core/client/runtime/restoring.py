@@ -32,19 +32,19 @@ _FLOAT32 = 4
 
 
 def signed_ends(state: CoordinatorState) -> Mapping[int, bytes]:
-    """Full digests by step of what a member may go on from; none where the stored checkpoint is to be used."""
+    """Full digests, by step, from which a member may continue; empty if the stored checkpoint is to be used."""
     return {} if state.from_checkpoint else signed_digests(state)
 
 
 class ReplayFailed(ModelError):
-    """The masters fit no step any more: build the model anew, without the journal."""
+    """The masters match no step any more: build the model again, without the journal."""
 
 
 @dataclass(slots=True)
 class Restorer:
     """One client's checkpoints and journal. folder: of both. journal_size: limit in bytes, None for one that fits the model.
 
-    member: our public key, to tell a folder of another member by; None looks at nobody's. lasting: whether the next start has the
+    member: our public key, to recognize another member's folder; None skips that check. lasting: whether the next start has the
     same key.
     """
 
@@ -57,7 +57,7 @@ class Restorer:
     _guard: io.FileIO | None = None
 
     def close(self) -> None:
-        """Let the journal go. Idempotent."""
+        """Close the journal. Idempotent."""
         if self.journal is not None:
             self.journal.close()
         if self._guard is not None:
@@ -65,7 +65,7 @@ class Restorer:
         self.journal = self._guard = None
 
     def claim(self, run_id: str) -> None:
-        """Take the folder for this process, before anybody hears of us; once is enough. Raises ConfigError."""
+        """Claim the folder for this process before we join; once is enough. Raises ConfigError."""
         if self._guard is None and self.journal is None:
             self._guard = claim(self.folder, run_id)
             remove_leftovers(self.folder, run_id)
@@ -85,10 +85,10 @@ class Restorer:
             note_member(self.folder, run_id, ours)
 
     def restore(self, trainer: Trainer, state: CoordinatorState, *, step: int | None, use_journal: bool) -> int | None:
-        """Bring the masters up to date from the journal; the last step in them then, None where that is unknown.
+        """Bring the masters up to date from the journal; returns the last step in them, None where that is unknown.
 
-        step: the last one in the trainer's masters now; None for the model the run's checkpoint names. use_journal: False begins
-        a new one. Raises ReplayFailed, ModelError, ConfigError.
+        step: the last one in the trainer's masters now; None for the model the run's checkpoint names. use_journal: False
+        starts a new one. Raises ReplayFailed, ModelError, ConfigError.
         """
         journal = self._open(state)
         journal.set_limit(self.journal_size or default_limit(trainer.parameter_count * _FLOAT32))
@@ -102,7 +102,7 @@ class Restorer:
         return step
 
     def held(self, state: CoordinatorState) -> tuple[tuple[int, bytes], ...]:
-        """Steps and digests of the signed ends that lie in our folder, or within the journal's reach."""
+        """Steps and digests of the signed ends in our folder, or that the journal can restore."""
         ends = signed_ends(state)
         found = dict(held(self.folder, state.run_id, ends, tell=self.tell))
         journal = self.journal
@@ -112,7 +112,7 @@ class Restorer:
         return tuple(sorted(found.items()))
 
     def begins_with_stored(self, state: CoordinatorState) -> bool:
-        """Whether our journal goes on from the run's stored model, so that this one is worth getting."""
+        """Whether our journal continues from the run's stored model, so that loading that model is worthwhile."""
         recovered = self._open(state).read()
         return recovered is not None and recovered.header.base_step == state.stored.step
 
@@ -152,7 +152,7 @@ class Restorer:
         return self._settled(journal, trainer, state, recovered, at=at)
 
     def _until(self, recovered: Recovered, state: CoordinatorState) -> int | None:
-        """The last step to replay to; None where the journal is of a history that shares nothing signed with the run's."""
+        """The last step to replay; None if the journal's history shares no signed step with the run's."""
         due = masters_due(state)
         if recovered.header.generation == state.generation:
             anew = decided_otherwise(state, recovered.rounds)
@@ -162,7 +162,7 @@ class Restorer:
         return max((step for step in signed_ends(state) if step in reach), default=None)
 
     def _settled(self, journal: Journal, trainer: Trainer, state: CoordinatorState, recovered: Recovered, *, at: int) -> int:
-        """Apply what the state says was accepted after the journal's last round."""
+        """Apply what the state accepted after the journal's last round."""
         if at < recovered.last_step or recovered.header.generation != state.generation:
             return at
 

@@ -43,23 +43,23 @@ COMMAND_TIMEOUT = 10.0
 FETCH_TIMEOUT = 30.0
 DOWNLOADS_AT_ONCE = 8
 DOWNLOAD_TURN = 2.0
-"""Seconds after which a payload that is still on its way no longer keeps the next from being asked for."""
+"""Seconds after which an unfinished payload download no longer delays the next one."""
 
 WITHDRAW_TIMEOUT = COMMAND_TIMEOUT / 2
 TICK_SECONDS = 0.25
 TOTALS_SECONDS = 1.0
 QUEUE_LENGTH = 4096
 PASSING_REFUSALS = ("ClientsFull", "Halted")
-"""Of a join: the machine asks again, or learns from the next state that the run is finished."""
+"""Refusals of a join after which the machine asks again, or learns from the next state that the run is finished."""
 
 
 class ClientRuntime:
     """Runs one client over an entered backend and an entered transport.
 
     build: opens model, optimizer and data for the run (see Worker). report: where events for people go. store: where we put the
-    model when it is our turn; None when we have no such place. exchange: how whole models are handed over; one with its defaults
-    when not given. downloads_at_once: payloads fetched at the same time. explain: one sentence about an exception that nobody
-    foresaw, with the plugin it came from. check: see Worker.
+    model when it is our turn; None without a store. exchange: transfers whole models; a default one if not given.
+    downloads_at_once: payloads fetched at the same time. explain: one sentence about an unexpected exception, with the plugin
+    it came from. check: see Worker.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ClientRuntime:
 
     @property
     def begins_anew(self) -> bool:
-        """Whether the client ended to start over from its disk, with new connections: the coordinator knows less than it did."""
+        """Whether the client ended to start over from its disk with new connections, because the coordinator lost progress."""
         return self._machine.stopped is not None and self._machine.stopped.again
 
     @property
@@ -135,7 +135,7 @@ class ClientRuntime:
 
     @property
     def resources(self) -> Resources | None:
-        """What the client works with now: trainer and data; None before the model is loaded."""
+        """Trainer and data in use; None before the model is loaded."""
         return self._worker.opened
 
     def leave(self) -> None:
@@ -144,10 +144,10 @@ class ClientRuntime:
         self._wake()
 
     async def run(self) -> telemetry.Ended:
-        """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot go on."""
+        """Take part until the run ends or we leave. Raises BackendError, ModelError, DataError when it cannot continue."""
         try:
             stop = await self._take_part()
-        except Exception as error:  # out of a plugin that we call ourselves, or a defect: who reads events learns of it
+        except Exception as error:  # from a plugin called here, or a bug: readers of events are told
             self._report(telemetry.Ended(self._explain(error), success=False))
             raise
 
@@ -161,7 +161,7 @@ class ClientRuntime:
         return ended
 
     async def _take_part(self) -> ev.Stop | None:
-        """Until the machine stops us, or None when something failed."""
+        """Run until the machine stops us; None when something failed."""
         async with contextlib.aclosing(self._worker):
             stop = await self._follow()
             if stop is not None and self._left and self._machine.masters_are_sound:
@@ -169,7 +169,7 @@ class ClientRuntime:
         return stop
 
     async def _follow(self) -> ev.Stop | None:
-        """Turn what happens into what is done, see `_take_part`."""
+        """Turn events into actions, see `_take_part`."""
         stop: ev.Stop | None = None
         async with self._events, self._inbox, anyio.create_task_group() as tasks:
             for watch in (self._watch_states, self._watch_messages, self._watch_time):
@@ -183,7 +183,7 @@ class ClientRuntime:
                 if stop is not None or self._failure is not None:
                     break
 
-            self._inbox.close()  # who still waits for room in the queue goes on
+            self._inbox.close()  # tasks that wait for queue space continue
             if self._withdrawn is not None:
                 with anyio.move_on_after(WITHDRAW_TIMEOUT):
                     await self._withdrawn.wait()
@@ -191,17 +191,17 @@ class ClientRuntime:
         return stop
 
     async def _put(self, event: ev.Event) -> None:
-        """Hand an event to the machine, when there is room for it."""
+        """Queue an event for the machine; waits for space."""
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client has ended
             await self._events.send(event)
 
     def _put_or_drop(self, event: ev.Event) -> None:
-        """Hand an event to the machine unless it is busy; another of its kind follows soon."""
+        """Queue an event unless the queue is full; another of its kind follows soon."""
         with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             self._events.send_nowait(event)
 
     def _wake(self) -> None:
-        """See to it that `run` looks around; a full queue keeps it awake anyway."""
+        """Make `run` check again; a full queue keeps it awake anyway."""
         self._put_or_drop(ev.TimePassed())
 
     def _fail(self, error: PsycheError) -> None:
@@ -209,7 +209,7 @@ class ClientRuntime:
         self._wake()
 
     def _note_silence(self) -> None:
-        """The coordinator did not answer in time: tell people, once until it is heard again."""
+        """The coordinator did not answer in time: tell people once, until it answers again."""
         if self._silent_since is None:
             self._silent_since = anyio.current_time() - COMMAND_TIMEOUT
             self._report(
@@ -217,7 +217,7 @@ class ClientRuntime:
             )
 
     def _note_answer(self) -> None:
-        """The coordinator is heard again: tell people who were told that it was not."""
+        """The coordinator answers again: tell people if they were told that it did not."""
         if self._silent_since is not None:
             seconds = anyio.current_time() - self._silent_since
             self._silent_since = None
@@ -237,7 +237,7 @@ class ClientRuntime:
                     await self._set_peers()
                 await self._put(ev.StateSeen(update.state))
         except BackendError as error:
-            if not finished:  # a server may close once it has told the end
+            if not finished:  # a server may close after the last state
                 self._fail(error)
 
     async def _watch_messages(self) -> None:
@@ -371,9 +371,9 @@ class ClientRuntime:
             answered.set()
 
     async def _send(self, command: Command) -> None:
-        """Send a command; a time-out is tried again twice, since a lost statement costs the whole round its speed."""
+        """Send a command; retries twice after a timeout, because a lost statement slows the whole round down."""
         if isinstance(command, Witness):
-            await self._worker.sync()  # what we attest to outlasts us
+            await self._worker.sync()  # save what we attest to first
         for _ in range(3):
             try:
                 await self._backend.send(command, timeout=COMMAND_TIMEOUT)
@@ -386,7 +386,7 @@ class ClientRuntime:
                 self._note_silence()
                 continue
             except BackendError:
-                return  # the state watcher says what is wrong
+                return  # the state watcher reports the reason
 
             self._note_answer()
             await self._put(ev.CommandAnswered(command, None))

@@ -79,21 +79,21 @@ from psyche_core.types import BatchId
 logger = logging.getLogger("psyche.client")
 
 ENDS_THE_CLIENT = (UserError, RanksLost, PluginFailed)
-"""What no other member can help with."""
+"""Errors that no other member can help with."""
 
 
 def plainly(error: BaseException) -> str:
-    """One sentence about an exception, for who has no plugins to blame."""
+    """One sentence about an exception, for callers without plugins."""
     return str(error) if isinstance(error, PsycheError) else brief(error)
 
 
 class Worker:
     """Does work for the machine.
 
-    build: opens everything for a run, called for each Load, may take long; raises SourceMissing when nothing on this machine says
-    how the run's model is built. store: where models of epochs' ends go. exchange, descriptions: how models go to others.
-    explain: one sentence about an exception that nobody foresaw. check: looks at everything on this machine but the model, before
-    the run is joined; None looks at nothing.
+    build: opens everything for a run, called for each Load, may take long; raises SourceMissing when nothing on this machine
+    says how the run's model is built. store: where models of epoch ends go. exchange, descriptions: transfer models to others.
+    explain: one sentence about an unexpected exception. check: checks everything on this machine but the model before the run
+    is joined; None checks nothing.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Worker:
 
     @property
     def bench(self) -> Resources:
-        """The open bench; the machine never asks for work before ModelReady."""
+        """The open resources; the machine never asks for work before ModelReady."""
         if self._bench is None:
             message = "the model is not loaded yet"
             raise RuntimeError(message)
@@ -137,13 +137,13 @@ class Worker:
 
     @property
     def opened(self) -> Resources | None:
-        """The open bench, None before there is one."""
+        """The open resources, None before there are any."""
         return self._bench
 
     async def do(self, work: Work) -> WorkDone:
         """Carry out one piece of work.
 
-        Raises PsycheError where nothing can go on: for Load whatever prevents it, for other work what ENDS_THE_CLIENT names.
+        Raises PsycheError when the client cannot continue: for Load any error, for other work those in ENDS_THE_CLIENT.
         """
         try:
             return await self._do(work)
@@ -183,11 +183,11 @@ class Worker:
                 return await self._build_and_fetch(work)
 
     async def prepare(self, state: CoordinatorState) -> None:
-        """Open everything before the run is joined, so that who cannot take part says why and joins nothing.
+        """Open everything before the run is joined, so that a client that cannot take part reports why and does not join.
 
-        The first Load takes what is open. The model stays closed where the other members have to say how it is built, and where a
-        run that has begun still names a stored one: its next epoch may begin with the members' own. Raises ModelError, DataError
-        and ConfigError.
+        The first Load uses what is open. The model stays closed if the other members must describe it, or if a run that has
+        begun still names a stored one: its next epoch may begin with the members' own. Raises ModelError, DataError and
+        ConfigError.
         """
         async with self._opening:
             if self._bench is not None or self._take_prepared(state, keep=True) is not None:
@@ -199,7 +199,7 @@ class Worker:
                     self._prepared = state.model, await self._open(Start(state))
 
     def _take_prepared(self, state: CoordinatorState, *, keep: bool = False) -> Resources | None:
-        """What was opened before joining, if the run is still what it was opened for; otherwise it is let go."""
+        """What was opened before joining, if it still fits the run; otherwise it is closed."""
         if self._prepared is None:
             return None
 
@@ -221,9 +221,9 @@ class Worker:
         return bench
 
     async def _load(self, work: Load) -> WorkDone:
-        async with self._opening:  # who comes back while still a member has both to do: to join and to load
+        async with self._opening:  # a client that returns while still a member joins and loads at once
             prepared = None if work.fresh else self._take_prepared(work.state)
-            self._prepared = None  # a second model in memory would be one too many
+            self._prepared = None  # never keep a second model in memory
             try:
                 bench = prepared or await self._open(Start(work.state, fresh=work.fresh))
             except SourceMissing as error:
@@ -234,11 +234,11 @@ class Worker:
         self._take_run(work.state)
         self._checkpoints.use(bench, run_id=self._run_id)
         digest = await anyio.to_thread.run_sync(bench.trainer.full_digest)
-        if work.state.progress.step == 1:  # later these weights are a starting point that the run has left behind
+        if work.state.progress.step == 1:  # at later steps the run no longer uses these weights
             await self._validate(0)
         step = bench.step if bench.step is not None else _step_of_stored(work.state, bench.stored_step, digest)
         held = bench.held
-        if step is None:  # what the run's store holds may be an earlier end
+        if step is None:  # the stored model may be an earlier end
             held += tuple((end.step, digest) for end in work.state.ends if (end.step, end.digest) == (bench.stored_step, digest))
         return ModelReady(digest, bench.trainer.max_payload_bytes, step, held, journalled=bench.journal is not None)
 
@@ -247,7 +247,7 @@ class Worker:
         self._generation = state.generation
 
     async def _offer(self, work: TakeSnapshot) -> SnapshotTaken | SnapshotFailed:
-        """Offer the masters, and how the model is built; a model that cannot be described is offered to those who know it."""
+        """Offer the masters and the model's description; without a description only members that know the model can use them."""
         taken = await self._exchange.offer(self.bench.trainer, work, run_id=self._run_id)
         if isinstance(taken, SnapshotFailed):
             return taken
@@ -263,7 +263,7 @@ class Worker:
         return replace(taken, description_hash=described[0], description_bytes=described[1])
 
     async def _build_and_fetch(self, work: FetchModel) -> ModelReady | ModelFetchFailed:
-        """Build the model as the other members say, and give it their masters; the descriptions are tried in turn."""
+        """Build the model from the other members' descriptions, tried in turn, and load their masters."""
         assert work.build is not None
         reason = "no member says how the model is built"
         for blob_hash, size in work.descriptions:
@@ -272,7 +272,7 @@ class Worker:
                 bench = await self._build(Start(work.build, folder=folder))
             except ENDS_THE_CLIENT:
                 raise  # not the description's fault
-            except Exception as error:  # a description is somebody else's: the next may be better
+            except Exception as error:  # another member's description may be wrong: try the next
                 logger.debug("a description could not be used", exc_info=error)
                 reason = self._explain(error)
                 continue
@@ -297,7 +297,7 @@ class Worker:
         try:
             self._exchange.check_usable()
             samples = await self._reading.samples(self.bench, work.share, sequence_length=self._sequence_length)
-            if work.generation != self._generation:  # results of a history that was left are never settled
+            if work.generation != self._generation:  # results of an abandoned history are never settled
                 await anyio.to_thread.run_sync(self.bench.trainer.forget)
                 self._generation = work.generation
             done = await anyio.to_thread.run_sync(self.bench.trainer.train, work.step, samples)
@@ -314,9 +314,9 @@ class Worker:
         return Trained(work.height, loss, done.tokens, done.seconds, payload_hash, len(done.payload))
 
     async def receive(self, payload_hash: bytes, payload: bytes, *, tag: int) -> PayloadChecked | PayloadUnjudged:
-        """Keep a fetched payload if it fits our parameter table; says whether it does. Raises RanksLost.
+        """Keep a fetched payload if it fits our parameter table; returns whether it does. Raises RanksLost.
 
-        A check that raises something else than PayloadRejected has come to no verdict.
+        If the check raises anything but PayloadRejected, the payload's validity is unknown.
         """
         try:
             await anyio.to_thread.run_sync(self.bench.trainer.check, payload)
@@ -333,19 +333,19 @@ class Worker:
         return PayloadChecked(payload_hash, True, tag)
 
     async def keep(self, action: KeepResults) -> None:
-        """Put verified results into the journal, if there is one."""
+        """Write verified results to the journal, if there is one."""
         await self._checkpoints.keep(action, self._payloads)
 
     async def sync(self) -> None:
-        """Bring the journal to the disk: to be awaited before a statement leaves."""
+        """Sync the journal to disk; await it before a statement is sent."""
         await self._checkpoints.sync()
 
     async def save_on_leaving(self) -> None:
-        """Save the masters where they are newer than our last checkpoint; in bounded time, and told."""
+        """Save the masters if they are newer than our last checkpoint, within a timeout; reports it."""
         await self._checkpoints.leave()
 
     async def aclose(self) -> None:
-        """Remove what was kept on disk for others. Idempotent."""
+        """Remove files kept on disk for others. Idempotent."""
         await self._exchange.aclose()
         with anyio.CancelScope(shield=True):
             await self._checkpoints.sync()
@@ -357,7 +357,7 @@ class Worker:
         self._payloads.expire(before)
         try:
             await self._exchange.expire(before)
-        except Exception as error:  # files that stay behind must not stop us
+        except Exception as error:  # files that cannot be removed must not stop us
             logger.debug("removing old snapshots failed", exc_info=error)
             self._tell(telemetry.Problem("warning", f"old files of the model could not be removed: {self._explain(error)}"))
 
@@ -387,14 +387,14 @@ class Worker:
             await self._validate(work.step)
         except RanksLost:
             raise
-        except Exception as error:  # a figure for people
+        except Exception as error:  # only a number to show
             logger.debug("validation failed", exc_info=error)
             self._tell(telemetry.Problem("error", f"the model after step {work.step} was not validated: {self._explain(error)}"))
         saved = await self._checkpoints.close_epoch(work, digest)
         return EpochClosed(digest, saved)
 
     async def store(self, action: StoreModel) -> ModelStored | StoreFailed:
-        """Put the checkpoint of an epoch's end into our store; what prevents it is one sentence."""
+        """Put the checkpoint of an epoch's end into our store; a failure is reported in one sentence."""
         checkpoints = self.bench.checkpoints
         if self._model_store is None or checkpoints is None:
             return StoreFailed(action.step, "there is no store for the model, or no folder of checkpoints")
@@ -402,7 +402,7 @@ class Worker:
         directory = checkpoint_path(checkpoints, self._run_id, action.step)
         try:
             location = await self._model_store.put(directory, run_id=self._run_id, step=action.step)
-        except Exception as error:  # StoreError, and whatever a store does not expect
+        except Exception as error:  # StoreError, or anything unexpected
             logger.debug("storing a model failed", exc_info=error)
             return StoreFailed(action.step, f"the model of step {action.step} was not stored: {self._explain(error)}")
 
@@ -416,7 +416,7 @@ class Worker:
 
 
 def _not_done(work: Work) -> str:
-    """What failed, as the first half of a sentence."""
+    """What failed, as the beginning of a sentence."""
     match work:
         case Load():
             return "the model was not loaded"
@@ -435,7 +435,7 @@ def _not_done(work: Work) -> str:
 
 
 def _step_of_stored(state: CoordinatorState, step: int | None, digest: bytes) -> int | None:
-    """The step of a stored model, if the run can go on from it: the coordinator knows it, and its digest where that is signed."""
+    """The step of a stored model if the run can continue from it: the coordinator knows the step, and a signed digest matches."""
     if step is None or state.from_checkpoint or step != state.stored.step:
         return None
 

@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 _LEAVING = (signal.SIGINT, signal.SIGTERM)
 Beside = Callable[[ClientRuntime], Coroutine[object, object, None]]
-"""Runs beside a client and is cancelled when that ends; called again where the client begins anew. It may ask it to leave."""
+"""Runs beside a client and is cancelled when that ends; called again when the client starts over. It may ask it to leave."""
 
 _ANEW_SECONDS = 1.0
-"""Before a client begins anew: a coordinator that goes back and forth must not keep it busy."""
+"""Pause before a client starts over, so that a coordinator that goes back and forth does not keep it busy."""
 
 
 async def train_client(
@@ -67,8 +67,8 @@ async def train_client(
 ) -> telemetry.Ended:
     """Take part in a run until it ends, or until SIGINT or SIGTERM asks us to leave in order. A second signal kills the process.
 
-    backend_settings: of the chosen backend's own class. key: our transport's, in place of what settings and backend would give.
-    beside: runs in place of the wait for signals; see Beside. Raises UserError for what the user can mend, BackendError,
+    backend_settings: of the chosen backend's own class. key: our transport's, instead of the one from settings and backend.
+    beside: runs instead of the wait for signals; see Beside. Raises UserError for what the user can fix, BackendError,
     DataError and ModelError for what stops the client.
     """
     backend_kind = await anyio.to_thread.run_sync(lambda: registry.load("backend", settings.backend))
@@ -80,7 +80,7 @@ async def train_client(
     create_transport = (await anyio.to_thread.run_sync(lambda: registry.load("transport", settings.transport))).create
 
     async def take_part() -> tuple[telemetry.Ended, bool]:
-        """One life of the client; whether it is to begin anew."""
+        """Run the client once; returns how it ended and whether it must start over."""
         async with AsyncExitStack() as stack:
             scratch = await anyio.to_thread.run_sync(_open_scratch, settings.cache_dir)
             stack.callback(scratch.close)
@@ -147,7 +147,7 @@ async def train_client(
 
 
 def _check_own(settings: ClientSettings) -> None:
-    """What would end the client once it has joined is told before. Raises ConfigError, NoSuchDevice."""
+    """Report problems before joining that would end the client after it. Raises ConfigError, NoSuchDevice."""
     if not settings.base.is_dir():
         message = f"--base {settings.base} is no folder; give the one that the run's relative paths start at"
         raise ConfigError(message)
@@ -163,7 +163,7 @@ def _check_own(settings: ClientSettings) -> None:
 
 
 def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
-    """Where the coordinator is, as the user says. Raises ConfigError where that is needed and missing, or of no use."""
+    """The coordinator's address from the user. Raises ConfigError if it is needed and missing, or given and unused."""
     if backend.needs_address and settings.server_addr is None:
         message = f"--server-addr is needed for {backend.name} (or the environment variable PSYCHE_SERVER_ADDR)"
         raise ConfigError(message)
@@ -175,7 +175,7 @@ def _address_for(backend: BackendRegistration, settings: ClientSettings) -> str:
 
 
 def _transport_key(backend: BackendRegistration, settings: ClientSettings, backend_settings: BaseModel | None) -> SecretKey:
-    """Our transport's key: the file's, else what the backend makes of its settings, else a new one. Raises IdentityError."""
+    """Our transport's key: from the file, else from the backend's settings, else a new one. Raises IdentityError."""
     if settings.identity_secret_key_path is not None:
         return SecretKey.load(settings.identity_secret_key_path)
     if backend.transport_key is not None:
@@ -185,7 +185,7 @@ def _transport_key(backend: BackendRegistration, settings: ClientSettings, backe
 
 
 def _restorer(settings: ClientSettings, tell: EventBus, *, member: bytes | None = None, lasting: bool = True) -> Restorer | None:
-    """Checkpoints and journal of this client, where it keeps any; to be closed. member, lasting: see Restorer."""
+    """Checkpoints and journal of this client, if it keeps any; the caller closes it. member, lasting: see Restorer."""
     if settings.checkpoint_dir is None:
         return None
 
@@ -197,10 +197,10 @@ def _restorer(settings: ClientSettings, tell: EventBus, *, member: bytes | None 
 
 @dataclass(frozen=True, slots=True)
 class ResourcesBuilder:
-    """Opens what a client works on and with.
+    """Opens the resources of a client.
 
-    build: model, optimizer, data and held-out data for a run's state. check: everything of that but the model, and what the
-    options name on this machine, for who is about to join a run with this state.
+    build: model, optimizer, data and held-out data for a run's state. check: checks all of that except the model, and what the
+    options name on this machine, before a client joins a run with this state.
     """
 
     build: Callable[[Start], Awaitable[Resources]]
@@ -221,11 +221,11 @@ def bench_builder(
     tell: EventBus,
     restorer: Restorer | None = None,
 ) -> ResourcesBuilder:
-    """What opens model, optimizer, data and held-out data for a run's state.
+    """Makes the builder that opens model, optimizer, data and held-out data for a run's state.
 
-    stack: closes them. latest: the newest state, asked for the epoch's cold start whenever a learning rate is needed.
-    restorer: of our checkpoints and journal, closed by the caller; None for one of our own where the settings name a folder.
-    Raises ConfigError.
+    stack: closes them. latest: the newest state, used for the epoch's cold start whenever a learning rate is needed. restorer:
+    of our checkpoints and journal, closed by the caller; None for one of our own where the settings name a folder. Raises
+    ConfigError.
     """
 
     def tell_from_thread(event: telemetry.Event) -> None:
@@ -240,7 +240,7 @@ def bench_builder(
     newest: Trainer | None = None
 
     def close_newest() -> None:
-        """The processes among which the model is divided; there is one such group at a time."""
+        """Close the group of processes that share the model; there is one at a time."""
         nonlocal newest
         former, newest = newest, None
         if former is not None:
@@ -257,7 +257,7 @@ def bench_builder(
             stack.callback(restorer.close)
 
     def tell_resumed(state: CoordinatorState, *, checkpoint: int | None, step: int | None) -> None:
-        """Once for each thing there is to say; a run that begins has nothing to go on from."""
+        """Report the same resumption only once; a new run has nothing to resume from."""
         nonlocal resumed
         due = masters_due(state)
         found = telemetry.Resumed(str(settings.checkpoint_dir), checkpoint, step, due)
@@ -284,20 +284,20 @@ def bench_builder(
             return _find_origin(settings, replace(start, state=state), tell=warn_from_thread)
 
     def expect_plugins(llm: LLMConfig) -> None:
-        """What is not installed is told before anything is fetched. Raises PluginError."""
+        """Report missing plugins before anything is fetched. Raises PluginError."""
         needed = [("model", llm.architecture), ("optimizer", llm.optimizer.name), ("data", llm.data_location.name)]
         for kind, name in needed if parallelism is None else [*needed, ("sharding", parallelism.sharding)]:
             registry.load(kind, name)
 
     def look_around(state: CoordinatorState) -> None:
-        """What could be wrong on this machine, without opening the model."""
+        """Check this machine for problems without opening the model."""
         expect_plugins(state.model.LLM)
         expect_device(settings)
         if restorer is not None:
             restorer.claim(state.run_id)
 
     def open_trainer(start: Start, *, use_journal: bool = True) -> tuple[Trainer, Origin]:
-        import torch  # heavy: in the worker thread, and not with the command line
+        import torch  # slow import: in the worker thread, not at program start
 
         from psyche_core.training.build import Compute, build_trainer
         from psyche_core.training.checkpoints.private_state import private_path
@@ -326,7 +326,7 @@ def bench_builder(
             source=origin.folder,
             cold_start_bounds=lambda: cold_start_bounds(latest()),
         )
-        if micro_batch_size == "auto":  # found once: when the model is built anew, the old one still takes its memory
+        if micro_batch_size == "auto":  # found once: when the model is rebuilt, the old one still uses memory
             micro_batch_size = trainer.micro_batch_size
             tell_from_thread(telemetry.MicroBatchFound(micro_batch_size))
         if origin.step is not None and settings.checkpoint_dir is not None:
@@ -352,7 +352,7 @@ def bench_builder(
     opened: dict[tuple[Choice, int], DataProvider] = {}
 
     async def provider(choice: Choice, llm: LLMConfig) -> DataProvider:
-        """Opened once, however often the model is built anew."""
+        """Opened once, even if the model is built again."""
         known = opened.get((choice, llm.max_seq_len))
         if known is None:
             cache = _cache_folder(settings) / "data"
@@ -377,7 +377,7 @@ def bench_builder(
         await held_out(llm)
 
     async def held_ends(state: CoordinatorState, step: int | None) -> tuple[tuple[int, bytes], ...]:
-        """Signed ends on our disk; looked for where the masters are not what the run is at, for that reads whole checkpoints."""
+        """Signed ends on our disk; searched only if the masters are not up to date, because that reads whole checkpoints."""
         if restorer is None or (step is not None and step >= masters_due(state)):
             return ()
 
@@ -414,7 +414,7 @@ def _keeper(settings: ClientSettings, run_id: str) -> Callable[[Path], None]:
 
 
 def _find_origin(settings: ClientSettings, start: Start, *, tell: Callable[[str], None], source: Path | None = None) -> Origin:
-    """source: folder in place of the run's checkpoint, for a model that brings its first weights itself."""
+    """source: folder to use instead of the run's checkpoint, for a model that brings its own first weights."""
     from psyche_core.training.checkpoints.origin import FROM_MEMBERS, find_origin
 
     checkpoint = start.state.model.LLM.checkpoint
@@ -440,7 +440,7 @@ def _cache_folder(settings: ClientSettings) -> Path:
 
 
 def _open_store(settings: ClientSettings) -> ModelStore | None:
-    """Where the user wants models to be stored, when it is our turn. Raises ConfigError."""
+    """The user's store for models, used when it is our turn. Raises ConfigError."""
     from psyche_core.training.checkpoints.sources import is_hub_name
     from psyche_core.training.checkpoints.stores import BucketStore, FolderStore, HubStore, Keep
 
@@ -470,18 +470,18 @@ def _open_store(settings: ClientSettings) -> ModelStore | None:
 
 
 def _open_scratch(folder: Path | None) -> Scratch:
-    """The scratch files of this client. A folder that was named must be usable; a private one can stand in for the system's."""
+    """The scratch files of this client. A named folder must be usable; otherwise a private one may replace the system's."""
     if folder is not None:
         return Scratch(folder)
 
     try:
         return Scratch(default_folder())
-    except (ConfigError, RuntimeError):  # the second: this user has no home
+    except (ConfigError, RuntimeError):  # RuntimeError: this user has no home
         return Scratch()
 
 
 def _interface_towards(address: str) -> str:
-    """The local address from which `host:port#KEY` is reached; loopback when that cannot be told. Sends nothing."""
+    """The local address from which `host:port#KEY` is reached; loopback if that is unknown. Sends nothing."""
     host, _, port = address.partition("#")[0].rpartition(":")
     try:
         family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
@@ -493,9 +493,9 @@ def _interface_towards(address: str) -> str:
 
 
 async def _leave_on_signal(runtime: ClientRuntime, told: Callable[[signal.Signals], None]) -> None:
-    """Leave in order at the first SIGINT or SIGTERM, which is told once a second one would be the last.
+    """Leave in order at the first SIGINT or SIGTERM; `told` is called once a second one would kill the process.
 
-    That one ends the process at once, by the system's own hand: a KeyboardInterrupt would wait for the thread that trains.
+    The second signal ends the process at once through the system: a KeyboardInterrupt would wait for the training thread.
     """
     with contextlib.suppress(NotImplementedError), anyio.open_signal_receiver(*_LEAVING) as signals:  # not on Windows
         async for received in signals:

@@ -1,4 +1,4 @@
-"""A run's data provider by its name, and the first samples of held-out data."""
+"""Makes a run's data provider by name, and reads the first samples of held-out data."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ async def data_source(
 ) -> AbstractAsyncContextManager[DataProvider]:
     """The provider that a `data_location` names, to be entered.
 
-    sequence_length: tokens of a sample. base: folder that relative locations start from. cache: for what can be had again.
-    Raises PluginError for a name nobody has, ConfigError for settings its plugin refuses.
+    sequence_length: tokens of a sample. base: folder that relative locations start from. cache: for what can be fetched again.
+    Raises PluginError for an unknown name, ConfigError for settings that its plugin rejects.
     """
 
     def create(choice: Choice, *, others: bool) -> DataProvider:
@@ -46,12 +46,12 @@ async def data_source(
 
 
 def held_out_place(path: Path, token_size: str) -> Choice:
-    """Held-out token files of this machine as a data location."""
+    """Held-out token files on this machine as a data location."""
     return Choice("Local", {"location": str(path.absolute()), "token_size": token_size})
 
 
 async def first_samples(provider: DataProvider, count: int, *, sequence_length: int, name: str = "the data provider") -> Samples:
-    """The first `count` samples, or all where there are fewer; see `read_samples`. Raises ConfigError where there is none."""
+    """The first `count` samples, or all if there are fewer; see `read_samples`. Raises ConfigError if there is none."""
     if provider.num_sequences < 1:
         message = "the validation data holds no whole sequence"
         raise ConfigError(message)
@@ -61,7 +61,7 @@ async def first_samples(provider: DataProvider, count: int, *, sequence_length: 
 
 
 def check_announced(provider: DataProvider, *, sequence_length: int, name: str) -> None:
-    """See that an entered provider has sequences of this run's length. Raises DataError."""
+    """Check that an entered provider has sequences of this run's length. Raises DataError."""
     if provider.sequence_length != sequence_length:
         message = (
             f"{name} says that its sequences have {provider.sequence_length} tokens, those of this run have {sequence_length}"
@@ -77,10 +77,10 @@ async def read_samples(
     name: str = "the data provider",
     timeout: float = READ_TIMEOUT,
 ) -> Samples:
-    """Read samples and see that they are what was asked for: a provider is somebody else's code.
+    """Read samples and check that they match the request, because a provider may be third-party code.
 
-    sequence_length: tokens of a sample in this run. name: what the provider's plugin is called in sentences. Raises DataError for
-    a provider that breaks its contract, whatever it raised, and TimeoutError.
+    sequence_length: tokens of a sample in this run. name: of the provider's plugin in messages. Raises DataError for a provider
+    that breaks its contract, whatever it raised, and TimeoutError.
     """
     try:
         check_announced(provider, sequence_length=sequence_length, name=name)
@@ -99,7 +99,7 @@ async def read_samples(
 
 
 def _what_is_wrong(samples: object, *, count: int, sequence_length: int) -> str | None:
-    """What is not as asked for, as the rest of a sentence. Lengths in bytes are checked as Samples are made."""
+    """What does not match the request, as the end of a sentence. Lengths in bytes are checked when Samples are made."""
     if not isinstance(samples, Samples):
         return f"gave a {type(samples).__name__} where Samples are expected"
     if samples.count != count:

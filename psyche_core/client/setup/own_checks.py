@@ -11,9 +11,9 @@ _ALWAYS_THERE = ("auto", "cpu")
 
 
 def expect_device(settings: ClientSettings | TrainLocalSettings) -> None:
-    """See that the device exists. Raises NoSuchDevice. May load torch, so not for the event loop."""
+    """Check that the device exists. Raises NoSuchDevice. May load torch, so do not call it in the event loop."""
     if settings.device in _ALWAYS_THERE:
-        return  # torch takes seconds, and there is nothing to look for
+        return  # loading torch takes seconds, and there is nothing to check
 
     from psyche_core.models.hf.devices import pick_devices
 
@@ -21,16 +21,16 @@ def expect_device(settings: ClientSettings | TrainLocalSettings) -> None:
 
 
 def expect_held_out(settings: ClientSettings | TrainLocalSettings) -> None:
-    """See that there is something at --validation-data. Raises ConfigError."""
+    """Check that --validation-data exists. Raises ConfigError."""
     if settings.validation_data is not None:
         expect_tokens(settings.validation_data, option="--validation-data")
 
 
 def expect_tokens(place: Path, *, option: str) -> None:
-    """See that an option's path leads to something. Raises ConfigError."""
+    """Check that the path of an option exists. Raises ConfigError."""
     try:
         place.stat()
-    except (OSError, ValueError) as error:  # the second: a NUL character
+    except (OSError, ValueError) as error:  # ValueError: a NUL character
         reason = (isinstance(error, OSError) and error.strerror) or error
         message = f"{option} {str(place)!r}: {reason}; give a token file or a folder of them"
         raise ConfigError(message) from error

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 async def train_local(settings: TrainLocalSettings, registry: PluginRegistry, tell: EventBus) -> telemetry.Ended:
-    """Train to the last step. Raises UserError for what the user can mend, DataError, ModelError and NonFiniteError."""
+    """Train to the last step. Raises UserError for what the user can fix, DataError, ModelError and NonFiniteError."""
     run = await anyio.to_thread.run_sync(load_run_file, settings.state)
     location = _data_location(settings, run)
     expect_held_out(settings)
@@ -126,7 +126,7 @@ def _trainers(
 
     started = perf_counter()
     anyio.from_thread.run_sync(tell, telemetry.ModelLoading(sources.model_name(run.model.LLM)))
-    import torch  # heavy: in the worker thread, and not with the command line
+    import torch  # slow import: in the worker thread, not at program start
 
     from psyche_core.training.build import Compute, build_trainer
 
@@ -160,7 +160,7 @@ def _trainers(
 
 
 def rounds(run: RunFile, steps: int, members: int) -> Iterator[tuple[int, list[BatchId]]]:
-    """Each step's number and the members' samples. Raises ConfigError where a round has fewer samples than members."""
+    """Each step's number and the members' samples. Raises ConfigError if a round has fewer samples than members."""
     config, index = run.config, 0
     for step in range(1, steps + 1):
         count = batch_size(
