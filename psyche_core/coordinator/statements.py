@@ -1,8 +1,8 @@
 """Statements of clients: ready after loading (warmup), and what a round's witnesses saw.
 
-Decided: a statement counts only from a healthy member about its own slot (F8). What it claims is compared with nobody else's
-here; `witness` counts the votes. An elected witness that left and came back in the same round may still state in it, and is
-waited for like the others (F15).
+A statement counts only if a healthy member sends it about its own slot (F8). Its claims are not compared with other statements
+here; `witness` counts the votes. An elected witness that left and came back in the same round may still state in it, and the
+round waits for it as for the others (F15).
 """
 
 from __future__ import annotations
