@@ -90,7 +90,7 @@ def _refuse_unless(state: CoordinatorState, *allowed: RunState) -> None:
 
 
 def _own_slot(state: CoordinatorState, sender: NodeIdentity, *, epoch: int, index: int) -> int:
-    """The sender's slot. Refuses (InvalidWitness) who has none, means another epoch or speaks for another slot."""
+    """The sender's slot. Raises CoordinatorError (InvalidWitness) for no slot, another slot or another epoch."""
     if epoch != state.progress.epoch:
         raise CoordinatorError("InvalidWitness", f"this is epoch {state.progress.epoch}, the statement is about epoch {epoch}")
 
