@@ -1,6 +1,6 @@
 """Strangers train one language model together over the internet: protocol, SDK and programs.
 
-Importing this package costs nothing: the names below are loaded when they are asked for, and the packages by their own names
+Importing this package costs nothing: the names below are loaded on first use, and the packages by their own names
 (`psyche_core.coordinator`, `psyche_core.client`, …). What is public: these names, and `psyche_core.interfaces`, `.hookspecs`,
 `.testing` and the command line.
 """

@@ -8,8 +8,8 @@ entry point per thing it registers, in ONE group:
 
 The entry point's name is `<kind>.<Name>`; kinds are backend, optimizer, data, transport, model, sharding, command. `Name` is what
 a run configuration says (`[model.LLM.optimizer.Distro]`, `data_location.Http`, `architecture = "HfLlama"`), or the word behind
-`psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing to who does not use it. Factories
-import what is heavy when they are called.
+`psyche` for a command. Reading names imports nothing, so a broken or slow plugin costs nothing if it is not used. Factories
+import heavy modules when they are called.
 
 Each registration's `settings` is a pydantic model (or None) that validates the plugin's own table; unknown keys are refused.
 """

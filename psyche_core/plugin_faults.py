@@ -1,9 +1,9 @@
-"""Whose mistake an unforeseen exception is: in one sentence, with the plugin whose code raised it and its distribution.
+"""Finds which plugin caused an unexpected exception, and says so in one sentence with the plugin and its distribution.
 
-Decided here: an exception is laid to the plugin whose module stands deepest in its traceback. That covers factories and methods,
-in threads and tasks, without a wrapper around every object that a plugin makes. Our own modules are nobody's plugin here: what
-went through them alone is a defect of psyche-core. Exception groups are taken apart, since a task group wraps what its tasks
-raise. Factories are guarded besides (`guarded`): who calls one with arguments it does not take never gets into its code.
+The plugin whose module is deepest in the traceback is taken as the cause. That covers factories and methods, in threads and
+tasks, without a wrapper around every object that a plugin makes. Our own modules do not count as a plugin here: an exception that
+passed only through them is a defect of psyche-core. Exception groups are split, since a task group wraps what its tasks raise.
+Factories are also guarded (`guarded`): a call with wrong arguments fails before it reaches the plugin's code.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Plugins given as objects: registrations that a program makes itself, in place of what a run's configuration names.
+"""Plugins given as objects: registrations that a program makes itself, in place of those that a run's configuration names.
 
-Decided here: an object takes part as a plugin does, through a registration and its factory, so that all who ask the registry
-need no second way. It stands in for every name of its kind: a run's configuration may call it as it likes. A name that a program
-expects is compared with what the run says, and another one is refused in one sentence. Objects shadow what is installed for the
-one registry they were given to; nothing is global.
+An object takes part as a plugin does, through a registration and its factory, so that users of the registry need no second way.
+It replaces every name of its kind: a run's configuration may call it anything. If a program expects a name, it is compared with
+the run's, and a different one is refused in one sentence. Objects override installed plugins only in the registry they were given
+to; nothing is global.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Find, load and explain plugins.
 
-Decided: names come from entry points of one group, read without importing anything; a module is imported when one of its names
-is asked for, checked against the plugin API, and asked for its registrations through pluggy, once. Each module gets a plugin
-manager of its own, so a broken plugin cannot disturb another. Refuses to guess: a name that two distributions bring is an error
-for who chooses it, and only for them. Holds no global state; a registry is an object.
+Names come from entry points of one group, read without importing anything. A module is imported when one of its names is
+requested, checked against the plugin API, and asked for its registrations through pluggy, once. Each module has its own plugin
+manager, so a broken plugin cannot disturb another. A name that two distributions bring is an error, but only for a user who
+chooses it. There is no global state; a registry is an object.
 """
 
 from __future__ import annotations

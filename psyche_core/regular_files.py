@@ -1,8 +1,8 @@
-"""Files with content, and nothing else in their place.
+"""Opens regular files and refuses everything else in their place.
 
-A named pipe makes who opens it wait for ever, a device has no end, a folder is no file at all. Decided here: what stands in a
-file's place is looked at before it is opened and again afterwards, and opening never waits; what is no regular file is refused
-with an OSError, so that whoever reads files tells of it as of any file that cannot be read.
+Opening a named pipe can wait for ever, a device has no end, a folder is no file at all. So the path is checked before it is
+opened and again afterwards, and opening never waits. Anything but a regular file is refused with an OSError, so that the caller
+reports it like any file that cannot be read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Frozen values that cross interfaces: identities, batches, phases, witness statements.
 
 Everything here is immutable, hashable where it can be a key, and free of I/O, torch and numpy, so that the coordinator, the
-client machine, plugins and the simulator can all share it. Numeric values of the enumerations are the reference's and are part
-of the wire format: never renumber them.
+client machine, plugins and the simulator can all use it. Numeric values of the enumerations are the reference's and are part of
+the wire format: never renumber them.
 """
 
 from __future__ import annotations

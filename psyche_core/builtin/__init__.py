@@ -1,1 +1,1 @@
-"""What comes with psyche-core, registered through the same hooks as everybody else's plugins."""
+"""What comes with psyche-core, registered through the same hooks as all other plugins."""

@@ -1,19 +1,19 @@
 """`AdamW`: dense baseline optimizer. Every replica sends its own AdamW direction; all apply the mean of those accepted.
 
-Decided here:
-- Moments live with the sender, like DisTrO's δ, and `apply` only moves weights. So `apply` depends on nothing but masters,
-  payloads and learning rate, and a member who joins late agrees with the others from its first round on. (Moments of the mean
+- Moments stay with the sender, like DisTrO's δ, and `apply` only moves weights. So `apply` depends on nothing but masters,
+  payloads and learning rate, and a member that joins late agrees with the others from its first round on. (Moments of the mean
   gradient would have to be shared with every joiner.) With one replica this is AdamW; with several it is the mean of theirs.
-- The sent direction is m̂ / (√v̂ + ε) in bfloat16, held to the largest value AdamW can produce, and peers' values are held to
-  the same: a liar moves a weight no further than an honest peer could.
+- The sent direction is m̂ / (√v̂ + ε) in bfloat16, clipped to the largest value AdamW can produce. Peers' values are clipped to
+  the same, so a dishonest peer moves a weight no further than an honest one could.
 - Masters, moments and arithmetic are on the CPU. `apply` uses float64 and one rounded operation per tensor operation (no fused
-  multiply-add, no reduction), over payloads sorted by SHA-256. So it gives the same bits on every machine and thread count.
-  That holds for IEEE arithmetic: not where a program flushes denormals (`torch.set_flush_denormal`).
+  multiply-add, no reduction), over payloads sorted by SHA-256. So it gives the same bits on every machine and thread count. That
+  holds for IEEE arithmetic: not where a program flushes denormals (`torch.set_flush_denormal`).
 
-Refuses to know who sent what: a payload that was not accepted is not sent again, its gradient lives on in the moments only.
+The optimizer does not know who sent what. A payload that was not accepted is not sent again; its gradient stays in the moments
+only.
 
-Payload: b"PsyAdamW", u8 version, 8 bytes of the SHA-256 of the parameter table, then per parameter in ascending order of name
-its values as little-endian bfloat16.
+Payload: b"PsyAdamW", u8 version, 8 bytes of the SHA-256 of the parameter table, then per parameter in ascending order of name its
+values as little-endian bfloat16.
 """
 
 from __future__ import annotations

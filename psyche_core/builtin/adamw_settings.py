@@ -1,4 +1,4 @@
-"""The settings table of `AdamW`, apart from it so that a server can check a configuration without importing torch."""
+"""The settings table of `AdamW`, in a module of its own so that a server can check a configuration without importing torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The `Dummy` data location: zeros, for runs that try out everything but training data.
+"""The `Dummy` data location: zeros, for runs that test everything but training data.
 
-Decided: sequences are as long as the run's (the reference always gave 2048 tokens), two bytes a token. All samples are alike,
-so there is one distinct sample.
+Sequences are as long as the run's (the reference always gave 2048 tokens), two bytes a token. All samples are alike, so there is
+one distinct sample.
 """
 
 from __future__ import annotations

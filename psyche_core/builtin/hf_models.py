@@ -1,12 +1,11 @@
 """Causal language models of Hugging Face transformers: `HfLlama`, `HfDeepseek`, and `HfAuto` for any it implements.
 
-Decided here:
 - Weights stay float32 whatever the compute dtype, so two members with different ones still start from equal masters, and
   gradients add up in float32 over micro-batches.
 - No dropout, so equal inputs give equal gradients.
-- The folder decides: safetensors present means load them, all of them; none means random weights from the run's seed, drawn
+- The folder decides: if it has safetensors, all of them are loaded; if it has none, weights are random from the run's seed, drawn
   on the CPU from a generator of their own.
-- Reads local folders only, never runs code found in one, and reads no pickle (`*.bin`).
+- Only local folders are read. Code found in one is never run, and no pickle (`*.bin`) is read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What comes with psyche-core, registered through the same hooks as everybody else's plugins.
+"""What comes with psyche-core, registered through the same hooks as all other plugins.
 
-Decided here: nothing heavy is imported before its factory is called; settings classes need no torch, so that a server can check
-a run configuration without it.
+Nothing heavy is imported before its factory is called. Settings classes need no torch, so that a server can check a run
+configuration without it.
 """
 
 from __future__ import annotations

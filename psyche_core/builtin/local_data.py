@@ -1,7 +1,7 @@
 """The `Local` data location: token files of this machine.
 
-Decided: a folder with a sub-folder `train` means that sub-folder (what `text_corpus` writes, beside `validation`); samples past
-the last wrap around; the disk is only touched in a worker thread. The same provider serves a data server's `data.toml`.
+A folder with a sub-folder `train` means that sub-folder (what `text_corpus` writes, beside `validation`). Samples past the last
+wrap around. The disk is used only in a worker thread. The same provider serves a data server's `data.toml`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A coordinator in this process and backends that talk to it: whole runs in one program, without sockets.
+"""A coordinator in this process and backends connected to it: whole runs in one program, without sockets.
 
-Decided here: the clock and the seeds are given from outside, so the same run can be played again; time moves when `tick` is
-called, by the owner or by `run`. Backends get states as the TCP backend would: only the newest, only when something changed.
-Refuses nothing the rules allow; authentication is the caller's, who hands out the backends.
+The clock and the seeds are given from outside, so the same run can be repeated. Time advances when `tick` is called, by the owner
+or by `run`. Backends get states as the TCP backend would: only the newest, only when something changed. Every command that the
+rules allow is accepted; authentication is up to the caller, who hands out the backends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A coordinator inside this process with what its clients need: a server like any other, but nothing is listened on.
+"""A coordinator inside this process with what its clients need: a server like any other, but without a listening socket.
 
-Decided here: clients of it share one in-process network; who has the object can take part, so there are no keys to check and no
-allow-list. Keeps nothing on disk: a run that must outlive its process needs a backend with a server, such as tcp.
+Its clients share one in-process network. Whoever has the object can take part, so there are no keys to check and no allow-list.
+Nothing is stored on disk: a run that must survive its process needs a backend with a server, such as tcp.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A transport inside one process: endpoints attached to one `MemoryNetwork` hand each other messages and blobs directly.
 
-It keeps the promises of `psyche_core.interfaces.transport`, with the same message log, blob store and fetch plan as a real one,
-and can cut links on request. Decided here: a network is an object that the embedder makes and passes to each endpoint, never
-something global; so a client started alone through the hook `transport.memory` has a network of its own and meets nobody: this
-transport is for tests, simulations and for several clients embedded in one process. Everything of one network belongs to one
-event loop. Refuses to model delay and bandwidth.
+It keeps the guarantees of `psyche_core.interfaces.transport`, with the same message log, blob store and fetch plan as a real one,
+and can cut links on request. A network is an object that the embedding program makes and passes to each endpoint, never something
+global. So a client started alone through the hook `transport.memory` has its own network without peers: this transport is for
+tests, simulations and several clients embedded in one process. Everything of one network belongs to one event loop. Delay and
+bandwidth are not modelled.
 """
 
 from __future__ import annotations

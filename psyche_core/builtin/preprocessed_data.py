@@ -1,9 +1,9 @@
 """The `Preprocessed` data location: Parquet files whose rows are whole samples, from a folder or a data set on the hub.
 
-Decided: what exists in the file system is taken from there, everything else is the name of a data set on the hub, which is
-downloaded whole before the first read (what is in the hub's cache already is not fetched again, and works without a network).
-Rows are read when they are asked for; see `parquet_rows`. Samples past the last wrap around, and a batch longer than the data set
-has as many samples as it says (the reference's was shorter).
+A path that exists is read from the file system; every other name is a data set on the hub, which is downloaded whole before the
+first read (files already in the hub's cache are not fetched again, and work without a network). Rows are read on request; see
+`parquet_rows`. Samples past the last wrap around, and a batch longer than the data set has as many samples as it says (the
+reference's was shorter).
 """
 
 from __future__ import annotations

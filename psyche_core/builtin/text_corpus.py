@@ -1,15 +1,15 @@
 """Token files made from the texts of an installed package, once, at first use.
 
-Decided: a package is only looked at, never imported; every `.md` and `.txt` file in it is one document; the last `held_out` part
-of each document is kept apart, so that training and validation text have the same authors and never overlap. Special tokens are
-those the tokenizer's own post-processor adds. The folder then holds
+A package is only read, never imported. Every `.md` and `.txt` file in it is one document. The last `held_out` part of each
+document is held out, so that training and validation text have the same authors and never overlap. Special tokens are those the
+tokenizer's own post-processor adds. The folder then holds
 
     manifest.json             what was made from what, written last
     train/tokens.bin          little-endian tokens of all documents, one after the other
     validation/tokens.bin     the held-out parts
 
-Another tokenizer, package version, token size or share makes them again. A folder with token files but without a manifest is the
-user's own and is left alone. One process writes at a time; the others wait for it.
+With another tokenizer, package version, token size or share they are made again. A folder with token files but without a manifest
+is the user's own and is not changed. One process writes at a time; the others wait for it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The `psyche` command: what can be said, and how every end of a program becomes an exit code.
+"""The `psyche` command: its list of commands, and how every end of a program becomes an exit code.
 
-Commands are imported when they are used, never before: `psyche --help` imports click and nothing else of weight. Plugins bring
-commands, too (`plugin_commands`). This module is the only place where exceptions become sentences: exit code 2 for what the user
-can mend, 1 for everything else that failed on purpose and for what a plugin's code raised, 130 for Ctrl-C. Our own defects keep
-their traceback; --debug shows all others, too.
+Commands are imported when they are used, never before: `psyche --help` imports click and nothing else that is heavy. Plugins
+bring commands, too (`plugin_commands`). This module is the only place where exceptions become sentences: exit code 2 for what the
+user can fix, 1 for everything else that was raised on purpose and for what a plugin's code raised, 130 for Ctrl-C. Our own
+defects keep their traceback; --debug shows all others, too.
 """
 
 from __future__ import annotations

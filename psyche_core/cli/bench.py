@@ -1,4 +1,4 @@
-"""`psyche bench`: experiments that tell which settings learn, and at which price."""
+"""`psyche bench`: experiments that show which settings learn, and at what cost."""
 
 from __future__ import annotations
 

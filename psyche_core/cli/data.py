@@ -1,4 +1,4 @@
-"""`psyche data`: make token files from text, and look at what is in training data."""
+"""`psyche data`: make token files from text, and show what is in training data."""
 
 from __future__ import annotations
 

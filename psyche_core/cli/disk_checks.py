@@ -1,8 +1,8 @@
-"""What a run's files name on this machine, looked at as its members would: the model's folder, token files, the tokenizer.
+"""Checks what a run's files name on this machine, as its members would: the model's folder, token files, the tokenizer.
 
-Decided: everything that is wrong is said at once; nothing is written, downloaded or asked of the network, and weights are not
-read. What cannot be told here (a repository of the Hub, a bucket, a web server) is named in a note, so that nobody takes it for
-checked. transformers reads a model's configuration, where it is installed; a server that only hosts a run imports none of this.
+All problems are reported together. Nothing is written, downloaded or asked of the network, and weights are not read. What cannot
+be checked here (a repository of the Hub, a bucket, a web server) is named in a note, so that nobody thinks it was checked.
+transformers reads a model's configuration, if it is installed. A server that only hosts a run imports none of this.
 """
 
 from __future__ import annotations

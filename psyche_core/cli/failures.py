@@ -1,8 +1,8 @@
 """How a program's end becomes one sentence and an exit code.
 
-Knows our exception tree, exception groups (a task group wraps what its tasks raise), stopping signals, missing extras, and what
-came out of a plugin's code: that one is named with its distribution. What it does not know it does not touch: an unknown
-exception is a defect of ours and shows its traceback.
+It handles our exception tree, exception groups (a task group wraps what its tasks raise), stopping signals, missing extras, and
+exceptions from a plugin's code, which are named with the plugin's distribution. An unknown exception is a defect of ours: it is
+not handled and shows its traceback.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What every command is made of: a click group whose commands are imported only when they are called, and help's examples.
+"""The base of every command: a click group whose commands are imported only when they are called, and examples in the help.
 
-The short help of each command stands in the table, so that the group's own help imports none of them.
+The short help of each command is in the table, so that the group's own help imports none of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """click options made from the settings classes: one source for names, help texts and defaults.
 
-An option that was not given arrives as None and is left to `load_settings`, so that the environment can fill it and an explicit
-argument always wins.
+An option that was not given is None and left to `load_settings`, so that the environment can fill it and an explicit argument
+always wins.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Commands that plugins bring: `psyche NAME` for every entry point `command.NAME`.
 
-Decided: the list of names is read from entry points, which imports nothing; what a command is becomes known when it is called.
-Ours come first: a plugin cannot take the place of one of them. Refuses nothing by itself: a plugin that is broken says so, in one
-sentence, to who calls its command.
+The list of names is read from entry points, which imports nothing; a command is loaded when it is called. Our own come first: a
+plugin cannot replace one of them. A broken plugin is reported, in one sentence, only to the user who calls its command.
 """
 
 from __future__ import annotations

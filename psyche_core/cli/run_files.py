@@ -1,7 +1,7 @@
 """A run's files, loaded and checked together: run file, data file, and the settings of every plugin they name.
 
 Shared by `server run`, `server validate-config` and `testnet start`, so that all refuse the same things with the same words.
-Loads no torch: plugins keep heavy imports inside their factories. What the files name on disk is `disk_checks`' business.
+Loads no torch: plugins keep heavy imports inside their factories. What the files name on disk is checked in `disk_checks`.
 """
 
 from __future__ import annotations

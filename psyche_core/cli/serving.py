@@ -1,7 +1,7 @@
-"""The server program: prepare the data, host the coordinator, tell what happens.
+"""The server program: prepare the data, host the coordinator, report what happens.
 
-Decided: token files are made at first use, before the server listens, so that a client never finds data half written; the
-program ends when the run is finished and everybody was told. Imports no torch.
+Token files are made at first use, before the server listens, so that a client never finds half-written data. The program ends
+when the run is finished and all clients were told. Imports no torch.
 """
 
 from __future__ import annotations

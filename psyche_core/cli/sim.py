@@ -1,4 +1,4 @@
-"""`psyche sim`: attack the protocol in virtual time, many seeds at once, and say which seed broke it."""
+"""`psyche sim`: test the protocol with faults in virtual time, many seeds at once, and report which seed broke it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`python -m psyche_core.cli.tethered ARGUMENTS`: `psyche ARGUMENTS`, ended when whoever started it is gone.
+"""`python -m psyche_core.cli.tethered ARGUMENTS`: `psyche ARGUMENTS`, ended when the process that started it is gone.
 
-Whoever starts it keeps a pipe to its stdin open and writes nothing. The system closes that pipe when the starter ends, however it
-ends, kill -9 included; then this process kills itself. Works wherever there are pipes, unlike asking the kernel for a signal, and
-needs nobody to clean up. Refuses to end in good order: nobody is left to care for it.
+The starter keeps a pipe to its stdin open and writes nothing. The system closes that pipe when the starter ends, however it ends,
+kill -9 included; then this process kills itself. This works wherever there are pipes, unlike asking the kernel for a signal, and
+needs no clean-up. There is no graceful shutdown, because nobody is left to wait for it.
 """
 
 from __future__ import annotations

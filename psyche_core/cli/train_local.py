@@ -1,4 +1,4 @@
-"""`psyche train-local`: a run's model and optimizer in one process, for those who build models."""
+"""`psyche train-local`: a run's model and optimizer in one process, for authors of models."""
 
 from __future__ import annotations
 

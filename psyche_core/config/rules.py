@@ -1,8 +1,7 @@
 """Rules between the keys of a run configuration, in the reference's order (coordinator: config, model, progress, cold start).
 
-Decided: every broken rule is reported, each as one sentence with key, value and rule. Added to the reference's rules:
-verification_percent is a percentage, schedules do not divide by zero, a run has a step and samples left to train, and no
-checkpointer is listed twice.
+Every broken rule is reported, each as one sentence with key, value and rule. Added to the reference's rules: verification_percent
+is a percentage, schedules do not divide by zero, a run has a step and samples left to train, and no checkpointer is listed twice.
 """
 
 from __future__ import annotations

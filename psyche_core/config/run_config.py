@@ -1,8 +1,7 @@
 """The run configuration: `state.toml` and `data.toml` read, checked and turned into frozen values.
 
-This is the room to import from; the tables are `run_config_schema`, the rules between keys `run_config_rules`. Decided: all
-problems of a file are reported at once, one sentence a line; nothing is corrected silently. No environment variables, no torch,
-no I/O but `load_*`.
+Import from this module; the tables are in `schema`, the rules between keys in `rules`. All problems of a file are reported
+together, one sentence a line; nothing is corrected silently. No environment variables, no torch, no I/O except in `load_*`.
 """
 
 from __future__ import annotations

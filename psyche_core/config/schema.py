@@ -1,9 +1,9 @@
 """The tables of a run configuration as frozen, strict models: which keys exist, of which type and range.
 
-Keys and enumeration spellings are the reference's `state.toml` and `data.toml`. Decided: unknown keys, numbers written as
-strings, floats that are not finite and strings over their limit are refused (the reference ignored the first and cut the last);
-enumerations are externally tagged and become a `Choice`. Rules between keys are `run_config_rules`; settings of optimizers and
-data locations belong to their plugins.
+Keys and enumeration spellings are the reference's `state.toml` and `data.toml`. Unknown keys, numbers written as strings, floats
+that are not finite and strings over their limit are refused (the reference ignored the first and cut the last). Enumerations are
+externally tagged and become a `Choice`. Rules between keys are in `rules`; settings of optimizers and data locations belong to
+their plugins.
 """
 
 from __future__ import annotations

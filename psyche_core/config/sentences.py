@@ -1,9 +1,9 @@
-"""Sentences for people: pydantic's validation errors as key, value and rule, and text of others made safe to show.
+"""Sentences for people: pydantic's validation errors as key, value and rule, and text from others made safe to show.
 
-Decided: one sentence per problem, `key = value: rule`; an unknown key never shows its value (it may be a secret put in the wrong
-place) but the nearest known key. What somebody else wrote (a run's name, a server's refusal, a peer's reason) goes through
-`printable` before it reaches a terminal, a log or a report: whoever writes it must not be able to move the cursor, to colour,
-reorder or hide what we write, nor to add lines of its own.
+There is one sentence per problem, `key = value: rule`. For an unknown key the nearest known key is shown, never its value, which
+may be a secret put in the wrong place. Text from others (a run's name, a server's refusal, a peer's reason) goes through
+`printable` before it reaches a terminal, a log or a report: it must not be able to move the cursor, to colour, reorder or hide
+our text, nor to add lines of its own.
 """
 
 from __future__ import annotations

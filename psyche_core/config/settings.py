@@ -1,8 +1,8 @@
-"""What the programs can be told, in one place: defaults, rules and explanations of every option.
+"""All options of the programs in one place: defaults, rules and explanations.
 
 Sources, strongest first: explicit arguments, then environment variables `PSYCHE_<NAME>`, then the default written here. An
-environment variable never beats an argument, and a value that breaks a rule is refused with one sentence, wherever it came
-from. The command line takes names, help texts and defaults from these classes; it has none of its own.
+environment variable never beats an argument. A value that breaks a rule is refused with one sentence, whatever its source. The
+command line takes names, help texts and defaults from these classes; it has none of its own.
 """
 
 from __future__ import annotations

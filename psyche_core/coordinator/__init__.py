@@ -1,8 +1,8 @@
-"""The coordinator: a pure state machine. `apply` is all of it; the other modules are what it and the clients compute with.
+"""The coordinator as a pure state machine: `apply`. The other modules are what it and the clients compute with.
 
 Values are in `state` and `commands`, names of refusals in `errors`, elections in `committee`, samples in `assignment`, votes in
-`witness`, balances in `rewards`, schedules in `schedule`, permutations in `shuffle`, the wire form in `plain`, the canonical
-image in `image`.
+`witness`, balances in `rewards`, schedules in `schedule`, permutations in `shuffle`, the wire form in `serialization`, the
+canonical image in `image`.
 """
 
 from __future__ import annotations

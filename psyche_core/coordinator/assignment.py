@@ -1,8 +1,8 @@
 """Which samples each trainer of a round gets.
 
-Reference 3.5 with one extension (F14): a round's samples may be several intervals, requeued ones first; a trainer's share is a
-contiguous stretch of their concatenation and so may be several intervals too. With one fresh interval both are the same.
-The last few assignments are remembered, for they are pure and asked for at every command.
+This is reference 3.5 with one extension (F14): a round's samples may be several intervals, requeued ones first. A trainer's share
+is a contiguous stretch of these intervals joined together, so it may be several intervals too. With one fresh interval the result
+is the reference's. The functions are pure and called at every command, so the last few results are cached.
 """
 
 from __future__ import annotations

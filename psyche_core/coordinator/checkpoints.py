@@ -1,9 +1,10 @@
-"""Where the next members load the model from, and who may say so.
+"""Where the next members load the model from, and who may set that location (F9).
 
-Decided (F9): the signers the run's owner listed, members or not; with none listed, one client per epoch, drawn with the epoch's
-seed over all its slots; the next in the draw takes over when it is not healthy any more or says that it cannot. Only between an
-epoch's cooldown and the next warmup: while members load, all must load the same. The kinds follow the reference (2.2, 2.7,
-2.11): after an epoch members load from peers; when no peer of the old epoch is left, or after a pause, from the hub again.
+The signers that the run's owner listed may, members or not. If none is listed, one client per epoch may: it is drawn with the
+epoch's seed over all its slots, and the next in the draw takes over when it is no longer healthy or says that it cannot. The
+location changes only between an epoch's cooldown and the next warmup, because all members must load the same model. The kinds
+follow the reference (2.2, 2.7, 2.11): after an epoch, members load from peers; after a pause, or when no peer of the old epoch is
+left, they load from the hub again.
 """
 
 from __future__ import annotations

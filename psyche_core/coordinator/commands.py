@@ -1,7 +1,7 @@
-"""The commands `apply` accepts and the events it returns. Values only; meaning is in `transitions`.
+"""The commands `apply` accepts and the events it returns. This module has only values; what they do is in `transitions`.
 
-Every command that a client sends carries `sender`, the identity the backend authenticated: the coordinator trusts the backend
-for that and for nothing else.
+Every command that a client sends carries `sender`, the identity the backend authenticated. The coordinator trusts the backend for
+that and for nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Elections: who trains, verifies and witnesses in a round, drawn from the round's seed.
 
-The draw is the reference's (3.2). Decided: it runs over ranks in `Round.slots`, the slots healthy when the round began, so that
-later exits move nobody (F4); where fewer are left than `witness_nodes`, all of them witness. Draws are pure functions of small
-values and asked for at every command, so the last few are remembered. Refuses impossible numbers.
+The draw is the reference's (3.2). It runs over ranks in `Round.slots`, the slots healthy when the round began, so later exits do
+not change anybody's role (F4). If fewer than `witness_nodes` are left, all of them witness. Draws are pure functions of small
+values and called at every command, so the last few results are cached. Impossible numbers are refused.
 """
 
 from __future__ import annotations

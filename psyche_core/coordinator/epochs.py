@@ -1,6 +1,7 @@
-"""Epochs: waiting for members and cooldown; the time between them is in `warmup` and `rounds`.
+"""Epochs: waiting for members and cooldown. The phases between them are in `warmup` and `rounds`.
 
-The extra waiting time runs from reaching the minimum (F13). A finished run is finished even when a pause was asked for.
+The extra waiting time starts when the minimum of members is reached (F13). A run that has finished stays finished even if a pause
+was requested.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Proof that a trainer signed two different results for one share of a round (F7), and what follows: it is ejected.
+"""Proof that a trainer signed two different results for one share of a round (F7). The trainer is then ejected.
 
-Decided: everything signed is computed again from the state, so a proof needs two payload hashes and two signatures and nobody is
-believed; any healthy member may bring it, while the epoch's rounds or its cooldown are played. It convicts whatever the accused's
-health is, for leaving must not save it. An ejected client is not paid for this epoch, is slashed at its end, and cannot return in
-it. It may join for the next epoch: a new key costs nothing, so keeping people out is the business of the owner's list; the
-statements it gave count.
+Everything signed is computed again from the state, so a proof needs only two payload hashes and two signatures, and nobody has to
+be trusted. Any healthy member may send a proof during the epoch's rounds or its cooldown. It counts whatever the accused client's
+health is, so that leaving is no escape. An ejected client is not paid for this epoch, is slashed at the epoch's end, and cannot
+return in this epoch. It may join the next one: a new key costs nothing, so keeping people out is left to the owner's list. The
+statements it gave still count.
 
-Its shares are void while their rounds are not decided: nobody applies them, and their samples return to the queue. Once the
-round is decided, a share is void if the statements show that neither result can have been agreed on, and no third one either:
-every client left it out then, and its samples return to the queue as well. If that cannot be shown, and neither result was agreed
-on, its samples are counted as lost, for nobody else knows whether a third was.
+Its shares are void while their rounds are not decided: nobody applies them, and their samples return to the queue. Once the round
+is decided, a share is void if the statements show that neither of the two results, nor a third one, can have been agreed on. Then
+every client left it out, and its samples return to the queue as well. If that cannot be shown, and neither result was agreed on,
+its samples are counted as lost, because the state does not show whether a third was.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The pending list, and slots that stop being healthy.
 
-Slots never move: leaving only changes a client's state (F4). Who leaves or is dropped is no longer pending and must join again.
+Slots never move: leaving only changes a client's state (F4). A client that leaves or is dropped is no longer pending and must
+join again.
 """
 
 from __future__ import annotations

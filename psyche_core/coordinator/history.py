@@ -1,11 +1,13 @@
-"""The run's history: what members signed, and going back to it where nobody holds what came after (F18).
+"""The run's history: the digests that members signed, and going back to an earlier step if nobody holds a later one (F18).
 
-An epoch's end is signed once a quorum of the members that took part in it said that its masters have the same full digest. The
-last steps of its rounds are signed by the witness statements that are still stored, each of which has the digest of the masters
-during its round. Going back is for the case that no member's memory or disk has the model any more: a quorum of those who speak
-in a warmup says that it cannot get the model, each with the newest signed step it holds, and the run goes on from the newest of
-these. Digests decide, so nobody can bring in another model; who claims a step it does not have makes the run go back once more.
-Where nobody holds any, the stored checkpoint is left, and that is the owner's decision unless the configuration took it.
+An epoch's end is signed once a quorum of the members that took part in it reported the same full digest of their masters. The
+last steps of its rounds are signed by the witness statements that are still stored; each has the digest of the masters during its
+round.
+
+The run goes back when no member's memory or disk has the model any more. A quorum of those who report in a warmup must say that
+they cannot get the model, each with the newest signed step it holds. The run goes on from the newest of these steps. Digests
+decide, so nobody can bring in another model; a member that claims a step it does not have makes the run go back once more. If
+nobody holds any step, only the stored checkpoint is left. Using it is the owner's decision, unless the configuration allows it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Members: joining, leaving, and being reported as unhealthy.
 
-Decided: slots never move, leaving only changes a client's state (F4); who leaves or is dropped must join again; a re-join renews
-the transport key and keeps the place. Who joined again may come back to its slot in the same epoch (protocol 5), with the keys it
-had (signatures of this epoch are checked with them), MAX_REJOINS times; from the next round on, for `Round.slots` never change.
-Health is judged from statements alone: a slot is unhealthy when the previous round's witnesses reached their quorum and that
-quorum did not see its share; a slot without samples never is (F10), nor is one that came back since for what it left undone.
+Slots never move: leaving only changes a client's state (F4). A client that leaves or is dropped must join again. Joining again
+renews the transport key and keeps the place in the list. A client that joined again may return to its slot in the same epoch
+(protocol 5), at most MAX_REJOINS times, with the keys it had, because signatures of this epoch are checked with them. It takes
+part from the next round on, because `Round.slots` never changes. Health is judged from statements alone: a slot is unhealthy when
+the previous round's witnesses reached their quorum and that quorum did not see its share. A slot without samples is never
+unhealthy (F10), and a slot that came back since is not judged for what it left undone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Duties that witnesses missed: how they are counted, who is not waited for any more and who is dropped (F16).
+"""Duties that witnesses missed: how they are counted, which witnesses are no longer waited for, and which are dropped (F16).
 
-Each slot has a score, `Client.missed`. Rounds call this when they end; statements take some of the score off again.
+Each slot has a score, `Client.missed`. Rounds raise it when they end; statements lower it again.
 """
 
 from __future__ import annotations

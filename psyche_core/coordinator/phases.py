@@ -1,4 +1,4 @@
-"""Phases of a run: when one was entered, whether its time is over."""
+"""Phases of a run: when one was entered, and whether its time is over."""
 
 from __future__ import annotations
 

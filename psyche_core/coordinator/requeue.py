@@ -1,6 +1,6 @@
 """The queue of samples to be assigned again (F14): bounded, disjoint intervals, the oldest (lowest) samples first.
 
-Neighbouring intervals are merged. When there are too many, the oldest are given up and counted, never silently.
+Neighbouring intervals are merged. If there are too many, the oldest are given up; what was given up is always counted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Rewards (F12): what an epoch pays to whom, and the accounts that hold it over the whole run.
 
-Decided: the pool of an epoch is shared in proportion to accepted rounds among all its clients but the ejected, also those who
-left; whatever ended the epoch, its cooldown's end pays, once, at the rates fixed when it began. An epoch abandoned in warmup pays
-nobody. Fractions of a point stay in the pool; balances stop at 64 bits. Accounts stay until they are settled (`settlement`) and a
-run holds MAX_ACCOUNTS of them, so who could not be paid is refused when joining, never after the work. What a point is worth is
-the backend's business.
+An epoch's pool is shared in proportion to accepted rounds among all its clients except the ejected ones, including those who
+left. Whatever ended the epoch, the end of its cooldown pays, once, at the rates fixed when it began. An epoch abandoned in warmup
+pays nobody. Fractions of a point stay in the pool; balances stop at 64 bits. Accounts stay until they are settled (`settlement`).
+A run holds MAX_ACCOUNTS of them: a client that could not be paid is refused when it joins, never after the work. What a point is
+worth is up to the backend.
 """
 
 from __future__ import annotations

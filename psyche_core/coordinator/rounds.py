@@ -1,9 +1,9 @@
-"""Rounds: started, finished, settled; and how an epoch's rounds end.
+"""Rounds: started, finished and settled, and how an epoch's rounds end.
 
-Decided here: samples are taken when a round starts (requeued first, F14) and settled when the next round has attested to it; the
-step advances when a trained round finishes (F2); every ending plays one drain round (F1). Only when no healthy client or no
-statement is left is an epoch cut: then nothing can ever be accepted from the round just played, so it is not a trained round, its
-samples return to the queue and the step stays.
+Samples are taken when a round starts (requeued first, F14) and settled when the next round has attested to it. The step advances
+when a trained round finishes (F2). Every ending plays one drain round (F1). Only when no healthy client or no statement is left
+is an epoch cut. Then nothing of the round just played can ever be accepted, so it is not a trained round, its samples return to
+the queue and the step stays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Schedules over the run: samples per round, learning rate per step, cold-start factor.
 
-Formulas are the reference's (2.15, 3.12 and modeling 3), samples in integers, rates in float64. One correction: the cosine stays
-at its final rate after `total_steps` instead of rising again.
+Formulas are the reference's (2.15, 3.12 and modeling 3), samples in integers, rates in float64. One correction: after
+`total_steps` the cosine stays at its final rate instead of rising again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The state as a tree of dicts, lists, strings, bytes and integers, for a backend to send; and back, strictly.
+"""The state as a tree of dicts, lists, strings, bytes and integers, for a backend to send, and a strict way back.
 
-Decided: fields by name as declared in `state`, a version in front, exact types, exact keys, sizes and order as `apply` keeps
-them, so that a state from outside can be used without raising later. Refuses anything else with a WireError, also a configuration
-that breaks a rule. Not the canonical image.
+The tree has a version first, then fields by name as declared in `state`. Types, keys, sizes and order must be exactly as `apply`
+keeps them, so that a state from outside can be used without raising later. Anything else is refused with a WireError, also a
+configuration that breaks a rule. The canonical image is another format, in `image`.
 """
 
 from __future__ import annotations

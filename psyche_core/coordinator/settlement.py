@@ -1,8 +1,8 @@
-"""Balances that were paid out: freed, so that a long run has room for newcomers.
+"""Frees balances that were paid out, so that a long run can take new clients.
 
-Decided: only the owner says that a balance was paid (on a chain its treasurer does, which knows what it paid); it is freed only
-when its signer can neither earn nor be slashed any more, being neither in the last epoch nor pending. Who comes back begins at 0,
-so what was paid has to be forgotten where it is remembered.
+Only the owner says that a balance was paid (on a chain, its treasurer, which knows what it paid). A balance is freed only when
+its signer can neither earn nor be slashed any more: it is neither in the last epoch nor pending. A signer that returns begins at
+0, so whoever records what was paid must forget the old amount.
 """
 
 from __future__ import annotations

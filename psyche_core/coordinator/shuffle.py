@@ -1,6 +1,6 @@
 """Seeded permutations: the swap-or-not index shuffle (elections) and the LCG Fisher-Yates shuffle (assignment).
 
-Both are the reference's, bit for bit (reference 3.1 and 3.4). Neither is a source of secrets: who knows the seed knows the order.
+Both are the reference's, bit for bit (reference 3.1 and 3.4). Neither hides anything: whoever knows the seed knows the order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The coordinator's state: frozen values, nothing else.
 
-Decided here: a client keeps its slot (its index in `Epoch.clients`) for the whole epoch (F4); the last four rounds are kept,
-oldest first, the current one last; a round's unit of work is a *share*: all intervals one trainer was given, answered by one
-result (see docs/explanation/protocol.md, "Shares"). Refuses to hold anything derivable: shares, elections and acceptance are
-functions in `assignment`, `committee` and `witness`.
+A client keeps its slot (its index in `Epoch.clients`) for the whole epoch (F4). The last four rounds are kept, oldest first, the
+current one last. A round's unit of work is a *share*: all intervals one trainer was given, answered by one result (see
+docs/explanation/protocol.md, "Shares"). The state holds nothing derivable: shares, elections and acceptance are functions in
+`assignment`, `committee` and `witness`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Statements of clients: ready after loading (warmup), and what a round's witnesses saw.
 
-Decided: a statement counts only from a healthy member about its own slot (F8). What it claims is compared with nobody else's
-here; `witness` counts the votes. An elected witness that left and came back in the same round may still state in it, and is
-waited for like the others (F15).
+A statement counts only if a healthy member sends it about its own slot (F8). Its claims are not compared with other statements
+here; `witness` counts the votes. An elected witness that left and came back in the same round may still state in it, and the
+round waits for it as for the others (F15).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _refuse_unless(state: CoordinatorState, *allowed: RunState) -> None:
 
 
 def _own_slot(state: CoordinatorState, sender: NodeIdentity, *, epoch: int, index: int) -> int:
-    """The sender's slot. Refuses (InvalidWitness) who has none, means another epoch or speaks for another slot."""
+    """The sender's slot. Raises CoordinatorError (InvalidWitness) for no slot, another slot or another epoch."""
     if epoch != state.progress.epoch:
         raise CoordinatorError("InvalidWitness", f"this is epoch {state.progress.epoch}, the statement is about epoch {epoch}")
 

@@ -1,8 +1,8 @@
 """`apply`: the coordinator as a pure function of state, command, time and seed.
 
-Decided: no clock, no randomness, no I/O; a refused command raises and, values being frozen, changes nothing. The owner's commands
-are here and in `rewards`, clients' commands in `members`, `statements`, `equivocation` and `checkpoints`, time in `epochs` and
-`rounds`. Who may send an owner's command is the backend's business.
+It has no clock, no randomness and no I/O. A refused command raises and changes nothing, because values are frozen. The owner's
+commands are here and in `rewards`, clients' commands in `members`, `statements`, `equivocation` and `checkpoints`, time in
+`epochs` and `rounds`. Who may send an owner's command is up to the backend.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Warmup: members load the epoch's model; who has it says so, and the first round starts.
+"""Warmup: members load the epoch's model and say when they have it; then the first round starts.
 
-Warmup waits for everybody, but not for ever (F17): once init_min_clients members are ready, the others have as long again as
-those took, at least a quarter of warmup_time; and a signer that was not ready twice in a row is not waited for. Who is not ready
-when the first round starts is dropped before it (F10) and may come back like any dropped slot. An epoch that is given up in
-warmup pays nobody and uses no step. Where a quorum of those who speak cannot get the model, the run goes back (F18).
+Warmup does not wait for everybody for ever (F17). Once init_min_clients members are ready, the others have as long again as those
+took, at least a quarter of warmup_time. A signer that was not ready twice in a row is not waited for. Clients that are not ready
+when the first round starts are dropped before it (F10) and may come back like any dropped slot. An epoch that is given up in
+warmup pays nobody and uses no step. If a quorum of those who report cannot get the model, the run goes back (F18).
 """
 
 from __future__ import annotations

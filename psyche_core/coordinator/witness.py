@@ -1,7 +1,7 @@
 """What witness statements say together: quorum, acceptance, the commitments' bloom filter and Merkle root.
 
-Decided: quorum is two thirds, rounded up, of the *elected* witnesses (F5); the filter's keys come from the round's seed and its
-2560 bits keep 256 entries under 1 % false positives (F6); consensus does not depend on the order of arrival (F7).
+Quorum is two thirds, rounded up, of the *elected* witnesses (F5). The filter's keys come from the round's seed, and its 2560 bits
+keep 256 entries under 1 % false positives (F6). Consensus does not depend on the order of arrival (F7).
 """
 
 from __future__ import annotations

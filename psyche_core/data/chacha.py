@@ -1,7 +1,7 @@
 """ChaCha8 as a stream of random words, and fair draws from it, as the reference's random-number library makes them.
 
-Decided: pure Python, so that whoever serves data needs neither numpy nor torch; many ChaCha blocks are computed at once, one per
-64-bit lane of a big integer. `fast_draws` does the same with numpy, several times faster.
+Pure Python, so that a data server needs neither numpy nor torch; many ChaCha blocks are computed at once, one per 64-bit lane of
+a big integer. `fast_draws` does the same with numpy, several times faster.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Seeded orders of training sequences: ChaCha8 words drive a Fisher-Yates shuffle.
 
-Decided: the permutations are the reference's, bit for bit (rand 0.9 over a ChaCha8 stream whose key is the seed), so that data
-prepared for the one trains in the same order with the other. `shuffled_order` is `SliceRandom::shuffle`, forward with several
-places served by one draw; `backward_order` is the plain one that mixtures use. numpy makes large orders several times faster
-where it is installed; nobody needs it.
+The permutations are the reference's, bit for bit (rand 0.9 over a ChaCha8 stream whose key is the seed), so that data prepared
+for one trains in the same order with the other. `shuffled_order` is `SliceRandom::shuffle`: forward, with one draw for several
+places. `backward_order` is the plain one that mixtures use. numpy is optional; it makes large orders several times faster.
 
-Refuses more than 2**32 - 2 sequences: beyond that the reference draws differently, and nobody has such a data set.
+More than 2**32 - 2 sequences are refused: beyond that the reference draws differently, and no such data set exists.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What is known of a data set's files, worked out once and saved: where data begins, how much there is, the shuffled order.
+"""An index of a data set's files, computed once and saved: where data begins, how much there is, the shuffled order.
 
-Decided: the index lies beside the data as `.psyche-index-<hash>`, one per way of reading (kind, sequence length, seed …), or in a
-cache folder where the data's folder cannot be written; where neither can, it is worked out each time. It counts only while every
-file has the name, size and modification time it had. A damaged or outdated one is made again and said once. Written under a
-temporary name, synced, then renamed: several processes may do so at once. The file carries its own SHA-256, so that no damaged
-order is trained in; nothing but numbers and names is in it.
+The index is stored beside the data as `.psyche-index-<hash>`, one per way of reading (kind, sequence length, seed …), or in a
+cache folder if the data's folder cannot be written. If neither can, it is computed each time. It is valid only while every file
+has the name, size and modification time it had. A damaged or outdated index is made again, and this is reported once. It is
+written under a temporary name, synced, then renamed, so several processes may do so at once. The file carries its own SHA-256, so
+that training never uses a damaged order; it holds only numbers and names.
 
     magic, 8 bytes | SHA-256 of the rest | length of the header, 4 bytes | header, JSON | order, 4 bytes a sequence
 """

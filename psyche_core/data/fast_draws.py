@@ -1,4 +1,4 @@
-"""The words and draws of `chacha`, with numpy: the same numbers, some ten times faster. Imported only where numpy is installed.
+"""The words and draws of `chacha`, with numpy: the same numbers, some ten times faster. Imported only if numpy is installed.
 
 A draw that needs its correction word shifts all words after it, so draws are computed in stretches up to the next such draw.
 """

@@ -1,8 +1,8 @@
-"""What is in training data: files, counts, the range of ids, a sample, and what is wrong with it.
+"""What is in training data: files, counts, the range of ids, a sample, and its problems.
 
-Decided: everything is looked at, all of every file, since a single id out of the vocabulary ends training; nothing is changed or
-saved. What training could not use is a problem, told in a sentence; a file that cannot be read is one too and does not hide the
-others. Without a given token size it is what `dataset.json` says, a numpy header, or a guess that is marked as one.
+Every file is read completely, since a single id out of the vocabulary ends training; nothing is changed or saved. Data that
+training could not use is a problem, described in a sentence. A file that cannot be read is a problem too and does not hide the
+others. If no token size is given, it comes from `dataset.json`, a numpy header, or a guess that is marked as one.
 """
 
 from __future__ import annotations

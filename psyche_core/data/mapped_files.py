@@ -1,9 +1,9 @@
-"""Files mapped into memory, a bounded number at a time, each checked to be what it was whenever it is looked at.
+"""Files mapped into memory, a bounded number at a time. Every use checks that the file has not changed.
 
-Decided: a file that shrinks under a mapping would end the process when the lost part is touched (SIGBUS), so size and time are
-looked at right before and right after every use; what remains is a file cut in the very milliseconds between, against which only
-copying by system calls would help, at about half the speed. A view that is still held keeps its file open, so nothing is pulled
-away from under a reader in another thread.
+A file that shrinks under a mapping would end the process when the lost part is read (SIGBUS). So size and modification time are
+checked right before and right after every use. A file cut in the milliseconds between is still possible; only copying by system
+calls would help, at about half the speed. A view that is still held keeps its file open, so no reader in another thread loses its
+data.
 """
 
 from __future__ import annotations

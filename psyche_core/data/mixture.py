@@ -1,12 +1,12 @@
-"""Which sample of which source stands at place i of a weighted mixture.
+"""Which sample of which source is at place i of a weighted mixture.
 
-Decided: the order is the reference's. A mixture of N samples (N = all lengths together) is filled place by place: at place k the
-source with the largest `weight * max(k, 1) - drawn so far` gives its next sample, the first of equals; a source that ran out
-starts again; empty sources are never drawn. A seed then shuffles the places (`backward_order`). Ours: a place past N wraps
+The order is the reference's. A mixture of N samples (N = all lengths together) is filled place by place: at place k the source
+with the largest `weight * max(k, 1) - drawn so far` gives its next sample, the first of equals. A source that ran out starts
+again; empty sources are never drawn. A seed then shuffles the places (`backward_order`). One difference: a place past N wraps
 around, where the reference silently gave sample 0 of source 0.
 
-Compact: a byte per place for its source (two where there are more than 256 sources) and four more for the shuffled order; which
-sample of its source stands there is counted from the nearest of the notes taken every BLOCK places.
+It is compact: a byte per place for its source (two if there are more than 256 sources) and four more for the shuffled order. The
+number of the sample in its source is counted from the nearest of the counts saved every BLOCK places.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A data provider that mixes others by weight.
 
-Decided: any providers of one sequence length may be mixed; the order is `MixtureIndex`'s. Of one read every source is asked
-once, sources side by side. Where sources disagree about the form of samples the richer one wins, so that nothing is lost: tokens
-of two bytes are widened to four, and labels, positions and lengths that only some sources have are spelled out for the others.
+Any providers of one sequence length may be mixed; the order is `MixtureIndex`'s. One read asks every source once, all sources at
+the same time. If sources differ in the form of their samples, the richer form is used, so that nothing is lost: tokens of two
+bytes are widened to four, and labels, positions and lengths that only some sources have are written out for the others.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which Parquet files of a folder are a split's: `train`, `validation`, ….
+"""Which Parquet files of a folder belong to a split: `train`, `validation`, ….
 
-Decided, as the reference: a folder named after the split holds its files (what follows a `-` in the name does not count) and the
-folder above it is the subset; where there is none, files count whose names start with the split's. Files come in the order of
-their names without the ending. Ours: a folder in which nothing is named after any split is one split; splits of several subsets
-are not mixed; of files numbered `00000-of-00005` all must be there, since a half-filled cache would train on other samples than
-everybody else.
+As in the reference, a folder named after the split holds its files (what follows a `-` in the name does not count) and the folder
+above it is the subset; if there is no such folder, files count whose names start with the split's. Files come in the order of
+their names without the ending. Different from the reference: a folder in which nothing is named after any split is one split;
+splits of several subsets are not mixed; of files numbered `00000-of-00005` all must be there, since a half-filled cache would
+train on other samples than all other members.
 """
 
 from __future__ import annotations

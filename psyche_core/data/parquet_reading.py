@@ -1,7 +1,8 @@
 """Reading Parquet files: their columns, their row groups, and rows as samples. Needs pyarrow (extra `parquet`).
 
-Decided: `inputs`, `labels` and `position_ids` must have exactly the run's sequence length; `sequence_lengths` tells of texts
-packed in the row (zeros in it are filling and dropped). Any integer lists are taken; what does not fit is refused with its place.
+`inputs`, `labels` and `position_ids` must have exactly the run's sequence length. `sequence_lengths` gives the lengths of texts
+packed in the row (zeros in it are padding and dropped). Any integer lists are accepted; values that do not fit are refused with
+their place.
 """
 
 from __future__ import annotations

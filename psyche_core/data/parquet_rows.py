@@ -1,9 +1,9 @@
-"""Rows of Parquet files as numbered samples: `inputs`, and where they are there `labels`, `position_ids`, `sequence_lengths`.
+"""Rows of Parquet files as numbered samples: `inputs` and, if present, `labels`, `position_ids`, `sequence_lengths`.
 
-Decided: a row is a sample; files in the order given, all with the same columns. Rows are read when they are asked for, a block of
-a row group at a time, and the blocks read last are kept, up to a limit in bytes: never the whole data set. A row group larger
-than that is read from its beginning to the block that is wanted, going on from there as long as blocks are wanted in order; files
-written with row groups of some thousand rows need none of it. Tokens have 4 bytes, whatever the files hold.
+A row is a sample; files are in the order given, all with the same columns. Rows are read on request, a block of a row group at a
+time. The blocks read last are cached, up to a limit in bytes; the whole data set is never in memory. A row group larger than that
+is read from its beginning to the requested block, and goes on from there while blocks are requested in order. Files written with
+row groups of some thousand rows avoid this. Tokens have 4 bytes, whatever the files hold.
 """
 
 from __future__ import annotations

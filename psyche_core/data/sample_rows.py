@@ -1,8 +1,8 @@
-"""Rows of samples: picked one by one from several reads into one, in any order and as often as wanted.
+"""Rows of samples: picked one by one from several reads into one, in any order and as often as needed.
 
-Decided: rows keep everything they have. Where reads differ in form the richer one wins: tokens of two bytes are widened to four,
-and labels, positions and lengths that only some reads have are spelled out for the others (every token its own label, positions
-from 0, one text per row). Each byte is copied once.
+Rows keep everything they have. If reads differ in form, the richer form is used: tokens of two bytes are widened to four, and
+labels, positions and lengths that only some reads have are written out for the others (every token its own label, positions from
+0, one text per row). Each byte is copied once.
 """
 
 from __future__ import annotations

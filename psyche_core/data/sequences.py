@@ -1,11 +1,10 @@
 """Any map-style dataset as a run's data: an object with a length whose items are token arrays, such as a list, a numpy array of
 two dimensions, a torch `Dataset` or one of the `datasets` package.
 
-Decided here: sample i of the run is item i, so the dataset must be the same for every member; items are read in a worker thread,
-one by one. An item is a flat array of exactly the run's sequence length of whole numbers from 0 (list, numpy, torch), or a
-mapping with `input_ids` and perhaps `labels` (aligned with them, -100 for what nobody has to predict).
-Refuses items of another length or
-kind, and says which one: nothing is cut or padded silently.
+Sample i of the run is item i, so the dataset must be the same for every member. Items are read in a worker thread, one by one. An
+item is a flat array of exactly the run's sequence length of whole numbers from 0 (list, numpy, torch), or a mapping with
+`input_ids` and perhaps `labels` (aligned with them, -100 for tokens that are not predicted). Items of another length or kind are
+refused by number: nothing is cut or padded silently.
 """
 
 from __future__ import annotations

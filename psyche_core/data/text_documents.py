@@ -1,10 +1,10 @@
 r"""Documents of text files and folders, in pieces that fit in memory, each for training or held out.
 
-Decided: of a folder every `.txt`, `.md` and `.jsonl` file below it counts, in the order of their paths; a file that is named is
-taken whatever it is called. A text file is one document; its last `held_out` share is held out, cut after a line's end. A line of
-a `.jsonl` file is a document, and whole documents are held out, evenly spread. Long documents come in pieces cut after a line's
-end, so that nothing is ever read whole. Text is UTF-8 without its byte-order mark and with `\n` at line ends; what is not UTF-8
-or not JSON is refused with its place, never skipped.
+In a folder, every `.txt`, `.md` and `.jsonl` file below it counts, in the order of their paths; a file that is given by name is
+accepted with any ending. A text file is one document; its last `held_out` share is held out, cut after the end of a line. A line
+of a `.jsonl` file is a document, and whole documents are held out, evenly spread. Long documents come in pieces cut after the end
+of a line, so that no file is ever read whole. Text is UTF-8 without its byte-order mark and with `\n` at line ends; what is not
+UTF-8 or not JSON is refused with its place, never skipped.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Flat files of tokens, read as numbered sequences: `.bin`, `.ds` and `.npy` with little-endian 2- or 4-byte unsigned integers.
 
-Decided: files of a folder count in the order of their names; a file of n tokens holds n // sequence_length sequences, the last
-whole one included (defects 55 of the reference: it lost that one, and took files in directory order); sequences never cross
-files; a real numpy header is read as a header and must describe plain little-endian unsigned integers of the right size, a
-`.npy` without one holds raw tokens. Files are mapped into memory and copied from once. A file that changed since it was opened is
-refused, because the same number must give the same tokens.
+Files of a folder count in the order of their names. A file of n tokens holds n // sequence_length sequences, the last whole one
+included (defects 55 of the reference: it lost that one, and took files in directory order). Sequences never cross files. A real
+numpy header is read as a header and must describe plain little-endian unsigned integers of the right size; a `.npy` without one
+holds raw tokens. Files are mapped into memory and copied from once. A file that changed since it was opened is refused, because
+the same number must give the same tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tokenizers from `tokenizer.json` files, and what they call the end of a text.
+"""Tokenizers from `tokenizer.json` files, and their token for the end of a text.
 
-Decided: only the `tokenizers` library is needed, no transformers and no network. Which token ends a text is asked of
-`tokenizer_config.json` beside it, then of the names that tokenizers commonly give it.
+Only the `tokenizers` library is needed, no transformers and no network. The token that ends a text is read from
+`tokenizer_config.json` beside it, otherwise found by the names that tokenizers commonly give it.
 """
 
 from __future__ import annotations

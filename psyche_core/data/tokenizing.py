@@ -3,12 +3,12 @@
     dataset.json              what was made from what
     tokenizer.json            the tokenizer, so that the folder explains itself
     train/tokens.bin          little-endian tokens of all documents, one after the other
-    validation/tokens.bin     the held-out ones, where there are any
+    validation/tokens.bin     the held-out ones, if there are any
 
-Decided: the tokenizer adds no special tokens of its own and takes none from the text, where they are plain words; the token that
-ends a text follows every document. Token size follows the vocabulary. Texts are tokenized in parallel by the tokenizers library,
-in an order that does not depend on how many threads do it. The folder is filled under a temporary name beside its place and
-renamed when it is whole, so that it is there complete or not at all; a folder that we did not make is never replaced.
+The tokenizer adds no special tokens of its own; special tokens in the text are read as plain words. The token that ends a text
+follows every document. Token size follows the vocabulary. The tokenizers library works in parallel, in an order that does not
+depend on the number of threads. The folder is filled under a temporary name beside its place and renamed when it is complete, so
+that it is there whole or not at all. A folder that we did not make is never replaced.
 """
 
 from __future__ import annotations

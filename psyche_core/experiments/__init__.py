@@ -1,1 +1,1 @@
-"""Experiments that compare choices by training: for choosing settings, not for a run."""
+"""Experiments that compare settings by training. They help to choose settings; a run does not use them."""

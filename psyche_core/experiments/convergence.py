@@ -1,9 +1,9 @@
-"""What an optimizer's choices do to the loss: the same small model on the same tokens, once for each choice and seed.
+"""How an optimizer's settings change the loss: the same small model on the same tokens, once for each recipe and seed.
 
-Decided here: a seed decides the first weights and the order of the data, for every recipe alike; DisTrO is trained by several
-members that share each batch, with the two steps' delay of a run; AdamW is the plain one on the whole batch at once, without
-delay, so it is the best that could be hoped for. Everybody has the run file's schedule with a base rate of their own. Refuses to
-say which is best: the table and the spread over seeds do.
+A seed decides the first weights and the order of the data, for every recipe alike. DisTrO is trained by several members that
+share each batch, with the two steps' delay of a run. AdamW is the plain one on the whole batch at once, without delay, so it is
+the best possible result. Every recipe has the run file's schedule with its own base rate. Which one is best is left to the reader
+of the table and of the spread over seeds.
 """
 
 from __future__ import annotations

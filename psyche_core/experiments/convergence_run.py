@@ -1,7 +1,7 @@
 """Runs a convergence experiment from a run file: builds models, reads data, trains every recipe with every seed.
 
-Decided here: outcomes are handed out one by one, so that who runs for hours can write them down; a seed draws the first weights
-and the order of the data. Refuses data that only a run's server can give.
+Outcomes are yielded one by one, so that a caller that runs for hours can save them. A seed draws the first weights and the order
+of the data. Data that only a run's server can give is refused.
 """
 
 from __future__ import annotations

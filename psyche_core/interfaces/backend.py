@@ -1,6 +1,6 @@
-"""Contract of a coordinator backend: where the shared state lives and how commands reach it.
+"""Contract of a coordinator backend: where the shared state is and how commands reach it.
 
-A backend is a courier: it authenticates senders, carries commands and reports states. It decides nothing; the rules are
+A backend only transports: it authenticates senders, carries commands and reports states. The rules are in
 psyche_core.coordinator, whether they run in a server, in this process or on a chain.
 """
 

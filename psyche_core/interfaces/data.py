@@ -1,10 +1,10 @@
 """Contract of a data provider: numbered training sequences.
 
-A sample is one sequence of exactly `sequence_length` token ids. Sample numbers count over the whole run; what a provider does
-past its end is fixed here: it wraps around (`index mod num_sequences`), so that every member reads the same tokens.
+A sample is one sequence of exactly `sequence_length` token ids. Sample numbers count over the whole run. Past its end a provider
+must wrap around (`index mod num_sequences`), so that every member reads the same tokens.
 
-Text to go on from needs tokens alone. Prepared conversations may also say which tokens to predict (`labels`), and where in a row
-one of several packed texts ends and the next begins (`position_ids`, `sequence_lengths`); absent fields cost nothing.
+Plain text needs tokens alone. Prepared conversations may also say which tokens to predict (`labels`), and where in a row one of
+several packed texts ends and the next begins (`position_ids`, `sequence_lengths`). Absent fields cost nothing.
 """
 
 from __future__ import annotations

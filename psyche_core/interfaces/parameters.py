@@ -1,8 +1,8 @@
-"""Parameters that are made when they are looked up: a whole model that never is in memory as a whole.
+"""Parameters that are made when they are looked up, so that the whole model is never in memory.
 
-`Optimizer.load_parameters` takes any mapping of tensors by name. Looking a tensor up in a `LazyParameters` makes it anew each
-time, from disk for instance. An optimizer that asks `shapes_of` and calls `copy_parameter` needs no memory for even one of them;
-one that knows nothing of this works too. No torch import here: tensors are opaque.
+`Optimizer.load_parameters` takes any mapping of tensors by name. Each lookup in a `LazyParameters` makes the tensor anew, for
+instance from disk. An optimizer that calls `shapes_of` and `copy_parameter` needs no memory for even one of them; an optimizer
+without these calls works too. No torch import here: tensors are opaque.
 """
 
 from __future__ import annotations

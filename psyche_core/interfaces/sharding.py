@@ -3,9 +3,9 @@
     rank = data_rank * tensor_parallelism + tensor_rank
 
 Ranks with equal data_rank form a tensor group: they work on the same rows, each with its part of the weights. Ranks with equal
-tensor_rank form a data group: they work on different rows. Rank 0 belongs to the client, and only it knows weights and gradients
-as a whole. Decided here: an engine says how each parameter lies (`Placement`); taking weights apart and putting gradients
-together follows from that and is the same for every engine, so that what travels does not depend on the engine.
+tensor_rank form a data group: they work on different rows. Rank 0 belongs to the client, and only it has weights and gradients as
+a whole. An engine says how each parameter is divided (`Placement`). Splitting weights and joining gradients follow from that and
+are the same for every engine, so that what is sent does not depend on the engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Contract of a transport: small messages to all epoch members, large blobs by their hash.
 
-Messages are opaque and already signed by their origin (psyche_core.wire.signing), so any member may pass them on. Blobs are
-named by the SHA-256 of their bytes, so anybody may serve them.
+Messages are opaque and already signed by their origin (psyche_core.wire.signing), so any member may pass them on. Blobs are named
+by the SHA-256 of their bytes, so anybody may serve them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How much memory there is, how much a computation takes, and what running out of it looks like.
+"""How much memory there is, how much a computation takes, and how to recognise that it ran out.
 
-Decided here: what a computation takes on the CPU is counted from the tensors it makes, not from the process: the same number
-every time, whatever the allocator keeps. What kernels use inside is not seen. Free memory is the least of what the machine and
-the control group of a container say; a quarter of all memory on systems that do not say what is free.
+On the CPU, a computation's memory is counted from the tensors it makes, not from the process: the same number every time,
+whatever the allocator keeps. Memory inside kernels is not counted. Free memory is the least of what the machine and the control
+group of a container report; a quarter of all memory on systems that do not report what is free.
 """
 
 from __future__ import annotations

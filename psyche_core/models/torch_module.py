@@ -1,14 +1,13 @@
-"""Any torch module as a run's model: the contract of `interfaces.model` around an object that somebody made.
+"""Any torch module as a run's model: implements the contract of `interfaces.model` around an existing object.
 
-Decided here:
-- The module is called with token ids, int64 (B, T), and nothing else. It answers with logits (B, T, V), with an object that has
-  such `.logits`, or with a scalar: its own mean loss over what it was given, nats per predicted token.
+- The module is called with token ids, int64 (B, T), and nothing else. It returns logits (B, T, V), an object that has such
+  `.logits`, or a scalar: its own mean loss over its input, nats per predicted token.
 - It is trained in place and stays in eval mode, so that equal inputs give equal gradients: no dropout, no running averages.
 - Its weights when it is first built are the run's first weights; every member must bring equal ones (seed torch before making the
   module). They are kept, for a run that begins again.
 - A checkpoint is `model.safetensors` with the trained weights and the buffers, and a `config.json` that only says whose it is.
 
-A transformers model goes through `hf.model`, which knows packed texts and labels and writes checkpoints transformers can read.
+Use `hf.model` for a transformers model: it handles packed texts and labels and writes checkpoints transformers can read.
 """
 
 from __future__ import annotations

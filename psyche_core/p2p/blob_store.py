@@ -1,7 +1,7 @@
 """Blobs by the SHA-256 of their bytes, each kept until its tag expires, within limits of number and bytes.
 
-Decided here: when room is needed, what was fetched goes before what we offer ourselves, then lower tags before higher ones, then
-older before newer. Refuses to hash: who puts a blob in has just made or checked the hash, in a worker thread when it is large.
+When space is needed, fetched blobs are dropped before those we offer ourselves, then lower tags before higher ones, then older
+before newer. Hashes are not checked here: the caller has just made or checked the hash, in a worker thread for a large blob.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a model is built like, as members hand it to those who have nothing to build it from: its small files by name.
+"""How a model is built: its small files by name, sent by members to those who have no such files.
 
-Configuration and tokenizer, never weights and never code. Encoded as canonical CBOR: [version, [[name, content], …]], names
-ascending, so that equal files have one encoding and one hash. Decided here: names are plain file names of kinds that are data
-(JSON, text, tokenizer models, templates), so that what is written down cannot leave its folder or be executed; sizes and numbers
-are limited before anything is decoded. Refuses to interpret the files.
+The files are configuration and tokenizer, never weights and never code. Encoded as canonical CBOR: [version, [[name, content],
+…]], names ascending, so that equal files have one encoding and one hash. Names are plain file names of kinds that are data (JSON,
+text, tokenizer models, templates), so that a written file cannot leave its folder or be executed. Sizes and numbers are limited
+before anything is decoded. What the files mean is up to the caller.
 """
 
 from __future__ import annotations

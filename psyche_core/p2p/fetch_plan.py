@@ -1,9 +1,9 @@
-"""Whom to ask for a blob next, and when to give up.
+"""Which peer to ask for a blob next, and when to give up.
 
-Sources are asked in the order given, then the other members; a member that cannot be reached is asked once it can. Decided here:
-a peer whose connection broke may be asked again, a few times; one that had nothing only when the caller says so, because it may
-have the blob by now; who gave false bytes before comes last.
-Refuses to wait, to hash and to talk: the transport's shell does, and reports each answer.
+Sources are asked in the order given, then the other members; a member that cannot be reached is asked once it can. A peer whose
+connection broke may be asked again, a few times. A peer that did not have the blob is asked again only when the caller says so,
+because it may have it by now. A peer that sent false bytes before comes last. Waiting, hashing and sending are done by the
+transport, which reports each answer.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""What the masters of a run are after a step, piece by piece: the list a member fetches a model by (protocol section 5).
+"""The masters of a run after a step, listed piece by piece. A member fetches a model by this list (protocol section 5).
 
 A manifest names the run, the step and, per parameter ascending by name, its shape and the SHA-256 of each of its pieces: its
-values as little-endian float32, cut every PIECE_BYTES. Equal masters give equal manifests, byte for byte, so the members of a
-run can agree on the hash of one.
+values as little-endian float32, cut every PIECE_BYTES. Equal masters give equal manifests, byte for byte, so the members of a run
+can agree on the hash of one.
 
 Encoded as canonical CBOR: [version, run id, step, [[name, [sizes], hashes], …]], the hashes of a parameter joined into one byte
-string. Decided here: a manifest is read against *our own* parameter table. Its length, every name, every shape and every number
-of pieces must be ours, so nothing a peer writes decides how much is allocated or fetched. Refuses to touch tensors.
+string. A manifest is read against *our own* parameter table: its length, every name, every shape and every number of pieces must
+be ours. So nothing a peer writes decides how much is allocated or fetched. Tensors are handled in
+`psyche_core.training.snapshot`.
 """
 
 from __future__ import annotations

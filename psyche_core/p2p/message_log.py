@@ -1,10 +1,10 @@
 """What one member knows of the small messages of a run: which are live, who handed them over, which the client has read.
 
 Every transport keeps one. A message is named by the SHA-256 of its bytes and lives until its tag expires; while it lives it can
-be given to whoever lacks it. Decided here: what a peer says is its own and what it passes on for others are counted apart, so
-that a flood from one member, passed on by an honest one, never costs the honest one its connection; tags from peers are not
-believed when they run far ahead of ours; a message that expired unread is forgotten wholly, so that it may come again. Refuses to
-look into a message, and to do any I/O.
+be given to a peer that lacks it. A peer's own messages and those it passes on for others are counted apart, so that a flood from
+one member, passed on by an honest one, never costs the honest one its connection. Tags from peers are not believed when they run
+far ahead of ours. A message that expired unread is forgotten completely, so that it may come again. What a message means is up to
+the caller; there is no I/O here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Blobs that are kept elsewhere and offered from there: what to read, and until when.
+"""Blobs that are stored elsewhere and offered from there: how to read them, and until when they are offered.
 
-Decided here: what is read is compared with its hash, so a file that has changed is noticed before a byte of it is served; not
-again while its owner's stamp says that it is as it was, since many may ask for the same. The offer with the higher tag counts,
-since what is behind a lower one may go first; more offers than allowed are refused and push nothing out. Refuses to read by
-itself: who serves calls `checked` in a worker thread.
+The bytes read are compared with their hash, so a changed file is noticed before any byte of it is served. While the owner's stamp
+says that nothing has changed, the hash is not computed again, since many peers may ask for the same blob. Of two offers of a blob
+the one with the higher tag counts, because the data behind the lower one may be deleted first. Offers over the limit are refused;
+they do not replace others. The server of a blob calls `checked` in a worker thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Folders that appear whole or not at all.
 
-Decided here: a folder is made beside its final place, flushed to the disk file by file, and renamed; an older one of that name
-goes only when the new one is there. What takes long to fetch may be taken up again where it was interrupted; a week later it is
-thrown away.
+A folder is made beside its final place, flushed to the disk file by file, and renamed. An older one of that name is deleted only
+when the new one is there. A download that takes long may be resumed after an interruption; after a week it is deleted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A bucket through obstore: Google Cloud Storage by its name, everything else by URL (`s3://name`, `file:///folder`).
 
-Decided here: credentials and endpoints come from where the clouds' own tools look for them (GOOGLE_APPLICATION_CREDENTIALS,
-AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …), without any a bucket is read anonymously. Large files are sent in parts. Every error
-becomes one sentence of StoreError. Everything blocks: call it in a worker thread.
+Credentials and endpoints come from where the clouds' own tools look for them (GOOGLE_APPLICATION_CREDENTIALS, AWS_ACCESS_KEY_ID,
+AWS_ENDPOINT_URL, …); without any, a bucket is read anonymously. Large files are sent in parts. Every error becomes a StoreError
+of one sentence. Everything blocks: call it in a worker thread.
 """
 
 from __future__ import annotations

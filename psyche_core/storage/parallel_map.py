@@ -1,7 +1,7 @@
-"""The same work for many items, on a few cores: for hashing, reading and writing, which leave Python alone.
+"""The same work for many items, on a few cores: for hashing, reading and writing, which release Python's lock (the GIL).
 
-Decided here: little work is done where it is, since threads cost more than they give. Refuses to keep order of execution; results
-are in the order of the items.
+Few items are worked on in the calling thread, because threads would cost more than they save. Items may be worked on in any
+order; results are in the order of the items.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Large files that live no longer than the program that made them, in one folder of the machine.
 
-Decided here: who uses a file holds a lock on it, which goes with the process however that ends; a file that nobody locks was left
-behind. What was left behind is removed at the next start, except for resumable files: these are kept for a day, so that a process
-that was killed half way through a long download finds its own again. Several programs share a folder and never each other's
-files. Refuses to know what is in a file.
+A program that uses a file holds a lock on it, which ends with the process however that ends. A file without a lock was left
+behind. Such files are removed at the next start, except resumable ones: these are kept for a day, so that a process that was
+killed during a long download finds its own again. Several programs share a folder but never each other's files. What is in a file
+is up to the caller.
 """
 
 from __future__ import annotations

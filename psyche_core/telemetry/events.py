@@ -1,6 +1,6 @@
-"""Typed events: what the programs tell about a run, for every screen, log, file and tracker.
+"""Typed events: what the programs report about a run, for every screen, log, file and tracker.
 
-Plain values only, so that every event is one JSON object. How they reach people is the business of `sinks`.
+They hold plain values only, so that every event is one JSON object. `sinks` decides how they reach people.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A problem that comes again and again, such as a full disk: when to tell people of it, and when that it is over."""
+"""When to report a problem that comes again and again, such as a full disk, and when to report that it is over."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""For plugin authors: one conformance class per kind. A three-line subclass runs all of it against an implementation."""
+"""For plugin authors: one conformance class per kind. A three-line subclass runs all its tests against an implementation."""

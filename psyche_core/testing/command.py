@@ -4,8 +4,8 @@
         registration = MY_REGISTRATION  # as its hook returns it
         hooks = "my_plugin.hooks"
 
-Decided here: what people and pages rely on: every command says what it does and shows an example, nothing heavy is imported for
-help. What the commands do is the plugin's to test.
+It checks what users and documentation pages need: every command says what it does and shows an example, and help imports nothing
+heavy. Testing what the commands do is up to the plugin.
 """
 
 # ruff: noqa: D102  # the names of the tests are the sentences

@@ -4,7 +4,7 @@
         create = staticmethod(create_tiny_gru)
         config = TINY  # {"model_type": "tiny_gru", "vocab_size": 61, ...}
 
-Decided here: models are built small, with random weights, on the CPU and with one thread. Speed and quality are not judged.
+Models are built small, with random weights, on the CPU and with one thread. Speed and quality are not judged.
 """
 
 from __future__ import annotations

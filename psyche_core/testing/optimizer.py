@@ -4,9 +4,9 @@
         def make_optimizer(self, model):
             return SparseSign(Settings(), model)
 
-Decided here: every optimizer is driven through the overlapped schedule of protocol section 3 (apply s - 2 before training s),
-with members that have no share in a round and payloads that are not accepted, on a toy model with odd shapes. Quality of
-training is not judged beyond "the loss falls".
+Every optimizer goes through the overlapped schedule of protocol section 3 (apply s - 2 before training s), with members that have
+no share in a round and payloads that are not accepted, on a toy model with odd shapes. Quality of training is not judged beyond
+"the loss falls".
 """
 
 from __future__ import annotations

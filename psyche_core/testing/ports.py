@@ -1,9 +1,9 @@
 """Ports for servers that tests start, chosen so that nobody takes one between its choice and its use.
 
-Decided: below the range from which systems take the ports of outgoing connections and of servers that ask for any port (32768
-to 60999 on Linux, 49152 and up elsewhere), each worker of pytest-xdist in a part of its own, and each port once. A probe alone is
-not enough: between it and the server's own bind any connection of another test may be given the port. A server that can choose
-its port and say which needs none of this.
+They are below the range from which systems take the ports of outgoing connections and of servers that ask for any port (32768 to
+60999 on Linux, 49152 and up elsewhere). Each worker of pytest-xdist has its own part, and each port is used once. A probe alone
+is not enough: between it and the server's own bind, any connection of another test may get the port. A server that can choose its
+port and report it needs none of this.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
         models = {"llama": LLAMA}
         refused = {"gpt2": GPT2}
 
-Decided here: ranks are real processes on this machine's CPU, started once for a class. What is compared is the model divided and
-whole, at tiny sizes, where a gradient that lacks a rank's part is off by far more than rounding. Speed is not judged.
+Ranks are real processes on this machine's CPU, started once for a class. The divided model is compared with the whole one, at
+tiny sizes, where a gradient that lacks a rank's part is wrong by far more than rounding. Speed is not judged.
 """
 
 from __future__ import annotations

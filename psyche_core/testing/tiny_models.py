@@ -1,6 +1,6 @@
 """Configurations of tiny transformers models, for tests: random weights, a vocabulary of 61, under 100 000 parameters.
 
-Write one as `config.json` into a folder of its own and build it with `HfAuto`. They differ in what architectures differ in:
+Write one as `config.json` into a folder of its own and build it with `HfAuto`. They cover the differences between architectures:
 norms, biases, position embeddings, grouped heads, latent attention, experts, tied embeddings.
 """
 

@@ -1,7 +1,7 @@
-"""A quadratic model for optimizer tests: a dozen odd-shaped parameters, gradients that follow from the tokens, no data files.
+"""A quadratic model for optimizer tests: a dozen odd-shaped parameters, gradients computed from the tokens, no data files.
 
-Each sample pulls the parameters towards targets drawn from its tokens; the gradient is (weights - mean target), so training moves
-all members towards a common solution while every member's gradients differ. Not a language model: the loss is half the mean
+Each sample pulls the parameters towards targets drawn from its tokens. The gradient is (weights - mean target), so training moves
+all members towards a common solution while every member's gradients differ. It is not a language model: the loss is half the mean
 squared distance. It cannot be saved.
 """
 

@@ -1,1 +1,1 @@
-"""The training room: one client's step, its digests and checkpoints. Short synchronous files; torch lives here."""
+"""One client's training: its step, its digests and its checkpoints. The code is synchronous and uses torch."""

@@ -1,7 +1,7 @@
 """Build a client's trainer from the run's `[model]` table and the registry of plugins.
 
-Decided here: every member of a run that starts from random weights draws them from SHA-256 of the run id. Where the model lies is
-`origin`'s business: this module is given a folder.
+All members of a run that starts from random weights draw them from SHA-256 of the run id. The caller gives the model's folder;
+finding it is the job of `checkpoints.origin`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which pieces of a model are not the manifest's: found by hashing, and by not hashing what is known anyway.
+"""Which pieces of a model differ from the manifest. Found by hashing, except where the answer is already clear.
 
-Decided here: where many pieces spread over a large model all differ, training has moved it on and the rest differs too; it is not
-hashed then, and at worst a few equal pieces are fetched. A replica in which one weight is wrong is compared piece by piece.
+If many pieces spread over a large model all differ, training has changed the whole model. Then the rest is not hashed, and at
+worst a few equal pieces are fetched. A replica in which one weight is wrong is compared piece by piece.
 """
 
 from __future__ import annotations

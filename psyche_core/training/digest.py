@@ -1,8 +1,8 @@
 """Digests of float32 master weights: do two replicas hold the same bits?
 
-Decided here: one digest, of every bit, for the ends of epochs, for every round's statements and for the journal, so that each can
-be compared with the others. Parameters are hashed in pieces, so that a large model keeps several processors busy; the pieces are
-part of the digest, the number of threads is not.
+One digest, of every bit, serves epoch ends, every round's statements and the journal, so that each can be compared with the
+others. Parameters are hashed in pieces, so that a large model uses several processors. The pieces are part of the digest, the
+number of threads is not.
 """
 
 from __future__ import annotations

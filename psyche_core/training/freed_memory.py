@@ -1,9 +1,9 @@
-"""Memory that was freed: kept for the next block while much is moved, given back to the system when a phase ends.
+"""Freed memory: kept for the next block while much data is moved, given back to the system when a phase ends.
 
-The C library gives a large freed block back at once and takes the next one anew, page by page; where pieces of a model pass
-through by the hundred, that is a tenth of the work. Kept for ever it is a quarter of a gigabyte that somebody else could use.
-Decided here: a program keeps what it frees, and gives it back where a phase ends that used much. Refuses to do anything where the
-C library does not offer it (anywhere but glibc); a library that embeds a client decides for itself.
+By default the C library gives a large freed block back at once and gets the next one anew, page by page. Where a model passes
+through in hundreds of pieces, that is a tenth of the work. But memory kept for ever is a quarter of a gigabyte that others could
+use. So a program keeps what it frees, and gives it back at the end of a phase that used much. Nothing is done where the C library
+does not offer this (anywhere but glibc). A library that embeds a client decides for itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A run in one process: members with trainers of their own and the overlap of a real run, without coordinator and network.
+"""A run in one process, without coordinator and network: each member has its own trainer, with the overlap of a real run.
 
-Decided here: what is trained in step s is applied before step s + 2, as in a run (protocol section 3), so that what is seen here
-holds there; every result is accepted. Refuses to choose data, rates or sizes: the caller has them from the run's configuration.
+The results of step s are applied before step s + 2, as in a run (protocol section 3), so that observations here hold there. Every
+result is accepted. The caller gives data, rates and sizes from the run's configuration.
 """
 
 from __future__ import annotations

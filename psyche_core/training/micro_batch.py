@@ -1,8 +1,8 @@
 """How many sequences one forward and backward pass takes: found by trying, and made smaller when memory runs out later.
 
-Decided here: a pass over more sequences changes memory and speed and, beyond rounding, no result, so a share is worked again
-with half as many rather than lost. On a GPU the number is doubled until memory runs out; on the CPU, where running out gets the
-process killed, it is worked out from what a pass over one sequence takes and half of what is free.
+More sequences in a pass change memory and speed but, beyond rounding, no result. So when memory runs out, the share is computed
+again with half as many instead of being lost. On a GPU the number is doubled until memory runs out. On the CPU, where running out
+kills the process, it is computed from what a pass over one sequence takes and half of the free memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A model's pieces in a scratch file, each at its place: parameter after parameter, in the order of the manifest.
 
-Decided here: a piece is there when its bytes have the hash that the manifest names, and nothing else is noted down, so a file
-that is found again after a crash is judged by what is in it. Pieces that were not written take no room on disk. Refuses tensors:
-see `psyche_core.training.snapshot`.
+A piece is there if its bytes have the hash in the manifest. Nothing else is recorded, so a file found after a crash is judged by
+its content. Pieces that were not written take no space on disk. Tensors are handled in `psyche_core.training.snapshot`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`python -m psyche_core.training.sidecar`: ranks of a client whose model is divided among several machines.
 
-The client starts those of its own machine itself. Needs no files: the client says how the model is built and sends each rank its
-part of the weights. Decided here: the program finds plugins as the command line does, and is therefore above this room's floor.
-Refuses a secret on the command line, where everybody on the machine could read it.
+The client starts the ranks of its own machine itself. This program needs no files: the client says how the model is built and
+sends each rank its part of the weights. It finds plugins as the command line does, and so may import what the rest of this
+package may not. It takes no secret on the command line, where everybody on the machine could read it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Masters as pieces, and pieces as masters again: the tensors' side of `psyche_core.p2p.manifest`.
+"""Converts masters to pieces and pieces to masters: the tensor side of `psyche_core.p2p.manifest`.
 
-Decided here: pieces are made one at a time from the live masters, and new masters one tensor at a time while the optimizer takes
-them, so neither needs a second copy of the model. *Every* piece of the new masters, fetched or our own, is compared with the
-manifest before anything is replaced: what comes out has the manifest's bits or does not come out. Refuses values that are not
-finite, whatever their hash: no honest replica holds one.
+Pieces are made one at a time from the live masters, and new masters one tensor at a time while the optimizer takes them. So
+neither needs a second copy of the model. *Every* piece of the new masters, fetched or our own, is compared with the manifest
+before anything is replaced: the result has exactly the manifest's bits, or there is none. Values that are not finite are refused,
+whatever their hash: no honest replica holds one.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
     trainer.apply(s - 2, accepted payloads)      first, from the third step on
     trainer.train(s, samples)  -> Trained        look-ahead weights, gradients, payload
 
-Decided here: which step's learning rate goes where. Look-ahead stands in for the not yet applied update of step s - 1 and uses
-schedule(s - 1), as the reference does; a result of step s is compressed with schedule(s) and applied with schedule(s + 2),
-whatever round applies it (also in the drain). A round that is applied again, from a journal, is given the rate it had: the
-schedule may say another one by then. Everything is synchronous and for ONE worker thread; only `check` may run in
-another.
+Look-ahead stands in for the not yet applied update of step s - 1 and uses schedule(s - 1), as the reference does. A result of
+step s is compressed with schedule(s) and applied with schedule(s + 2), whatever round applies it (also in the drain). A round
+that is applied again from a journal gets the rate it had, because the schedule may have changed since. Everything is synchronous
+and for ONE worker thread; only `check` may run in another.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Everything a run shows to people: log lines, the live panel, the local testnet, reports and curves. Fed by events alone."""
+"""Everything a run shows to people: log lines, the live panel, the local testnet, reports and curves. Its only
+input is events.
+"""

@@ -1,4 +1,4 @@
-"""One human log line per event, for terminals that scroll, files and service managers."""
+"""One readable log line per event, for terminals that scroll, files and service managers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The display of one program, by the name its user chose: `auto`, `console`, `json` or `none`."""
+"""The display of one program, by the name the user chose: `auto`, `console`, `json` or `none`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them: bytes, durations, rates, and a loss curve in one line."""
+"""Numbers in readable form: bytes, durations, rates, and a loss curve in one line."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What is known of a run from the events of its members, and which promises were broken.
+"""What the events of a run's members say about the run, and which guarantees were broken.
 
-Pure: events in, figures out; no processes, files or clock, so that the display, the report and the checks all read the same book.
-A broken promise (replicas that differ, accepted work lost) is noted the moment its event arrives and never forgotten.
+Pure: events in, figures out; no processes, files or clock, so that the display, the report and the checks all use the same
+figures. A broken guarantee (replicas that differ, accepted work lost) is recorded when its event arrives and never removed.
 
-Decided: masters are followed step by step. A client applies one step after the other, or takes over the others' masters, and
-must hold an epoch's last step when it closes it; so nothing accepted can be left out or applied twice unseen. A share that was
-not accepted is a broken promise too, until a member is known to have been disturbed: from then on such shares are counted, since
-their samples are handed out again (protocol F14). Who is disturbed need not close every epoch, but each one it closes must be
+Masters are followed step by step. A client applies one step after the other, or takes over the others' masters, and must hold an
+epoch's last step when it closes it; so nothing accepted can be left out or applied twice unnoticed. A share that was not accepted
+is a broken guarantee too, until a member is known to have been disturbed. From then on such shares are only counted, since their
+samples are assigned again (protocol F14). A disturbed member need not close every epoch, but each one it closes must be equal to
 the others'.
 """
 

@@ -1,7 +1,6 @@
-"""One client's page of the run's book: what it told, what it holds, what it still owes.
+"""One client's part of the run's ledger: what it reported, what it holds, what it must still report.
 
-A page outlives its client's processes: figures add up over all of them, obligations end with each. Refuses to compare clients;
-that is the ledger's.
+It outlives the client's processes: figures add up over all of them, obligations end with each. Clients are compared in `ledger`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The live panel of a run: phase, progress, loss curve, one row per client; plain lines where there is no terminal.
+"""The live panel of a run: phase, progress, loss curve, one row per client. Plain lines if there is no terminal.
 
-Both displays draw from a `RunLedger` and are asked to `show` after each event; they draw at most a few times a second (panel) or
+Both displays draw from a `RunLedger` and are asked to `show` after each event. They draw at most a few times a second (panel) or
 once in a few seconds (lines). No threads: a display never outlives its program.
 """
 

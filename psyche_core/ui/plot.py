@@ -1,6 +1,6 @@
 """The loss curve of a run as a PNG, drawn from its report alone, so that any stored report can be drawn again.
 
-Needs matplotlib (extra `plot`), imported when called; draws off screen whatever backend the user has configured.
+Needs matplotlib (extra `plot`), imported when called. Draws off screen whatever backend the user has configured.
 """
 
 from __future__ import annotations

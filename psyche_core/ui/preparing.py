@@ -1,4 +1,4 @@
-"""Token files made at first use, and people told about it: it takes a minute and nothing else happens meanwhile."""
+"""Makes token files at first use and tells the user, because it takes a minute in which nothing else happens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Child processes that speak JSON lines, started and stopped as one.
+"""Child processes that write JSON lines, started and stopped together.
 
-Each child leads its own process group, so that stopping reaches whatever it started, and Ctrl-C reaches us alone and we decide.
-Stopping is SIGTERM, some seconds of grace, then SIGKILL; leaving the context always stops everybody, also when cancelled. Where
-we are killed ourselves, the children end at once (psyche_core.cli.tethered): their stdin is a pipe that closes with us.
+Each child leads its own process group, so that stopping reaches whatever it started, and Ctrl-C reaches only us and we decide.
+Stopping is SIGTERM, a grace time of some seconds, then SIGKILL. Leaving the context always stops all children, also when
+cancelled. If we are killed ourselves, the children end at once (psyche_core.cli.tethered): their stdin is a pipe that closes with
+us.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which clients of a testnet are killed, and when: seeded, and never so many that the run could not go on.
 
-Pure: told the time and who takes part, says who is to die. Decided: a kill waits until enough clients take part again; victims
-are drawn from a shuffled list of all that may be killed, so that the choice hardly depends on how fast the machine is.
+Pure: the input is the time and who takes part, the output who is to be killed. A kill waits until enough clients take part again.
+Victims are drawn from a shuffled list of all that may be killed, so that the choice hardly depends on the machine's speed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The report of a run as one JSON object, and the figures asked of it.
+"""The report of a run as one JSON object, and checks of its figures against what the caller requires.
 
-The shape is fixed: other programs read it. What a run must reach is checked against the report itself, not against something
-kept beside it.
+The shape is fixed, because other programs read it. Requirements are checked against the report itself, not against separate data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The last thing a run prints: what was reached, by whom, and where the results are."""
+"""The last output of a run: what was reached, by whom, and where the results are."""
 
 from __future__ import annotations
 

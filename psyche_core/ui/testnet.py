@@ -1,9 +1,9 @@
-"""A whole run on this machine: a server and N clients, each a process of its own, watched to the end.
+"""A whole run on this machine: a server and N clients, each a process of its own, watched until the end.
 
-Decided: the members are started exactly as a user would start them and are known only by the events they print; the first broken
-promise (replicas that differ, accepted work lost, a member that dies) ends everything at once with a failure; the report is
-written in any case, so that a failed run can be looked at. Where asked to, clients are killed at random (`kills`) and started
-again with the identity they had; a client that is killed so late that the run is over before it is back breaks no promise.
+The members are started exactly as a user would start them and are known only by the events they print. The first broken guarantee
+(replicas that differ, accepted work lost, a member that dies) ends everything at once with a failure. The report is always
+written, so that a failed run can be examined. With `kills`, clients are killed at random and started again with the identity they
+had. A client killed so late that the run is over before it is back breaks no guarantee.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What goes over wires: canonical CBOR with limits, signatures, frames, messages, and differences of states."""
+"""What is sent between machines: canonical CBOR with limits, signatures, frames, messages, and differences of states."""

@@ -2,8 +2,8 @@
 
 `decode` walks the bytes once *before* a decoder sees them and refuses what is too long, too deep, has too many items, an
 indefinite length, a tag, a float that is not finite, a map key that is neither text nor integer, a duplicate or unordered one, or
-trailing bytes: what passes is canonical (decode then encode gives the same bytes), so signatures over encodings are unambiguous.
-`encode` refuses every value that `decode` would refuse for what it is. Tensors never go through here.
+trailing bytes. What passes is canonical (decode then encode gives the same bytes), so signatures over encodings are unambiguous.
+`encode` refuses every value that `decode` would refuse for its kind. Tensors are never encoded here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Structural differences between plain trees, so that a changed state travels as what changed.
+"""Structural differences between plain trees, so that only the changes of a state are sent.
 
 A plain tree is what the codec carries: None, bool, int, float, str, bytes, lists and dicts with str or int keys. A patch is
 itself a plain tree:
@@ -11,11 +11,11 @@ itself a plain tree:
         [CHANGE, index, patch]                an old element with a patch
 
 Old elements are used at most once and in order, so a patched tree is never larger than the old tree and the patch together: a
-patch cannot be a bomb. Decided here: nothing is sent about equal parts, and a part whose patch would be longer than the part is
-replaced. Equal parts are recognised by identity first and by comparison in C otherwise; only what changed is looked at in
-Python, so that a statement added to the state of 256 clients costs tens of microseconds where old and new share the rest (which
-is what `patched` returns). Refuses to guess: a patch that does not fit the tree raises WireError; that the result is the intended
-one is proved by comparing hashes of encodings, which callers do.
+small patch cannot make a huge tree. Nothing is sent about equal parts, and a part whose patch would be longer than the part is
+replaced. Equal parts are recognised by identity first and by comparison in C otherwise. Python looks only at what changed, so
+adding a statement to the state of 256 clients costs tens of microseconds where old and new share the rest (which is what
+`patched` returns). A patch that does not fit the tree raises WireError. Whether the result is the intended one is checked by the
+caller, who compares hashes of encodings.
 """
 
 from __future__ import annotations

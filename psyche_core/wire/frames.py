@@ -1,8 +1,8 @@
 """Length-prefixed frames over a byte stream: 4-byte big-endian length, then that many bytes.
 
-Decided here: the length is checked against a limit as soon as its four bytes are there, before anything is read or kept for it;
-an empty frame is refused, since no message encodes to nothing. `FrameDecoder` is pure; `FramedStream` puts it on an anyio byte
-stream. Refuses to know what a frame means, and to recover from a peer that broke the rules: the connection is to be closed.
+The length is checked against a limit as soon as its four bytes are there, before anything is read or allocated for it. An empty
+frame is refused, since no message encodes to nothing. `FrameDecoder` is pure; `FramedStream` puts it on an anyio byte stream.
+What a frame means is up to the caller. There is no recovery from a peer that broke the rules: the caller closes the connection.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Files that hold a secret: read without waiting, in bounds, and only where nobody else can read them.
+"""Files that hold a secret: read without blocking, up to a size limit, and only if nobody else can read them.
 
-Decided, as ssh does it: a key of ours that group or others may read is refused with the command that mends it; one that another
-user owns (a secret that the system mounted for us) is that user's business. Only a regular file is read: a device has no end, and
-a pipe may never begin. Refuses to show what is in a file.
+The rules are those of ssh: a key of ours that group or others may read is refused with the command that fixes it; a key that
+another user owns (a secret that the system mounted for us) is left to that user. Only a regular file is read: a device has no
+end, and a pipe may never begin. Error messages never show what is in a file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What clients say to each other, and the signed envelope it travels in.
+"""The messages between clients, and the signed envelope around them.
 
-Decided here: one envelope for all messages, signed by the origin's p2p key over a domain tag and the run's instance, so that any
-member may pass a message on; positions in fixed lists instead of named maps, versioned by the first element. A result's
-commitment (F7) covers run, epoch, step, the round's seed, the whole share, the trainer and the SHA-256 of the *complete* payload,
-and is signed on its own so that two of them prove equivocation without the envelopes. Refuses anything of a wrong type, length or
-range with WireError.
+All messages use one envelope. The origin's p2p key signs it over a domain tag and the run's instance, so any member may pass a
+message on. Fields have fixed positions in lists instead of names; the first element is the version. A result's commitment (F7)
+covers run, epoch, step, the round's seed, the whole share, the trainer and the SHA-256 of the *complete* payload. It is signed on
+its own, so that two of them prove equivocation without the envelopes. Anything of a wrong type, length or range is refused with
+WireError.
 """
 
 from __future__ import annotations

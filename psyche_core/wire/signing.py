@@ -1,9 +1,9 @@
 """Ed25519 keys and domain-separated signatures.
 
-Every signature covers a domain tag and the run's instance, an id that is new for every run, so that nothing signed for one
-purpose or run is valid for another, also not for a run made anew under the same name (the reference signed a bare hash). PyNaCl
-verifies strictly; `cryptography` accepts forged messages for the identity key and must not be used to verify peers. Key files
-hold the 32 raw seed bytes and are written with mode 0600.
+Every signature covers a domain tag and the run's instance, an id that is new for every run. So nothing signed for one purpose or
+run is valid for another, also not for a run made anew under the same name (the reference signed a bare hash). PyNaCl verifies
+strictly; `cryptography` accepts forged messages for the identity key and must not be used to verify peers. Key files hold the 32
+raw seed bytes and are written with mode 0600.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""States to images and back: the coordinator's whole state as one array of bytes of a fixed size.
+"""Coordinator states to images and back. An image is the whole state as one array of bytes of a fixed size.
 
-Every implementation of the coordinator (this one, the on-chain program) writes the same bytes for the same state, so states are
-compared by comparing images. Decided: the layout is a table (`layout`), everything is checked both ways, and
-`encode(decode(image)) == image` for every image that is accepted. Refuses to repair, to guess, and to judge whether a state could
-have been reached: that is `apply`'s business.
+Every implementation of the coordinator (this one, the on-chain program) writes the same bytes for the same state, so comparing
+images compares states. The layout is a table (`layout`). Everything is checked in both directions, and `encode(decode(image)) ==
+image` for every image that is accepted. Nothing is repaired or guessed. Whether a state could have been reached is up to `apply`.
 """
 
 from __future__ import annotations

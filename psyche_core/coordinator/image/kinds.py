@@ -1,8 +1,8 @@
-"""Kinds of fields of a fixed binary image: how a value lies in its bytes, and which bytes are refused.
+"""Kinds of fields of a fixed binary image: how a value is stored in its bytes, and which bytes are refused.
 
-Decided: numbers are little-endian and stand at multiples of their size; every padding byte is a field of its own, so that a C
-structure with natural alignment (`#[repr(C)]`) has exactly these offsets; a value has one form only, what is unused is zero.
-Refuses everything else with a FieldError that knows the path of the field. Knows nothing about the coordinator.
+Numbers are little-endian, at multiples of their size. Every padding byte is a field of its own, so that a C structure with
+natural alignment (`#[repr(C)]`) has exactly these offsets. A value has one form only, and unused bytes are zero. Everything else
+is refused with a FieldError that names the path of the field. This module does not depend on the coordinator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The tables of the canonical image: every field of the coordinator's state, its place and its meaning.
 
-The one source: encoding, decoding, offsets and docs/reference/canonical-image.md all follow from it. Decided: what the
-coordinator's rules need of the model has fields of its own; the other keys of `[model.LLM]` belong to plugins and lie, as
-canonical CBOR, in `model.tables`. A change of any table is a new VERSION. Refuses what the kinds of `image_kinds` refuse.
+Encoding, decoding, offsets and docs/reference/canonical-image.md all follow from these tables. What the coordinator's rules need
+of the model has fields of its own; the other keys of `[model.LLM]` belong to plugins and are stored, as canonical CBOR, in
+`model.tables`. A change of any table is a new VERSION. The kinds in `kinds` and `records` decide which bytes are refused.
 """
 
 from __future__ import annotations

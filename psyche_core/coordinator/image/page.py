@@ -1,6 +1,6 @@
 """The canonical image for people: its layout as a table for the terminal and as docs/reference/canonical-image.md.
 
-Decided: all of it is made from the tables of `image_layout`, so it cannot say anything else than the code does.
+All text is made from the tables of `layout`, so it cannot differ from what the code does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kinds of an image that hold other kinds: an optional value, a list of slots, some bytes, the fields of a record.
 
-Decided: what is absent and what is not in use is zero, and read as strictly as what is in use. Refuses tables whose fields would
-not stand at their natural alignment: padding is written out, never inserted.
+Absent values and unused slots are zero, and are checked as strictly as the others. A table whose fields would not be at their
+natural alignment is refused: padding is written out in the table, never inserted.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Rooms of the Hugging Face architectures; `psyche_core.builtin.hf_models` is their door."""
+"""Implementation of the Hugging Face architectures; `psyche_core.builtin.hf_models` is the entry point."""

@@ -1,12 +1,12 @@
-"""Samples as tensors: token ids, what is to be predicted, and positions.
+"""Samples as tensors: token ids, labels to predict, and positions.
 
-Decided here:
-- What precedes place i predicts label i. Nothing predicts a text's first token, be it the first of a row or of a text packed
-  into it, nor padding, nor a label of -100; so packed texts give the loss and gradient that they give one by one.
-- Texts packed in one row are told to the model by their positions alone: where they do not count up by one, another text begins.
+- The tokens before place i predict label i. Nothing predicts a text's first token (the first of a row or of a text packed into
+  it), padding, or a label of -100. So packed texts give the same loss and gradient as one by one.
+- The model recognises texts packed in one row by their positions alone: where they do not count up by one, another text begins.
   transformers makes block-diagonal attention of that.
 
-Refuses what does not fit the model: ids out of its vocabulary, sequences or positions beyond the run's length, no prediction.
+Samples that do not fit the model are refused: ids out of its vocabulary, sequences or positions beyond the run's length, no
+prediction.
 """
 
 from __future__ import annotations

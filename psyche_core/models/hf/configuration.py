@@ -1,7 +1,7 @@
-"""`config.json` of a model folder, read and judged.
+"""Reads and checks `config.json` of a model folder.
 
-Decided here: the file as it stands is kept for checkpoints (`fields`), while what is built from it has every dropout at zero, so
-that equal inputs give equal gradients. Refuses quantised models (their weights cannot be trained) and runs no code of a folder.
+The unchanged file is kept for checkpoints (`fields`). The configuration to build from has every dropout at zero, so that equal
+inputs give equal gradients. Quantised models are refused (their weights cannot be trained), and no code of a folder is run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Devices by name.
 
-Decided here: several devices are always CUDA devices of one machine; the first one named owns the weights that are trained.
+Several devices are always CUDA devices of one machine; the first one named owns the weights that are trained.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The contract of a model around one or more replicas of a transformers module.
 
-Decided here: with several devices every one works off its part of the micro-batches in a thread of its own, at the first one's
-weights; gradients are summed on the first in the order of devices, so the sum does not depend on who was faster.
+With several devices, each computes its part of the micro-batches in a thread of its own, with the first one's weights. Gradients
+are summed on the first in the order of devices, so the sum does not depend on which was faster.
 """
 
 from __future__ import annotations

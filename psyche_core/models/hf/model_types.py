@@ -1,4 +1,6 @@
-"""Which model types of transformers each of our architectures takes; apart, so that it can be asked without torch."""
+"""Which model types of transformers each of our architectures takes; a module of its own, so that it can be read
+without torch.
+"""
 
 from __future__ import annotations
 

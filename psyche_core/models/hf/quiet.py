@@ -1,4 +1,4 @@
-"""How transformers is kept quiet, and its long errors short."""
+"""Keeps transformers quiet, and its long errors short."""
 
 from __future__ import annotations
 

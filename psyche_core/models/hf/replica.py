@@ -1,8 +1,8 @@
 """One compute module on one device: forward and backward over micro-batches.
 
-Decided here: weights and their gradients are float32; `bfloat16` runs the matrix products under autocast. The module stays in
-eval mode; with gradients checkpointed, only its layers are told that they train, since that is what makes them recompute.
-A device works its micro-batches off in order and is waited for once, at the end.
+Weights and their gradients are float32; `bfloat16` runs the matrix products under autocast. The module stays in eval mode. With
+gradient checkpointing, only its layers are set to training mode, since that is what makes them recompute. A device computes its
+micro-batches in order and is waited for once, at the end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A model as a folder that stands alone: config.json, safetensors, and the tokenizer and generation config of its source.
+"""A model as a complete folder: config.json, safetensors, and the tokenizer and generation config of its source.
 
-Decided here:
 - Tensors have the names that checkpoints of the architecture have, which are not always the module's: transformers fuses the
-  experts of a layer into one tensor and takes them apart again here, layer by layer, so that one layer at most is held twice.
+  experts of a layer into one tensor. They are split again here, layer by layer, so that one layer at most is held twice.
 - A tied weight is written once, under its first name.
 - A complete folder appears by renaming a finished sibling, flushed to disk; an older one of that name is replaced.
 """

@@ -1,7 +1,7 @@
 """A module built from config.json alone, for weights that come from elsewhere.
 
-Decided here: parameters have memory that is not touched yet, so that a rank that will hold a part of them never needs room for
-the whole; buffers (rotary frequencies, routing biases) are the sender's. All else is as in a model that is built from a folder.
+Parameters have memory that is not touched yet, so that a rank that will hold a part of them never needs memory for the whole.
+Buffers (rotary frequencies, routing biases) are taken from the sender. All else is as in a model that is built from a folder.
 """
 
 from __future__ import annotations

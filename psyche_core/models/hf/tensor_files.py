@@ -1,8 +1,8 @@
 """safetensors files written tensor by tensor.
 
-Decided here: what a file will hold is planned from shapes alone, so its header can be written first and its tensors made one at a
-time; values are converted in slices. Nothing of the model's size is held beside the model. Format: u64 length of the header, JSON
-header padded to 8 bytes, then the tensors' little-endian values without gaps.
+The content of a file is planned from shapes alone, so its header can be written first and its tensors made one at a time. Values
+are converted in slices. No second copy of the model is held. Format: u64 length of the header, JSON header padded to 8 bytes,
+then the tensors' little-endian values without gaps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Weights of a model folder: which files, whether they are whole, and the module that holds them.
+"""Weights of a model folder: which files, whether they are complete, and the module that holds them.
 
-Decided here: the folder decides. safetensors present means load them, all of them, every tensor in its place; none means random
-weights. Half-precision checkpoints become float32. Refuses what would silently stand in for trained weights: a shard that is
+The folder decides: if it has safetensors, all of them are loaded, every tensor in its place; if it has none, weights are random.
+Half-precision checkpoints become float32. Anything that would silently replace trained weights is refused: a shard that is
 missing or cut short, another format, tensors that are missing, left over, of another shape, of integers or not finite.
 """
 

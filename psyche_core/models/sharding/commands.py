@@ -1,11 +1,11 @@
-"""What rank 0 tells the other ranks: canonical CBOR, a list that begins with version and kind.
+"""What rank 0 sends to the other ranks: canonical CBOR, a list that begins with version and kind.
 
     [1, "build", settings]     once: how the model is built and divided
     [1, "work", settings]      one call of `gradients` or `loss`
     [1, "end"]
 
-Decided here: everything is limited before it is decoded and every field is checked, so that a rank of another version says so and
-does not guess. Tensors do not come here: weights, samples and gradients follow by collectives.
+Everything is limited before it is decoded and every field is checked, so that a rank of another version says so and does not
+guess. Tensors are not sent this way: weights, samples and gradients follow by collectives.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Rank 0's side of a group: starts and invites the others, commands them, notices their end and ends them.
+"""Rank 0's side of a group: starts and invites the others, sends them commands, notices when one ends, and ends them.
 
-Decided here: from the first failure on everything raises RanksLost with the sentence that all ranks end with. The ranks started
-here are killed then; those of other machines end by what they read in the store. Nothing is tried again: who restarts the client
-restarts its ranks.
+After the first failure, everything raises RanksLost with the sentence that all ranks end with. The ranks started here are then
+killed; those of other machines end by what they read in the store. Nothing is retried: restarting the client restarts its ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which device a rank computes on.
 
-Decided here: one rank, one device; ranks of one machine take the CUDA devices in order, or those that were named. CPUs are shared
-by as many ranks as one likes. Apple's GPUs cannot be used by several processes together.
+One rank has one device. Ranks of one machine take the CUDA devices in order, or those that were named. Any number of ranks may
+share CPUs. Apple's GPUs cannot be used by several processes together.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The engine of torch itself: DTensor over the tensor group, FSDP2 over the data group.
 
-Decided here:
 - Linear maps are cut by torch.distributed.tensor.parallel. Routed experts are cut as plain tensors, because their gate and up
-  projections lie in one tensor that no DTensor placement describes, with the same two collectives around them.
-- The output map is cut by tokens where its size allows and it is not tied; input embeddings are whole on every rank of a tensor
+  projections are in one tensor that no DTensor placement describes, with the same two collectives around them.
+- The output map is cut by tokens if its size allows and it is not tied; input embeddings are whole on every rank of a tensor
   group. FSDP2 divides them, like everything else, over the data group.
 - FSDP2 works on gloo when gradients are summed, not averaged (`set_force_sum_reduction_for_comms`); a sum is what we want.
 - Outside of a pass every rank holds its own piece only: weights are written anew before the next one, so nothing may be kept.

@@ -1,8 +1,8 @@
-"""The ranks' connections: torch.distributed's default process group, as the contract of a group has it.
+"""The ranks' connections: torch.distributed's default process group, as the contract of a group requires.
 
-Decided here: gloo for CPUs, nccl for CUDA devices, one rank on each. A collective may take half an hour, since one rank may have
-more to compute; that nobody waits for the dead is the watch's business. Ranks that wait for work wait at the store, without
-limit. Refuses a second group in one process: torch has one default group.
+gloo is used for CPUs, nccl for CUDA devices, one rank on each. The timeout of a collective is half an hour, since one rank may
+have more to compute; dead ranks are detected by `watch`. Ranks that wait for work wait at the store, without a timeout. A second
+group in one process is refused: torch has one default group.
 """
 
 from __future__ import annotations

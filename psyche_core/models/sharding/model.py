@@ -1,8 +1,8 @@
-"""Rank 0's model: whole towards the optimizer, divided where it computes.
+"""Rank 0's model: the optimizer sees it whole, its computation is divided among the ranks.
 
-Decided here: `parameters` are whole float32 tensors on rank 0, with whole gradients. So optimizer, payloads, digests, checkpoints
-and sharing know nothing of the ranks, and a result does not depend on how many there are, beyond rounding. What is read, refused
-and saved is HfModel's. At the first gradients the ranks' digests are compared: a model that is divided wrongly is not trained.
+`parameters` are whole float32 tensors on rank 0, with whole gradients. So optimizer, payloads, digests, checkpoints and sharing
+do not depend on the ranks, nor does a result, beyond rounding. Reading, refusing and saving are HfModel's. At the first gradients
+the ranks' digests are compared: a model that is divided wrongly is not trained.
 """
 
 from __future__ import annotations

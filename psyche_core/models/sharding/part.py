@@ -1,4 +1,4 @@
-"""One rank's part of a divided model. Every rank has one and calls it alike; rank 0's also has what goes in and what comes out.
+"""One rank's part of a divided model. Every rank has one and calls it alike; rank 0's also has the inputs and outputs.
 
 Order of the collectives of one call: batch, weights (each call anew: the optimizer writes them in between), passes, sums of the
 losses, gradients, digests of the gradients that ranks must have in common.

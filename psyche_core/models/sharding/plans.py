@@ -1,12 +1,12 @@
 """How the layers of known architectures are divided over a tensor group, by the names that transformers gives their parts.
 
-Decided here: attention is divided by heads, feed-forward by inner values, each routed expert likewise; what is not named is held
-whole by every rank. Refuses architectures that nobody has written down, and sizes that cannot be divided: a model that is divided
-wrongly trains, and nothing but its gradients shows it.
+Attention is divided by heads, feed-forward by inner values, each routed expert likewise; what is not named is held whole by every
+rank. Architectures that are not listed here and sizes that cannot be divided are refused: a wrongly divided model trains, and
+nothing but its gradients shows the mistake.
 
-What has to be said beyond "cut here": a parameter that each rank uses for its own heads only (Qwen3's norms of queries and keys)
-gets a part of its gradient on each rank; a value that every rank makes but uses for its own heads only (the rotary slice of
-DeepSeek's `kv_a_proj_with_mqa`) gets a part of its gradient on each, while the rest of the same tensor gets it whole.
+Two cases need more than a cut. A parameter that each rank uses for its own heads only (Qwen3's norms of queries and keys) gets a
+part of its gradient on each rank. A value that every rank makes but uses for its own heads only (the rotary slice of DeepSeek's
+`kv_a_proj_with_mqa`) gets a part of its gradient on each, while the rest of the same tensor gets it whole.
 """
 
 from __future__ import annotations

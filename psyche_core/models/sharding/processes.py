@@ -1,8 +1,8 @@
-"""The ranks of one machine as child processes: started, told the secret, asked whether they live, and ended.
+"""The ranks of one machine as child processes: started, given the secret, checked, and ended.
 
-Decided here: each has a pipe to its stdin that carries the secret and then stays open; the system closes it when we end, kill -9
-included, and then the child ends itself. Children lead sessions of their own, so that Ctrl-C reaches the client alone, which
-leaves in order. What they write to stderr is kept, and its last line shown when one ends without a sentence of its own.
+Each has a pipe to its stdin that carries the secret and then stays open. The system closes it when we end, kill -9 included, and
+then the child ends itself. Children lead sessions of their own, so that Ctrl-C reaches only the client, which leaves in order.
+Their stderr is kept, and its last line shown when one ends without a sentence of its own.
 """
 
 from __future__ import annotations

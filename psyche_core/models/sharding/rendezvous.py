@@ -5,10 +5,10 @@
     answer/R         rank 0: taken or refused, and a proof of its own
     beat/R, failure  see `watch`; work/N: see `channel`
 
-Decided here: the secret never travels, only HMAC-SHA256 of a nonce under it; it also names the place where connections between
-ranks are arranged, so who does not know it does not find that place. Refuses ranks with another torch: collectives have no
-versions. Not protected: who can reach the port can read and overwrite the store, and what flows between ranks is neither
-encrypted nor signed. Ranks belong in one trusted network; the store listens on loopback unless told otherwise.
+The secret is never sent, only HMAC-SHA256 of a nonce under it. The secret also names the place in the store where connections
+between ranks are arranged, so a process that does not know it does not find that place. Ranks with another torch are refused:
+collectives have no versions. Not protected: anyone who can reach the port can read and overwrite the store, and traffic between
+ranks is neither encrypted nor signed. Ranks belong in one trusted network; the store listens on loopback unless told otherwise.
 """
 
 from __future__ import annotations

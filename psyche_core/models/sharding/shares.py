@@ -1,8 +1,8 @@
 """Which rank works on which rows of a batch.
 
-Decided here: shares are contiguous and differ by one row at most, the first ones are larger, as coordinators share out samples.
-All ranks make equally many passes, because passes contain collectives; who has no rows left makes one over a row of which nothing
-is predicted. No row is ever added to what is trained on.
+Shares are contiguous and differ by one row at most; the first ones are larger, as coordinators share out samples. All ranks make
+the same number of passes, because passes contain collectives. A rank that has no rows left makes a pass over a row of which
+nothing is predicted. No row is ever added to the training data.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Watches the processes of a group, so that when one ends all end, with one sentence that says which and what to do.
+"""Watches the processes of a group: when one ends, all end, with one sentence that says which one and what to do.
 
-Decided here: a thread of each process, with a connection to the store of its own, writes a beat twice a second and looks whether
-somebody has failed; rank 0 looks at everybody's beat and at the processes it started, the others at rank 0's. The first sentence
-under `failure` is the one all end with. A process that is gone is noticed at once, a machine that is gone by its silence. Idle
-ranks beat, too, so waiting for hours is no failure.
+In each process a thread, with its own connection to the store, writes a beat twice a second and checks for failures. Rank 0
+checks the beats of all ranks and the processes it started, the others check rank 0's beat. All end with the first sentence under
+`failure`. The end of a process is noticed at once, the loss of a machine by its silence. Idle ranks beat, too, so waiting for
+hours is no failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a rank other than 0 does: join, build its part, and do what rank 0 commands until it says that this was all.
+"""What a rank other than 0 does: join, build its part, and follow rank 0's commands until the last one.
 
-Decided here: a rank ends itself with one sentence on stderr, for everything that goes wrong. What is its own fault it tells the
-others at once; when a collective fails it gives the watch, who may know whose fault it was, time to say so first.
+On any error a rank ends itself with one sentence on stderr. It reports an error of its own to the others at once. When a
+collective fails, it first gives the watch time to report, because the watch may know which rank caused it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where checkpoints lie: `{run_id}-step{step}` in one folder, of which the newest few are kept, each with its manifest.
+"""Where checkpoints are stored: `{run_id}-step{step}` in one folder. The newest few are kept, each with its manifest.
 
-Decided here: what is kept is counted in epochs' ends, for a run that goes back goes back to one of these. A checkpoint saved in
-mid-epoch is good for nothing but the next start, pushes none of them out, and goes when a newer one is there.
-What belongs to a history that the run has left gets a longer name, and is then neither counted nor deleted.
+Only checkpoints of epoch ends count towards that number, because a run that goes back goes back to one of these. A checkpoint
+saved in mid-epoch is useful only for the next start: it replaces none of them, and is deleted when a newer one is there. A
+checkpoint of a history that the run has left gets a longer name, and is then neither counted nor deleted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whose folder of checkpoints it is: a small file in it names the member that used it last for a run.
 
-Neither checkpoints nor the journal say who wrote them, for the model is the same whoever saved it. So a folder of another member
-is good to go on from, and is not refused; but it may have been taken by mistake, and people are to hear of it. Decided: the file
-is only a note. One that cannot be read or written keeps nobody from anything.
+Checkpoints and the journal do not say who wrote them, because the model is the same whoever saved it. So a folder of another
+member can be used and is not refused; but it may have been chosen by mistake, so the user is told. The file is only a note: if it
+cannot be read or written, everything goes on.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
-"""The rounds a client applied since its last checkpoint, in a file beside it: what brings the exact masters back after any death.
+"""The rounds a client applied since its last checkpoint, in a file beside it. They restore the exact masters after any crash.
 
-`apply` is exact and payloads are small, so a checkpoint and the payloads applied since are the masters of the last round, bit for
-bit. A journal has one base, a step with the full digest of its masters, and goes on until `begin` gives it another; the caller
-begins anew with each checkpoint. Decided here:
-- `add_result` and `add_applied` write to memory, `sync` to the disk: what was synced outlasts any death of process or machine.
+`apply` is exact and payloads are small, so a checkpoint and the payloads applied since give the masters of the last round, bit
+for bit. A journal has one base, a step with the full digest of its masters, until `begin` gives it another; the caller calls
+`begin` with each checkpoint.
+
+- `add_result` and `add_applied` write to memory, `sync` to the disk: what was synced survives any crash of process or machine.
 - A new journal is written beside the old one, flushed and renamed, so there is always a whole one.
-- What cannot be read to the end counts as far as it can. A journal of another run, generation or version is renamed, not deleted.
-- What the disk refuses is one ModelError; the file stays as it was, and the next `sync` tries again. Only when more waits in
-  memory than the limit allows it is given up, and nothing is taken before the next `begin`: a journal with a gap is of no use.
-- One process at a time: a lock on a file beside it, which ends with the process.
+- A file that cannot be read to its end is used as far as it can be read. A journal of another run, generation or version is
+  renamed, not deleted.
+- A write error of the disk is one ModelError; the file stays as it was, and the next `sync` tries again. Only when more waits in
+  memory than the limit allows is the journal given up. It then takes nothing before the next `begin`, because a journal with a
+  gap is of no use.
+- One process at a time: it holds a lock on a file beside it, which ends with the process.
 
-Not thread-safe: one worker thread calls it. Refuses to decide what is applied, when a checkpoint is due, or which masters are
+Not thread-safe: one worker thread calls it. The caller decides what is applied, when a checkpoint is due, and which masters are
 right. The format is in `journal_records`, applying it again in `journal_replay`.
 """
 

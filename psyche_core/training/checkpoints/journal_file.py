@@ -1,8 +1,8 @@
 """One file of a journal: read to the last whole frame, and appended to.
 
-Knows where each payload lies and which results are in it. What is appended waits in memory until `sync`; what was synced is not
-written again, so a failed write costs nothing but itself. Refuses a record that does not fit those before it: a step that does
-not follow, a payload that is not in the file. `journal` decides which file it is.
+It knows the place of each payload and which results are in the file. Appended data waits in memory until `sync`. Synced data is
+not written again, so a failed write loses nothing written before it. A record that does not fit those before it is refused: a
+step that does not follow, a payload that is not in the file. `journal` decides which file it is.
 """
 
 from __future__ import annotations

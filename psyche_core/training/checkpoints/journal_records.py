@@ -1,14 +1,14 @@
-"""What a journal of applied rounds consists of, byte by byte; `journal` keeps the file.
+"""The bytes of a journal of applied rounds; `journal` keeps the file.
 
     file    MAGIC (15 bytes), VERSION (1 byte), then frames
     frame   kind (u8), length of the body (u64), check (8 bytes), body; little-endian
     check   first 8 bytes of SHA-256 over the check before it (MAGIC and VERSION for the first frame), kind, length (u64) and the
             SHA-256 of the body
 
-The first frame is the header. Bodies of header, results and rounds are canonical CBOR lists in the order of the fields below;
-that of a payload is the payload itself. Decided here: each check covers all frames before it, so what passes is a beginning of
-what was written, never a choice from it; a payload stands once in a file, before the first record that names its SHA-256. Refuses
-a body that is too long before it is read, and one that does not follow these rules before it is used.
+The first frame is the header. Bodies of header, results and rounds are canonical CBOR lists in the order of the fields below; the
+body of a payload is the payload itself. Each check covers all frames before it, so frames that pass are the beginning of what was
+written, never a selection from it. A payload is in a file once, before the first record that names its SHA-256. A body that is
+too long is refused before it is read; one that breaks these rules is refused before it is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Apply a journal's rounds again, to have the masters of its last round.
+"""Apply a journal's rounds again, to restore the masters of its last round.
 
-Decided here: every round gets the learning rate it had, whatever the schedule says now. Nothing of our own waits to be settled in
-a trainer that was just built, so no result counts as our own: masters depend on payloads and rates alone. Refuses to begin from
-other masters than the journal's own; whoever replays compares the result with what the run's members signed.
+Every round gets the learning rate it had, whatever the schedule says now. A newly built trainer has no results of its own that
+wait to be settled, so no result counts as our own: masters depend on payloads and rates alone. Replay starts only from the
+journal's own base masters. The caller compares the result with what the run's members signed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a checkpoint folder holds, written beside it as `psyche.json`: whose model it is and the SHA-256 of all its parts.
 
-Decided here: each tensor has its own digest, over its bytes as they lie in the safetensors file, so that a damaged shard is told
-apart from a damaged model; every other file has one over its bytes. Read and written without torch: the header of a safetensors
-file is JSON. What comes from outside is limited in size before it is read. Refuses a folder whose files are missing, longer or
-shorter than listed, or changed; files that are not listed are nobody's business and are not read.
+Each tensor has its own digest, over its bytes as stored in the safetensors file, so that a damaged shard can be told from a
+damaged model. Every other file has one digest over its bytes. Reading and writing need no torch: the header of a safetensors file
+is JSON. Data from outside is limited in size before it is read. A folder is refused if listed files are missing, changed, or
+longer or shorter than listed; files that are not listed are ignored and not read.
 """
 
 from __future__ import annotations

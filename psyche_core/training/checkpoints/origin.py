@@ -1,11 +1,11 @@
-"""Where a member's model comes from when it starts: what it saved itself, the place the run names, or nowhere on this machine.
+"""Where a member's model comes from when it starts: its own checkpoint, the place the run names, or nowhere on this machine.
 
-Decided here: a member's own checkpoint of the run comes first, if it is not newer than the run is (a run that began anew under
-the same name) and not of a history that the run has left: it is of the state's generation, or one of the epoch ends that a quorum
-signed. The client sees from its step what it still has to get. Where the run's model is a stored one, our own checkpoint comes
-before it when it is newer; but where the coordinator says that the epoch begins with the stored one, every member takes that.
-A local folder of the run's name is a starting point only where the members hold the model (P2P), good for how it is built; the
-network is asked for nothing then, since the members have it all. A checkpoint of our own that is damaged is told and passed over.
+A member's own checkpoint of the run comes first, under two conditions. It must not be newer than the run (a run that began anew
+under the same name). It must belong to the run's present history: to the state's generation, or to an epoch end that a quorum
+signed. Its step tells the client what it still has to get. If the run's model is a stored one, our own checkpoint is used when it
+is newer; but if the coordinator says that the epoch begins with the stored one, every member takes that. A local folder of the
+run's name is a starting point only where the members hold the model (P2P), and then only for how the model is built. In that case
+the network is not asked, because the members have everything. A damaged checkpoint of our own is reported and skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What only one replica has of its optimizer (momentum, residuals), on its own disk, for its own next start.
+"""The state of the optimizer that only one replica has (momentum, residuals), on its own disk, for its own next start.
 
-Decided here: one file in the folder of our checkpoints, replaced at each epoch's end, flushed and renamed; it names the digest
-of the masters it belongs to, and is taken back by a replica with just those and no other. Never sent to anybody. A file that
-cannot be used is told and left: training goes on without it, a little worse for a while. torch is imported when it is used.
+It is one file in the folder of our checkpoints, replaced at each epoch's end by flush and rename. It names the digest of the
+masters it belongs to, and is loaded only by a replica with exactly those. It is never sent to anybody. A file that cannot be used
+is reported and kept: training goes on without it, a little worse for a while. torch is imported when it is used.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""From a checkpoint's location to a folder on this machine: the Hub, a bucket, a folder, or what was downloaded before.
+"""From a checkpoint's location to a folder on this machine: the Hub, a bucket, a folder, or an earlier download.
 
-Decided here: a local folder of the repository's name comes first, as transformers does it; only `owner/name` is a name on the
-Hub, everything else is a path, so that a mistyped path never asks the network; what was downloaded once is not downloaded again,
-and works without a network; what was interrupted goes on where it was; a bucket's checkpoint lies in the cache only when every
-byte of it was compared with its manifest, where it has one. Only safetensors and JSON are fetched, never code or pickle. The
-*description* of a model is its checkpoint without the weights: who gets the weights from other members needs no more. Everything
-blocks: call it in a worker thread. Refuses kinds that name no place.
+A local folder of the repository's name comes first, as in transformers. Only `owner/name` is a name on the Hub; everything else
+is a path, so that a mistyped path never asks the network. A finished download is not downloaded again, and works without a
+network; an interrupted one is resumed. A bucket's checkpoint is put in the cache only after every byte was compared with its
+manifest, if it has one. Only safetensors and JSON are fetched, never code or pickle. The *description* of a model is its
+checkpoint without the weights, for a client that gets the weights from other members. Kinds that name no place are refused.
+Everything blocks: call it in a worker thread.
 """
 
 from __future__ import annotations

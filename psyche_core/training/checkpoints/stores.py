@@ -1,9 +1,9 @@
-"""Where a run's models are kept for those who come later: a Hub repository, a bucket, or a folder that all members can read.
+"""Where a run's models are stored for later members: a Hub repository, a bucket, or a folder that all members can read.
 
-A store takes a checkpoint's folder whole and gives the location that the coordinator is told (`model.LLM.checkpoint`). Decided
-here: every step has a place of its own (a commit, a prefix, a folder), so that who reads one never sees another being written;
-the manifest is written last, so a checkpoint without one is not finished; old ones go only when the new one is there, and only
-when that was asked for. Libraries are imported when a store is used. Refuses to decide who stores and when: the client does.
+A store takes a whole checkpoint folder and returns the location that the coordinator is told (`model.LLM.checkpoint`). Every step
+has its own place (a commit, a prefix, a folder), so that a reader never sees another one being written. The manifest is written
+last: a checkpoint without one is not finished. Old ones are deleted only when the new one is there, and only if requested.
+Libraries are imported when a store is used. Who stores and when is up to the client.
 """
 
 from __future__ import annotations
