@@ -1,6 +1,6 @@
 """A coordinator inside a web application: begun and ended with it, its state and its events to be read over HTTP.
 
-Decided here: an ASGI application to be mounted in one of Starlette or FastAPI, or served alone. It only tells; who may ask is the
+An ASGI application to be mounted in one of Starlette or FastAPI, or served alone. It only tells; who may ask is the
 outer application's to decide, and commands such as pause are routes of its own. Members connect to the coordinator's own address,
 not through the web server. Starlette is imported when an application is made (extra `asgi`).
 """

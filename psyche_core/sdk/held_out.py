@@ -1,6 +1,6 @@
 """Held-out data of a client beside the run's data: an object, or token files of this machine, whatever the training data is.
 
-Decided here: the client measures its loss on a `Local` data location at a path (`options={"validation_data": …}`). For that path,
+The client measures its loss on a `Local` data location at a path (`options={"validation_data": …}`). For that path,
 and no other, what is asked for is the held-out data; any other location of that name is the run's, with all its rules. An object
 is given under a path that nothing else has.
 """

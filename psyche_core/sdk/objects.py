@@ -1,6 +1,6 @@
 """What a program gives for a model, an optimizer, data, a transport or a backend: a plugin's name, or an object.
 
-Decided here: an object becomes a registration, as a plugin's hook would return it (`plugin_objects`); a registration itself is
+An object becomes a registration, as a plugin's hook would return it (`plugin_objects`); a registration itself is
 taken too. What is none of these is refused when it is given, with what would do. torch is not imported to look at an object: who
 has a module has torch.
 """

@@ -1,6 +1,6 @@
 """A run's configuration for programs: read from a file, or made from a few arguments.
 
-Decided here: one vocabulary, that of `state.toml`; arguments fill the same tables and are checked by the same rules. Times
+One vocabulary, that of `state.toml`; arguments fill the same tables and are checked by the same rules. Times
 default to what suits members in one program or one network; a run among strangers wants a file, which says all of them.
 """
 

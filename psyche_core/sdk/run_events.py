@@ -1,6 +1,6 @@
 """What a coordinator tells: the events of its rules, and, from one state to the next, members and phases.
 
-Decided here: the classes are those of `coordinator.commands` and `telemetry`, unchanged, with two of our own for members. Slots
+The classes are those of `coordinator.commands` and `telemetry`, unchanged, with two of our own for members. Slots
 in them are places in the state's `epoch.clients`, fixed for an epoch; a member is named by its signer in hex. A client's events
 are those of `telemetry.events`.
 """

@@ -1,6 +1,6 @@
 """A `transformers.Trainer` takes part in a run: its model, its data and its callbacks; the run does the training.
 
-Decided here: who has built a Trainer joins with it, and nothing of it trains. The optimizer, the learning rates, the batch and
+Who has built a Trainer joins with it, and nothing of it trains. The optimizer, the learning rates, the batch and
 the number of steps are the run's. What would make another loss than the model's own is refused, since the members would not train
 the same; what only does not apply is listed in docs/reference/sdk.md. transformers is not imported: who has a Trainer has it.
 """

@@ -3,7 +3,7 @@
     hello            rank 0: protocol, torch's version, number of ranks, backend, a nonce
     join/R           rank R: where it runs, a proof that it knows the secret, and a number of its own
     answer/R         rank 0: taken or refused, and a proof of its own
-    beat/R, failure  see `watch`; work/N: see `channel`
+    beat/R, failure  see `watch`; commands to ranks: see `commands` and `group`
 
 The secret is never sent, only HMAC-SHA256 of a nonce under it. The secret also names the place in the store where connections
 between ranks are arranged, so a process that does not know it does not find that place. Ranks with another torch are refused:
