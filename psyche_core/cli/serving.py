@@ -35,9 +35,10 @@ from psyche_core.hookspecs import ServerContext
 from psyche_core.interfaces import BackendServer
 from psyche_core.interfaces.backend import OwnersDoor
 from psyche_core.plugins import PluginRegistry
+from psyche_core.sdk.run_events import phase_of
 from psyche_core.storage.scratch import default_folder
 from psyche_core.telemetry import events as told
-from psyche_core.telemetry.events import Ended, PhaseChanged, Problem, RewardPaid, Started, Stopping
+from psyche_core.telemetry.events import Ended, Problem, RewardPaid, Started, Stopping
 from psyche_core.telemetry.sinks import EventBus
 from psyche_core.types import ClientState, RunState
 from psyche_core.ui.preparing import prepare_tokens
@@ -215,14 +216,11 @@ class ChangeReporter:
                     self._report(told.StatementVoided(event.epoch, event.height, member))
 
     def _tell_phase(self, state: CoordinatorState) -> None:
-        height = state.current_round.height if state.current_round is not None else None
-        clients, needed = len(state.healthy_slots), None
-        if state.run_state is RunState.WaitingForMembers:
-            height, clients, needed = None, len(state.pending), state.config.init_min_clients
-        phase = (state.run_state, state.progress.epoch, height, clients if needed else None)
+        changed = phase_of(state)
+        phase = (changed.phase, changed.epoch, changed.height, changed.clients if changed.needed else None)
         if self._seen != phase:
             self._seen = phase
-            self._report(PhaseChanged(state.run_state.name, state.progress.epoch, state.progress.step, clients, height, needed))
+            self._report(changed)
 
     def _exit(self, state: CoordinatorState, epoch: int, slot: int) -> told.Event:
         """What to say of a member that stopped being healthy."""
@@ -230,7 +228,7 @@ class ChangeReporter:
         member = client.id.short
         withdrawn = self._withdrawn.pop(client.id.signer, None)
         if client.state is ClientState.Withdrawn and withdrawn is None:
-            return told.MemberLeft(epoch, member)
+            return told.MemberWithdrew(epoch, member)
         if client.state is ClientState.Ejected:
             return Problem("warning", f"epoch {epoch}: ejected {member}: it signed two results for one share")
         if withdrawn is not None:

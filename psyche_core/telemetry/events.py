@@ -290,7 +290,7 @@ class StatementVoided:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberLeft:
+class MemberWithdrew:
     """A member left the epoch in order, as it was asked to. member: its key's first digits."""
 
     epoch: int
@@ -357,7 +357,7 @@ Event = (
     | WentBack
     | ModelLost
     | StatementVoided
-    | MemberLeft
+    | MemberWithdrew
     | Leaving
     | Problem
     | Mended

@@ -18,7 +18,7 @@ from psyche_core.telemetry.events import (
     Event,
     Joined,
     Leaving,
-    MemberLeft,
+    MemberWithdrew,
     Mended,
     MicroBatchFound,
     ModelLoaded,
@@ -160,7 +160,7 @@ def _sentence(event: Event) -> str:
             )
         case StatementVoided():
             return f"epoch {event.epoch}, round {event.height}: the statement of {event.member} claims results that nobody owed"
-        case MemberLeft():
+        case MemberWithdrew():
             return f"epoch {event.epoch}: {event.member} left in order"
         case Leaving():
             last = ", a checkpoint last" if event.saves else ""

@@ -29,7 +29,7 @@ from psyche_core.telemetry.events import (
     EpochSigned,
     Event,
     Leaving,
-    MemberLeft,
+    MemberWithdrew,
     Mended,
     ModelLost,
     ModelSync,
@@ -53,7 +53,7 @@ from psyche_core.ui.ledger_page import ClientPage
 PANEL_SECONDS = 0.25
 LINE_SECONDS = 5.0
 _COMPLAINTS = (Problem, ReplicasDiffer, WentBack, ModelLost, StatementVoided, Dropped)
-_NEWS = (WaitsForEpoch, CameBack, MemberLeft, Mended)
+_NEWS = (WaitsForEpoch, CameBack, MemberWithdrew, Mended)
 _WORTH_A_LINE = (
     TokenFiles,
     Started,

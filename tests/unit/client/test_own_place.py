@@ -11,7 +11,7 @@ from psyche_core.coordinator.missed_duties import MAX_MISSED
 from psyche_core.coordinator.state import Client, CoordinatorState
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
-from world import Member, World
+from world import Member, World, with_a_slow_member_dropped
 
 OWN_PLACE = (telemetry.WaitsForEpoch, telemetry.Dropped, telemetry.CameBack)
 
@@ -32,13 +32,7 @@ def test_who_joins_in_the_middle_of_an_epoch_is_told_once_that_it_takes_part_fro
 
 
 def test_who_is_slower_than_all_others_is_told_that_it_was_dropped_why_and_that_it_is_back() -> None:
-    world = World(4, total_steps=60, rounds_per_epoch=60, min_clients=2)
-    slow = world.members[2]
-    world.run(until=lambda: world.state.progress.step == 4)
-    world.train_delay = lambda member: 24.0 if member is slow else 0.4
-    world.run(until=lambda: any(client.state is ClientState.Dropped for client in world.state.epoch.clients))
-    world.train_delay = lambda member: 0.4
-    world.run(limit=2000)
+    world, slow = with_a_slow_member_dropped()
 
     dropped, back = own_place(slow)
     assert isinstance(dropped, telemetry.Dropped)

@@ -13,7 +13,7 @@ from psyche_core.coordinator.commands import ClientsExited
 from psyche_core.telemetry import events as telemetry
 from psyche_core.types import ClientState, RunState
 from psyche_core.wire.messages import Finished, Result, commitment_hash
-from world import Member, World
+from world import Member, World, with_a_slow_member_dropped
 
 
 def all_ended_well(world: World) -> None:
@@ -98,13 +98,7 @@ def test_6_messages_of_the_last_round_count_although_a_member_has_left_since() -
 
 
 def test_10_a_dropped_client_comes_back_with_the_others_masters_not_with_its_old_ones() -> None:
-    world = World(4, total_steps=60, rounds_per_epoch=60, min_clients=2)
-    slow = world.members[2]
-    world.run(until=lambda: world.state.progress.step == 4)
-    world.train_delay = lambda member: 24.0 if member is slow else 0.4
-    world.run(until=lambda: any(client.state is ClientState.Dropped for client in world.state.epoch.clients))
-    world.train_delay = lambda member: 0.4
-    world.run(limit=2000)
+    world, slow = with_a_slow_member_dropped()
 
     all_ended_well(world)
     assert slow.trained[-1][1] > 10

@@ -24,7 +24,7 @@ from psyche_core.coordinator.commands import Event as CoordinatorEvent
 from psyche_core.coordinator.state import CoordinatorState
 from psyche_core.errors import CoordinatorError
 from psyche_core.telemetry import events as telemetry
-from psyche_core.types import NodeIdentity, RunState
+from psyche_core.types import ClientState, NodeIdentity, RunState
 from psyche_core.wire.messages import Finished, Message, Result, commitment_hash, sign_commitment, sign_join
 from psyche_core.wire.signing import SecretKey
 
@@ -426,3 +426,15 @@ class World:
     def survivors(self) -> list[Member]:
         """Members still alive."""
         return [member for member in self.members if member.alive]
+
+
+def with_a_slow_member_dropped() -> tuple[World, Member]:
+    """A run of four in which a member was so slow for a while that it was dropped, and its end. Returns it and that member."""
+    world = World(4, total_steps=60, rounds_per_epoch=60, min_clients=2)
+    slow = world.members[2]
+    world.run(until=lambda: world.state.progress.step == 4)
+    world.train_delay = lambda member: 24.0 if member is slow else 0.4
+    world.run(until=lambda: any(client.state is ClientState.Dropped for client in world.state.epoch.clients))
+    world.train_delay = lambda member: 0.4
+    world.run(limit=2000)
+    return world, slow

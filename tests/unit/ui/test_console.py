@@ -131,7 +131,7 @@ EVENTS: list[tuple[telemetry.Event, str]] = [
         "epoch 0, round 5: the statement of 3ae20e59 claims results that nobody owed",
     ),
     (telemetry.Problem("warning", "a peer is slow"), "warning: a peer is slow"),
-    (telemetry.MemberLeft(2, "3ae20e59"), "epoch 2: 3ae20e59 left in order"),
+    (telemetry.MemberWithdrew(2, "3ae20e59"), "epoch 2: 3ae20e59 left in order"),
     (telemetry.Mended("checkpoints are saved again"), "checkpoints are saved again"),
     (telemetry.Ended("the run finished", success=True), "the run finished"),
 ]
